@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeGuard
+from numbers import Integral, Real
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 from recbole_pos.errors import UsageError
 
@@ -20,6 +22,7 @@ SECONDS = {
     **{"nanoseconds": 1e-9, "microseconds": 1e-6, "milliseconds": 1e-3},
     **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0},
 }
+Arguments = TypeVar("Arguments", bound=Any)  # a dataclass
 
 
 class Options(Protocol):
@@ -31,17 +34,31 @@ class Options(Protocol):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number that a float can hold, and not a boolean."""
+    """Return whether a value is a finite number that a float can hold, and not a boolean.
+
+    Numbers of numpy are numbers, too.
+    """
     try:
-        is_numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_numeric = isinstance(value, Real) and not isinstance(value, bool)
         return is_numeric and math.isfinite(value)
     except OverflowError:  # an int of more than 1024 bits
         return False
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an int, and not a boolean."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value is an int, one of numpy included, and not a boolean."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def use_plain_numbers(args: Arguments) -> Arguments:
+    """Return arguments with numbers of numpy replaced by Python's, which json and yaml can hold."""
+    values = ((field.name, getattr(args, field.name)) for field in dataclasses.fields(args))
+    numbers: dict[str, Any] = {
+        name: value.item()
+        for name, value in values
+        if isinstance(value, Real) and hasattr(value, "item")
+    }
+    return dataclasses.replace(args, **numbers)
 
 
 def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -179,6 +179,8 @@ def test_own_metrics(fitted: rp.Recommender) -> None:
         fitted.evaluate(reciprocal, part="valid")
     with pytest.raises(UsageError, match="^metrics: .* returned 'a'"):
         fitted.evaluate(lambda ranks: "a")
+    with pytest.raises(UsageError, match="^metrics: .* returned 1000"):
+        fitted.evaluate(lambda ranks: 10**400)
     with pytest.raises(UsageError, match="^metrics: two functions are called <lambda>"):
         fitted.evaluate([lambda ranks: ranks.min(), lambda ranks: ranks.max()])
 

@@ -216,13 +216,17 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
     assert items(k=9, allowed=["i1"], exclude_seen=True) == []
     popular = torope.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
     assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
-    wrong = (
-        {"allowed": ["never heard of"]},
-        {"boosts": {"i1": float("nan")}},
-        {"exclude_seen": "no"},
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"allowed": ["never heard of"]}, "allowed: .* none of them is known"),
+        ({"allowed": []}, "allowed: .* the list is empty"),
+        ({"boosts": {"i1": float("nan")}}, "boosts: 'i1'"),
+        ({"boosts": pd.Series({"i1": 1.0})}, "boosts: expected a mapping"),
+        ({"exclude_seen": "no"}, "exclude_seen"),
+        ({"exclude_seen": np.array([True, False])}, "exclude_seen"),
+        ({"k": np.bool_(True)}, "k: "),
     )
-    for given in wrong:
-        with pytest.raises(UsageError, match=next(iter(given))):
+    for given, named in wrong:
+        with pytest.raises(UsageError, match=named):
             items(**given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_study import NOPE, ROWS, plan, study, train
 
@@ -19,6 +20,7 @@ from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_report import describe_protocol
+from recbole_pos.values import use_plain_numbers
 
 GRID = {"learning_rate": [0.01, 0.001]}
 SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}
@@ -115,7 +117,9 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
     content = study(tiny, seeds=[7, 8])
     content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
     more = {"config_files": ["one.yaml", "three.yaml"]}
-    found, _ = _make_plan_and_folder(content, None, more, CompareArguments(seeds=3))
+    args = use_plain_numbers(CompareArguments(seeds=np.int64(3)))  # of numpy, which no yaml takes
+    assert type(args.seeds) is int
+    found, _ = _make_plan_and_folder(content, None, more, args)
     assert found.base.config_files == ("two.yaml", "one.yaml", "three.yaml")
     assert found.seeds == (7, 8, 9)
     found, _ = _make_plan_and_folder(content, None, {}, CompareArguments(seeds=1))

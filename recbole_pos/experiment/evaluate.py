@@ -130,7 +130,7 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
         value = function(ranks)
         try:
             values[name] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(
                 f"metrics: {name} returned {shown(value)}, expected one number"
             ) from None

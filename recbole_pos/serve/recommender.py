@@ -30,16 +30,16 @@ from recbole_pos.experiment.run import (
 )
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.serve.choice import make_choice
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items
-from recbole_pos.values import SECONDS, is_number, is_whole, listed, read_names, shown, suggest
+from recbole_pos.values import SECONDS, is_whole, listed, read_names, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
 MODEL, POPULARITY = "model", "popularity"
-LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
 _YEAR = 365.25 * SECONDS["days"]
 
 
@@ -218,7 +218,8 @@ class Recommender(FittedModel):
             allowed: names of the items to choose from, such as those in stock; by default all.
             excluded: names of items to leave out.
             boosts: numbers to add to the scores of items by name; -0.69 halves and 0.69 doubles
-                odds (the scores of models trained by cross-entropy are log-odds).
+                odds (the scores of models trained by cross-entropy are log-odds). Popularity, in
+                place of such a score, gets no boost.
             at: time of requests without one, as ``times``, for ``request_time: target``; else now.
             because: number of past interactions to name that carried an item; see :meth:`explain`.
 
@@ -352,33 +353,9 @@ class Recommender(FittedModel):
         Raises:
             UsageError: if no item is left, by the name in ``options``, or a boost is not a number.
         """
-        if allowed is None and excluded is None and not boosts:
+        if allowed is None and excluded is None and boosts is None:
             return self._all_items
-        is_allowed = torch.zeros(len(self.ids) + 1, dtype=torch.bool)
-        is_allowed[1:] = allowed is None
-        for key, names, allows in zip(options, (allowed, excluded), (True, False), strict=True):
-            if names is None:
-                continue
-            if isinstance(names, str):
-                raise UsageError(f"{key}: expected a list of names of items, found {shown(names)}")
-            known_ids = [self.ids[name] for name in read_names(names, key) if name in self.ids]
-            is_allowed[known_ids] = allows
-            if not is_allowed.any():
-                reason = "none of them is known" if allows else "all items are excluded"
-                raise UsageError(f"{key}: no item is left to recommend: {reason}")
-        items = is_allowed.nonzero()[:, 0]
-        return Choice(items, self._read_boosts(boosts)[items]) if boosts else Choice(items)
-
-    def _read_boosts(self, boosts: Mapping[str, float]) -> Tensor:
-        """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
-        if not isinstance(boosts, Mapping):
-            raise UsageError(f"boosts: expected numbers by item, found {shown(boosts)}")
-        bonus = torch.zeros(len(self.ids) + 1)
-        for name, boost in boosts.items():
-            if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
-                raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-            bonus[self.ids.get(str(name), 0)] = float(boost)
-        return bonus
+        return make_choice(self.ids, allowed, excluded, boosts, options)
 
     @cached_property
     def _all_items(self) -> Choice:
@@ -422,7 +399,7 @@ class Recommender(FittedModel):
         self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
-        self.require_k(k)
+        k = self.require_k(k)
         hides_seen = self.hides_seen(exclude_seen)
         by_length = histories.lengths.argsort(kind="stable")
         num_empty = int((histories.lengths == 0).sum())
@@ -443,9 +420,11 @@ class Recommender(FittedModel):
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return whether seen items are excluded: as requested, or by default as in evaluation."""
-        if exclude_seen not in (None, True, False):
+        if exclude_seen is None:
+            return masks_history(self.config)
+        if not (isinstance(exclude_seen, (int, np.bool_)) and exclude_seen in (True, False)):
             raise UsageError(f"exclude_seen: expected True or False, found {shown(exclude_seen)}")
-        return masks_history(self.config) if exclude_seen is None else bool(exclude_seen)
+        return bool(exclude_seen)
 
     @torch.inference_mode()
     def explain(
@@ -571,7 +550,7 @@ class Recommender(FittedModel):
 
     def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
         """Return columns [p], nearest first: index in ``names``, rank, id of neighbour, cosine."""
-        self.require_k(k)
+        k = self.require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
@@ -583,10 +562,11 @@ class Recommender(FittedModel):
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
-    def require_k(self, k: int) -> None:
-        """Raise a UsageError unless k is a whole number, at least 1."""
+    def require_k(self, k: int) -> int:
+        """Return k as an int; raise a UsageError unless it is a whole number, at least 1."""
         if not (is_whole(k) and k >= 1):
             raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
+        return int(k)
 
     # names of 0.2.0
     of_users = make_alias("of_users", "read_users")

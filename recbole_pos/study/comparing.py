@@ -44,7 +44,7 @@ from recbole_pos.study.statistics import ALL
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.values import check_choice, shown
+from recbole_pos.values import check_choice, shown, use_plain_numbers
 
 _STATE_TEXTS = {  # state of a fit -> text of a preview
     DONE: "finished",
@@ -144,6 +144,7 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to resume.
     """
     args, options = split_keywords(settings or CompareArguments(), keywords)
+    args = use_plain_numbers(args)
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]

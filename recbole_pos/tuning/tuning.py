@@ -40,6 +40,7 @@ from recbole_pos.tuning.plot import draw_pictures
 from recbole_pos.tuning.record import STATES, Trial, read_trials, write_trials
 from recbole_pos.tuning.search_plan import SearchFacts, check_arguments, extend_plan, plan_search
 from recbole_pos.tuning.trials import BEST, TrialSearcher, name_trial_folder, quiet_tune, run_trial
+from recbole_pos.values import use_plain_numbers
 
 REDUCTION = 3  # of ASHA: one of three trials continues beyond each rung
 
@@ -113,6 +114,7 @@ def search(
     """
     began = time.perf_counter()
     args, options = split_keywords(settings or SearchArguments(), keywords)
+    args = use_plain_numbers(args)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
     check_arguments(args)

@@ -1,0 +1,63 @@
+"""Which items may be recommended, from the names and boosts that a request gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.catalogue import Choice
+from recbole_pos.values import is_number, read_names, shown
+
+LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
+
+
+def make_choice(
+    ids: Mapping[str, int],
+    allowed: Iterable[str | int] | None,
+    excluded: Iterable[str | int] | None,
+    boosts: Mapping[str, float] | None,
+    options: tuple[str, str],
+) -> Choice:
+    """Return the items that may be recommended and their boosts; unknown names are ignored.
+
+    Args:
+        ids: id of each item by name, from 1.
+        allowed, excluded, boosts: see :meth:`Recommender.recommend`.
+        options: names of ``allowed`` and ``excluded`` in messages.
+
+    Raises:
+        UsageError: if no item is left, or a boost is not a number.
+    """
+    is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
+    is_allowed[1:] = allowed is None
+    for key, given, allows in zip(options, (allowed, excluded), (True, False), strict=True):
+        if given is None:
+            continue
+        if isinstance(given, str):
+            raise UsageError(f"{key}: expected a list of names of items, found {shown(given)}")
+        names = read_names(given, key)
+        is_allowed[[ids[name] for name in names if name in ids]] = allows
+        if not is_allowed.any():
+            reason = "all items are excluded"
+            if allows:
+                reason = "none of them is known" if names else "the list is empty"
+            raise UsageError(f"{key}: no item is left to recommend: {reason}")
+    items = is_allowed.nonzero()[:, 0]
+    return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
+
+
+def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:
+    """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
+    if not isinstance(boosts, Mapping):
+        raise UsageError(
+            f"boosts: expected a mapping from items to numbers, found {shown(boosts)}; give a dict"
+        )
+    bonus = torch.zeros(len(ids) + 1)
+    for name, boost in boosts.items():
+        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
+            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+        bonus[ids.get(str(name), 0)] = float(boost)
+    return bonus
