@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve import history_files
-from recbole_pos.serve.histories import read_histories
+from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.history_files import read_parts
 from recbole_pos.serve.recommender import Growth, Recommender
 
@@ -230,6 +231,20 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
             items(**given)
 
 
+def test_numbers_of_numpy_are_numbers(torope: Recommender) -> None:
+    """As arguments, and in histories."""
+    plain = {"id": 7, "items": ["i1", "i2"], "times": [1.0, 2.0]}
+    same = {"id": np.int64(7), "items": np.array(["i1", "i2"]), "times": np.array([1, 2])}
+    found = [
+        torope.recommend(histories=[history], k=k, boosts={"i9": boost}, because=because)
+        for history, k, boost, because in (
+            (plain, 3, 0.5, 1),
+            (same, np.int64(3), np.float32(0.5), np.int64(1)),
+        )
+    ]
+    pd.testing.assert_frame_equal(*found)
+
+
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     names, vectors = torope.item_vectors()
     state = torope.encode([BASKET, {"items": []}])
@@ -287,7 +302,12 @@ def test_times_of_histories(torope: Recommender) -> None:
     dated = [{"items": ["i1", "i2"], "times": x} for x in (dates, [90000, dates[1]])]
     for given in (dated[:1], dated[1:], table):
         np.testing.assert_array_equal(torope.read(given).times, seconds)
-    for wrong in ("yesterday", "", "2026-13-01", "5", pd.NaT):
+    day, midnight = date(2015, 1, 1), "2015-01-01T00:00:00Z"
+    for same in (day, np.datetime64(day), np.datetime64(day, "ns")):  # beside a number, too
+        found = [torope.read([{"items": ["i1", "i2"], "times": [1, x]}]) for x in (same, midnight)]
+        assert found[0].times.tolist() == found[1].times.tolist()
+        assert read_moment(same, "at", 1.0) == read_moment(midnight, "at", 1.0)
+    for wrong in ("yesterday", "", "2026-13-01", "5", pd.NaT, np.datetime64("300000-01-01")):
         with pytest.raises(UsageError, match="histories.0..times"):
             torope.read([{"items": ["i1"], "times": [wrong]}])
     for given in (dated[:1], table):  # the time field numbers interactions
@@ -454,6 +474,15 @@ def test_wrong_histories_are_described() -> None:
     assert described([], {"item": []}) == "histories[1]: unknown key 'item' (did you mean items?)"
     assert described({"id": 3}) == "histories[0]: items is missing"
     assert described([1.5]) == "histories[0].items[0]: expected text or a whole number; found 1.5"
+    assert described({"items": np.int64(3)}) == "histories[0].items: expected a list; found 3"
+    for times in (np.float64(3), np.array(3.0)):
+        wrong = described({"items": ["i1"], "times": times})
+        assert wrong == "histories[0].times: expected a list; found 3"
+    large = pa.array([2**63], pa.uint64())  # in a table as in a list
+    lists = pa.ListArray.from_arrays([0, 1], large)
+    for columns in ({"id": large, "items": [["i1"]]}, {"id": ["a"], "items": lists}):
+        with pytest.raises(UsageError, match="a number less than 9223372036854775808"):
+            read_histories(pa.table(columns), IDS, needs_time=False)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -39,8 +40,9 @@ from recbole_pos.values import listed, nearest, shown, suggest
 KEYS = ("id", "items", "times", "at", "events", "user")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
-# pydantic adds the member of a union to the location of an error
-_UNION_MEMBERS = ("str", "float", "datetime", "constrained-int", "constrained-float")
+_NAME_LIMIT = 2**63
+# pydantic adds the member of a union to the location of an error, and marks keys of mappings
+_INTERNAL = re.compile(r"str|float|datetime|constrained-(int|float)|list\[.*\]|\[key\]")
 # pydantic's type of an error -> what is expected
 _EXPECTED = {
     "string_type": "text",
@@ -69,8 +71,8 @@ NO_FIELDS: Fields = {"events": {}, "user": {}}
 
 
 def _is_list(value: Any) -> bool:
-    if isinstance(value, (str, bytes, Mapping)) or getattr(value, "ndim", 1) > 1:
-        return False
+    if isinstance(value, (str, bytes, Mapping)) or getattr(value, "ndim", 1) != 1:
+        return False  # nor are numpy's numbers a list, which have the ndim 0
     return hasattr(value, "__getitem__")  # a list, an array, a Series of pandas or polars
 
 
@@ -82,6 +84,8 @@ def _to_plain(value: Any) -> Any:
     """Return a value or those of a list: numpy's numbers as Python's, whole floats as int."""
     if isinstance(value, list):
         return [_to_plain(x) for x in value]
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     value = value.item() if isinstance(value, np.number) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -96,17 +100,26 @@ def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 Plain = WrapValidator(_validate_plain)
-Name = StrictStr | Annotated[StrictInt, Bounds(gt=-(2**63), lt=2**63)]
+Name = StrictStr | Annotated[StrictInt, Bounds(gt=-_NAME_LIMIT, lt=_NAME_LIMIT)]
 Moment = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)] | StrictStr | datetime
 
 
-def _to_time(value: Any) -> Any:
-    """Return None for NaN, which is missing, and dates of NumPy as those of pandas."""
-    if isinstance(value, (list, np.ndarray)) and len(value) and isinstance(value[0], np.datetime64):
-        return list(map(pd.Timestamp, value))
+def _to_datetime(value: Any) -> Any:
+    """Return a date (midnight) or a time of numpy as a datetime, and other values as they are."""
     if isinstance(value, np.datetime64):
-        return pd.Timestamp(value)
-    return None if isinstance(value, float) and value != value else value
+        seconds = value.astype("datetime64[s]").item()  # a number beyond the year 9999
+        return str(value) if isinstance(seconds, int) else pd.Timestamp(value)
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day)
+    return value
+
+
+def _to_time(value: Any) -> Any:
+    """Return None for NaN, which is missing, and dates, or those in a list, as datetimes."""
+    if _is_list(value) and any(isinstance(x, (np.datetime64, date)) for x in value):
+        return list(map(_to_datetime, value))
+    is_nan = isinstance(value, (float, np.floating)) and value != value
+    return None if is_nan else _to_datetime(value)
 
 
 _Time = BeforeValidator(_to_time)
@@ -162,11 +175,11 @@ def describe_invalid(
 
 
 def _locate(keys: Iterable[int | str], location: str) -> str:
-    """Return the place of a value within validated ones as text, without members of unions."""
+    """Return the place of a value within validated ones as text, in the user's words only."""
     for key in keys:
         if isinstance(key, int):
             location += f"[{key}]"
-        elif key not in _UNION_MEMBERS:
+        elif not _INTERNAL.fullmatch(key):
             location += f".{shown(key)[1:-1]}"
     return location.removeprefix(".") or "the body"
 
@@ -472,11 +485,13 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
     """Return a time in the unit of the time field, counted from 1970-01-01 UTC.
 
     Args:
-        time: a number in that unit, a datetime, or text in ISO 8601; UTC if it names no zone.
+        time: a number in that unit, a datetime, a date (midnight), or text in ISO 8601; UTC if it
+            names no zone.
         location: the time's field, for error messages.
         unit: seconds in the unit; None if the field only orders interactions.
     """
-    if isinstance(time, (float, int, np.number)) and not isinstance(time, bool):
+    given, time = time, time if isinstance(time, float) else _to_plain(_to_datetime(time))
+    if isinstance(time, (float, int)) and not isinstance(time, bool):
         if abs(time) < _TIME_LIMIT:  # false for NaN
             return float(time)
     try:
@@ -489,7 +504,7 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
             f"{location}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
-            f"{shown(time)}"
+            f"{shown(given)}"
         ) from None
     if unit is None:
         raise UsageError(
@@ -518,7 +533,7 @@ def _read_table(
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
         return None
     ids, names = columns["id"], columns["items"].flatten()
-    if ids.null_count or not (_holds_names(ids.type) and _holds_names(names.type)):
+    if ids.null_count or not (_holds_names(ids) and _holds_names(names)):
         return None
     lengths, *lengths_of_times = (
         pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists
@@ -551,10 +566,14 @@ def _is_full_list(column: pa.Array) -> bool:
     return is_list and not (column.null_count or column.flatten().null_count)
 
 
-def _holds_names(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return is_text or pa.types.is_integer(kind)
+def _holds_names(values: pa.Array) -> bool:
+    """Return whether values are text, or whole numbers that may be names."""
+    values = values.dictionary if pa.types.is_dictionary(values.type) else values
+    if pa.types.is_integer(values.type):
+        bounds = pc.min_max(values).as_py()
+        is_empty = bounds["min"] is None
+        return is_empty or -_NAME_LIMIT < bounds["min"] <= bounds["max"] < _NAME_LIMIT
+    return pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
 
 
 def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ class Recommender(FittedModel):
         allowed: Iterable[str] | None = None,
         excluded: Iterable[str] | None = None,
         boosts: Mapping[str, float] | None = None,
-        at: float | str | datetime | None = None,
+        at: float | str | date | datetime | None = None,
         because: int = 0,
     ) -> pd.DataFrame:
         """Return the k items with the highest scores, best first; ties in the order of ``items``.
@@ -209,10 +209,10 @@ class Recommender(FittedModel):
         Args:
             users: names of users; by default (and without histories) all with an interaction.
             histories: for each person a list of items, oldest first, or a mapping with ``items``
-                and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, or ISO
-                8601, in UTC without a zone), ``events`` and ``user`` (``event_features`` by field,
-                one value per item, and ``user_features``); a Series of lists, by id; a DataFrame
-                or an Arrow table with such columns.
+                and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, ISO 8601
+                or dates, in UTC without a zone), ``events`` and ``user`` (``event_features`` by
+                field, one value per item, and ``user_features``); a Series of lists, by id; a
+                DataFrame or an Arrow table with such columns.
             k: items per person; fewer if fewer are left to recommend.
             exclude_seen: whether items of the history are excluded; by default as in evaluation.
             allowed: names of the items to choose from, such as those in stock; by default all.
@@ -267,7 +267,7 @@ class Recommender(FittedModel):
         return self.scorer.list_fields(self.dataset.field2id_token)
 
     def add_request_time(
-        self, histories: Histories, at: float | str | datetime | None = None
+        self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
         """Return histories with a request time (their own, ``at`` or now), if the model reads it.
 
@@ -434,7 +434,7 @@ class Recommender(FittedModel):
         k: int = 10,
         user: str | None = None,
         exclude_seen: bool | None = None,
-        at: float | str | datetime | None = None,
+        at: float | str | date | datetime | None = None,
     ) -> pd.DataFrame:
         """Return how score and rank of items change without each of the past interactions.
 
