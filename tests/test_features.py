@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
+from recbole_pos.serve import token_lists
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -296,6 +298,37 @@ def test_histories_say_what_happened(run: Path) -> None:
     for wrong in ({"code": ["c1"]}, {"cod": ["c1"] * 3}, {"code": ["c1", ["c2"], "c3"]}, ["c1"]):
         with pytest.raises(UsageError, match="events|interactions|cod"):
             trained.recommend(histories=[{"items": items, "events": wrong}])
+
+
+@pytest.fixture(scope="module")
+def shopping(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> recbole_pos.Recommender:
+    """A model of the shop, which reads the newest 5 interactions."""
+    given = options(folder, epochs=1)
+    run_dir = tmp_path_factory.mktemp("shopping")
+    return recbole_pos.load(
+        recbole_pos.run("PosSASRec", "shop", None, given, run_dir, verbose=False).run_dir
+    )
+
+
+def test_one_long_list_of_tokens_takes_little_memory(
+    shopping: recbole_pos.Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 50,000 tokens among 2,000 lists, a table of which has 800 MB."""
+    with pytest.raises(UsageError, match=r"histories.0..events.words.0..1.: expected text"):
+        shopping.read([{"items": ["i1"], "events": {"words": [["a", None]]}}])
+    words, before = [["a"] * 50_000, *["b"] * 1999], resource.getrusage(resource.RUSAGE_SELF)
+    one = {"items": ["i1"] * 2000, "events": {"words": words}}
+    few = {"items": ["i1"] * 5, "events": {"words": ["b"] * 5}}
+    found = shopping.recommend(histories=[one, few], k=3, exclude_seen=False)["score"].to_numpy()
+    np.testing.assert_allclose(found[:3], found[3:], rtol=1e-5)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 2**18  # KiB
+    newest = {"items": ["i1"], "events": {"words": words[:1]}}
+    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 50_000)  # by itself it is read
+    found = [shopping.recommend(histories=x, k=3)["score"] for x in ([few, newest, few], [newest])]
+    np.testing.assert_allclose(found[0][3:6], found[1], rtol=1e-5)
+    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 49_999)
+    with pytest.raises(UsageError, match="^events.words: found a list of 50,000 tokens"):
+        shopping.recommend(histories=[few, newest])
 
 
 @pytest.mark.long

@@ -29,12 +29,12 @@ from pydantic import (
 from pydantic import Field as Bounds
 from pydantic_core import ErrorDetails
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
+from recbole_pos.serve.token_lists import TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 
 KEYS = ("id", "items", "times", "at", "events", "user")
@@ -419,7 +419,7 @@ def _read_times(
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
     """Return the features of histories of ``lengths`` [b]; refuse a field that is not read."""
-    columns: dict[str, dict[str, Tensor]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
         for number, row in enumerate(rows):
@@ -439,8 +439,8 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
-) -> Tensor:
-    """Return a field of users or (given ``lengths``) interactions: numbers [n], or ids [n(, s)]."""
+) -> Tensor | TokenLists:
+    """Return a field of users or (given ``lengths``) interactions, see :func:`_to_column`."""
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -460,11 +460,14 @@ def _read_column(
             flat += adapter.validate_python(value)
         except ValidationError as error:
             raise UsageError(describe_invalid(error, location)) from None
-    return _to_tensor(flat, tokens)
+    return _to_column(flat, tokens, name)
 
 
-def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
-    """Return validated values of a field as numbers [n], NaN if missing, or as ids, then 0."""
+def _to_column(values: list[Any], tokens: TokenIds | None, name: str) -> Tensor | TokenLists:
+    """Return validated values of a field: numbers [n], NaN if missing; ids [n], then 0; or lists.
+
+    Lists lack unknown tokens.
+    """
     if tokens is None:
         numbers = [np.nan if value is None else value for value in values]
         return torch.tensor(numbers, dtype=torch.float32)
@@ -472,13 +475,11 @@ def _to_tensor(values: list[Any], tokens: TokenIds | None) -> Tensor:
     if not tokens.is_list:
         value_ids = [0 if value is None else ids.get(str(value), 0) for value in values]
         return torch.tensor(value_ids, dtype=torch.int64)
-    rows = []
+    lists = []
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
-        known_ids = [ids[name] for name in map(str, names) if ids.get(name)]
-        rows.append(torch.tensor(known_ids or [0]))
-    rows.append(torch.tensor([0]))  # pad_sequence needs a row; this one is removed again
-    return pad_sequence(rows, batch_first=True)[:-1]
+        lists.append([ids[name] for name in map(str, names) if ids.get(name)])
+    return TokenLists.from_lists(lists, name)
 
 
 def read_moment(time: Any, location: str, unit: float | None) -> float:

@@ -16,6 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Fields, Histories, TokenIds
+from recbole_pos.serve.token_lists import fit_tables, pad_lists
 from recbole_pos.values import Options
 
 
@@ -81,11 +82,15 @@ class Scorer:
             return self.model.after_users(histories.users)
         if self.reach is not None:
             histories = histories.keep_newest(self.reach)
+        if len(histories) > 1 and not fit_tables(histories.features):
+            halves = np.array_split(np.arange(len(histories)), 2)
+            return torch.cat([self.encode(histories.select(rows)) for rows in halves])
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
         arrays = (histories.items, histories.lengths, times, at)
         tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in arrays)
-        features = map_tensors(histories.features, lambda x: x.to(self.device))
+        padded = histories.features.map(pad_lists, pad_lists)
+        features = map_tensors(padded, lambda x: x.to(self.device))
         return self.model.after(*tensors, features if any(self.fields.values()) else None)
 
     def make_rows(self, histories: Histories) -> Interaction:
@@ -99,14 +104,15 @@ class Scorer:
             lengths = torch.from_numpy(histories.lengths)
             is_filled = torch.arange(max_length) < lengths[:, None]
             lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
-            lists |= histories.features.events
+            features = histories.features.map(pad_lists, pad_lists)
+            lists |= features.events
             if histories.times is not None:
                 lists[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
             for field, values in lists.items():
                 padded = values.new_zeros(*is_filled.shape, *values.shape[1:])
                 padded[is_filled] = values
                 columns[field + config["LIST_SUFFIX"]] = padded
-            columns |= histories.features.users
+            columns |= features.users
             columns[config["ITEM_LIST_LENGTH_FIELD"]] = lengths
         return Interaction(columns).to(self.device)
 
