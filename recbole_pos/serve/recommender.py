@@ -34,7 +34,7 @@ from recbole_pos.serve.choice import make_choice
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer, find_best_items
+from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
 from recbole_pos.values import SECONDS, is_whole, listed, read_names, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
@@ -234,8 +234,8 @@ class Recommender(FittedModel):
             in :meth:`explain`. They are empty where fewer interactions carried the item.
 
         Raises:
-            UsageError: for users without an interaction, a malformed history, or ``because`` with a
-                model that reads no history.
+            UsageError: for users without an interaction, a malformed history, scores that are not
+                numbers, or ``because`` with a model that reads no history.
         """
         if users is not None and histories is not None:
             raise UsageError("give users or histories, not both")
@@ -407,13 +407,14 @@ class Recommender(FittedModel):
         parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
         if num_empty > 0:  # all get the most popular items
             best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            parts.append(_to_columns(empty, *(np.repeat(x, num_empty, 0) for x in best)))
+            score, item = (np.repeat(x, num_empty, 0) for x in best)
+            parts.append(to_columns(histories.ids, empty, score, item))
         for start in range(0, len(not_empty), BATCH):
             rows = not_empty[start : start + BATCH]
             batch = histories.select(rows)
             barred = batch.list_pairs() if hides_seen else None
             best = find_best_items(self.scorer.make_scores(batch), choice, k, barred)
-            parts.append(_to_columns(rows, *best))
+            parts.append(to_columns(histories.ids, rows, *best))
         row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
@@ -555,7 +556,7 @@ class Recommender(FittedModel):
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
         best = find_best_items(lambda x: products(vectors[ids], vectors, x), choice, k, barred)
-        return _to_columns(np.arange(len(ids)), *best)
+        return to_columns(names, np.arange(len(ids)), *best)
 
     @cached_property
     def _unit_vectors(self) -> Tensor:
@@ -572,9 +573,3 @@ class Recommender(FittedModel):
     of_users = make_alias("of_users", "read_users")
     choice = make_alias("choice", "choose_items")
     parts = make_alias("parts", "make_tables")
-
-
-def _to_columns(rows: np.ndarray, score: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return row, rank, item and score [p] of the scores above -inf of ``rows`` [b, k]."""
-    index, column = np.nonzero(score > -np.inf)
-    return rows[index], column + 1, item[index, column], score[index, column]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, 
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Fields, Histories, TokenIds
 from recbole_pos.serve.token_lists import fit_tables, pad_lists
-from recbole_pos.values import Options
+from recbole_pos.values import Options, shown
 
 
 class Scorer:
@@ -127,3 +127,22 @@ def find_best_items(
     """
     best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()
+
+
+def to_columns(
+    names: Sequence[Any], rows: np.ndarray, score: np.ndarray, item: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return row, rank, item and score [p] of the scores above -inf of ``rows`` [b, k].
+
+    Raises:
+        UsageError: with the name of the first row that has scores which are not finite.
+    """
+    is_finite = (score < np.inf).all(1)  # false for NaN, which is before all numbers
+    if not is_finite.all():
+        name = names[rows[is_finite.argmin()]]
+        raise UsageError(
+            f"{shown(name)}: the scores of the model are not numbers (NaN or infinite), so nothing "
+            "can be ranked; check for extreme numbers in its features and times"
+        )
+    index, column = np.nonzero(score > -np.inf)
+    return rows[index], column + 1, item[index, column], score[index, column]
