@@ -336,9 +336,38 @@ def test_a_moved_run_knows_content_and_takes_new_items(
     assert more.similar("new", k=1)["similar"].item() == "c2"
     with pytest.raises(UsageError, match="^item_vectors: "):
         more.add_items((["newer"], np.zeros((1, SIZE + 1))))
+    more.add_items((["newer"], new[1][:1]))  # what was refused has changed nothing
+    pd.testing.assert_series_equal(
+        more.similar("newer", k=2, excluded=["new"])["similar"],
+        more.similar("new", k=2, excluded=["newer"])["similar"],
+    )
     (folder / "item_vectors.npy").unlink()
     with pytest.raises(UsageError, match="^item_vectors: "):
         recbole_pos.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        ("PosSASRec", {"position": ["difsr"], "difsr_fields": ["cat"]}, "cat"),
+        ("AttrFormer", {"relations": [{"field": "cat"}]}, "reads attributes"),
+    ],
+)
+def test_new_items_without_attributes_are_refused_as_a_whole(
+    tmp_path: Path, file: str, model: str, options: dict[str, Any], named: str
+) -> None:
+    write_atomic(make_log(), tmp_path)
+    cats = "".join(f"i{n}\tc{n % 3}\n" for n in range(40))
+    (tmp_path / "tiny" / "tiny.item").write_text(f"item_id:token\tcat:token\n{cats}")
+    load = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "cat"]}
+    options = {**options, "load_col": load, "item_vectors": file, "item_vectors_use": "add"}
+    trained = recbole_pos.load(train(tmp_path, tmp_path / "run", model, **options))
+    history = {"items": ["i3", "i4"], "times": [1, 2]}
+    before = trained.recommend(histories=[history])
+    with pytest.raises(UsageError, match=f"^item_vectors: .*{named}"):
+        trained.add_items((["new"], vectors()[:1]))
+    assert "new" not in trained.ids and len(trained.items) == 40
+    pd.testing.assert_frame_equal(trained.recommend(histories=[history]), before)
 
 
 def test_the_vectors_of_a_field_are_those_of_a_file(tmp_path: Path) -> None:

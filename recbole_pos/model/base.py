@@ -120,6 +120,7 @@ class PosRecommender(SequentialRecommender):
         self.content_weight: Tensor | float = 1.0
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
+        self.item_attributes: list[str] = []  # fields of items that schemes read
         self._shared_vectors: Tensor | None = None
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
@@ -207,8 +208,14 @@ class PosRecommender(SequentialRecommender):
         """Add items by their content vectors [k, c]; their ids follow the existing ones.
 
         Raises:
-            UsageError: if the vectors are not of the run's size, or items have other features, too.
+            UsageError: if the vectors are not of the run's size, or items have other features, too;
+                some items may be added by then, so the caller drops or restores the model.
         """
+        if self.item_attributes:
+            raise UsageError(
+                f"item_vectors: {', '.join(self.item_attributes)} of items is read by position, "
+                "and new ones do not have it; add them to the data and train again"
+            )
         for name, part in self.item_embedding.parts.items():
             extend = getattr(part, "extend", None)
             if extend is None:

@@ -54,7 +54,7 @@ class PosSASRec(PosRecommender):
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
             request_time=config["request_time"] == "target",
-            attribute=functools.partial(read_item_attribute, dataset),
+            attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
         )
         self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config)
@@ -100,3 +100,10 @@ class PosSASRec(PosRecommender):
         if self.pre_norm:
             return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx, positions))
         return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx, positions)
+
+
+def _read_attribute(dataset: Dataset, fields: list[str], field: str) -> Tensor:
+    """Return the tokens [items, s] of a field of items, and append its name to ``fields``."""
+    if field not in fields:
+        fields.append(field)
+    return read_item_attribute(dataset, field)

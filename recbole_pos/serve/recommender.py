@@ -35,6 +35,7 @@ from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
+from recbole_pos.serve.undo import undone_on_error
 from recbole_pos.values import SECONDS, is_whole, listed, read_names, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
@@ -165,7 +166,8 @@ class Recommender(FittedModel):
             A sentence with the number of new items.
 
         Raises:
-            UsageError: if the model reads no content or more than content, or vectors do not fit.
+            UsageError: if the model reads no content or more than content, or vectors do not fit;
+                the model stays as it was.
         """
         model, dataset = self.experiment.model, self.dataset
         if getattr(model, "content_source", None) is None:
@@ -174,22 +176,24 @@ class Recommender(FittedModel):
                 "train it with item_vectors and item_vectors_use: add, replace or late"
             )
         names, vectors = read_new_vectors(to_files(item_vectors), self.ids, dataset.iid_field)
-        model.add_items(vectors)
-        self.items = np.append(self.items, names)
-        self.ids |= {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
-        self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
-        self.scorer = Scorer(model, self.config)
-        for cached in ("_all_items", "_unit_vectors"):
-            self.__dict__.pop(cached, None)
-        history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-        try:  # a model that reads attributes has none of the new item
-            self.rank_items(self.read([history]), 1, False, self._all_items)
-        except IndexError as error:
-            raise UsageError(
-                f"item_vectors: {self.config['model']} reads attributes of items, which new ones "
-                "do not have; add them to the data and train again"
-            ) from error
-        self.added.append((names, vectors))
+        with undone_on_error(self, *model.modules()):
+            model.add_items(vectors)
+            self.items = np.append(self.items, names)
+            new_ids = {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
+            self.ids = self.ids | new_ids
+            self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
+            self.scorer = Scorer(model, self.config)
+            for cached in ("_all_items", "_unit_vectors"):
+                self.__dict__.pop(cached, None)
+            history = {"items": [names[0]], "times": [0.0], "at": 0.0}
+            try:  # a custom model that reads attributes has none of the new item
+                self.rank_items(self.read([history]), 1, False, self._all_items)
+            except IndexError as error:
+                raise UsageError(
+                    f"item_vectors: {self.config['model']} reads attributes of items, which new "
+                    "ones do not have; add them to the data and train again"
+                ) from error
+            self.added = [*self.added, (names, vectors)]
         return f"new items by their content: {len(names):,}"
 
     def recommend(
