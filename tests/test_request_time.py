@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import write_atomic
+from conftest import make_log, train, write_atomic
 from schemes import shake
 from torch import Tensor
 
@@ -127,6 +127,28 @@ def hourly(folder: Path, users: int = 60, length: int = 100) -> Path:
         }
     )
     return write_atomic(frame, folder, "hourly")
+
+
+def test_a_run_knows_whether_its_times_are_dates(tmp_path: Path) -> None:
+    """With its data and without: now is no time of a running number, 1e12 none in seconds."""
+    for name, start in (("numbers", 0), ("dates", DAY)):
+        log = make_log()
+        log["timestamp"] = start + np.arange(len(log))
+        options = {"position": ["hstu"], "request_time": "target"}
+        folder = train(
+            write_atomic(log, tmp_path / name), tmp_path / f"{name}-run", "PosSASRec", **options
+        )
+        history = {"items": ["i1", "i2"], "times": [start + 1, start + 2]}
+        for histories_only in (False, True):
+            trained = recbole_pos.Recommender.load(folder, histories_only=histories_only)
+            if name == "numbers":
+                with pytest.raises(UsageError, match="^at: the time field counts no time"):
+                    trained.recommend(histories=[history])
+                continue
+            with pytest.warns(RunWarning, match="now is taken"):
+                trained.recommend(histories=[history])
+            with pytest.raises(UsageError, match="in no year that can be meant"):
+                trained.recommend(histories=[history], at=1.6e12)
 
 
 def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

@@ -10,7 +10,18 @@ from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, shown
 
-_YEAR = 365.25 * 86400
+YEAR = 365.25 * 86400  # seconds
+
+
+def counts_time(times: np.ndarray, unit: str) -> bool | None:
+    """Return whether times, in ``unit`` since 1970, are dates from 1971 to 2100; None without any.
+
+    Other numbers only order the interactions, as a running number does.
+    """
+    if not len(times):
+        return None
+    first, last = (float(x) * SECONDS[unit] / YEAR for x in (times.min(), times.max()))
+    return 1 < first and last < 2100 - 1970
 
 
 def check_clock(
@@ -54,7 +65,7 @@ def check_clock(
             f"no more from it than from order; {advice}"
         ]
     warnings = []
-    first, last = (1970 + time * SECONDS[unit] / _YEAR for time in (distinct[0], distinct[-1]))
+    first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
         warnings.append(
             f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "

@@ -19,6 +19,7 @@ from recbole.data.interaction import Interaction
 from torch import Tensor
 
 from recbole_pos.data.attributes import map_fields_to_tables
+from recbole_pos.data.clock import counts_time
 from recbole_pos.data.interactions import GIVEN_PART, EventLog
 from recbole_pos.data.loading import NameIds, spell_out
 from recbole_pos.data.protocols import Dataset
@@ -34,6 +35,7 @@ FILTERS = (
     "benchmark_filename",
 )
 _COLUMNS = ("field", "token", "events")
+_COUNTS_TIME = "counts_time"
 
 
 def compute_identity(dataset: Dataset) -> dict[str, Any]:
@@ -91,21 +93,24 @@ class Vocabulary:
         user_counts: [users] int64 interactions of each user before the split left any out, by id.
         popularity: [items] int64 training interactions of each item, by id; None where an earlier
             version did not count them.
+        counts_time: see :func:`~recbole_pos.data.clock.counts_time`; None in runs of 0.2.
     """
 
     tokens: dict[str, np.ndarray]
     user_counts: np.ndarray
     popularity: np.ndarray | None = None
+    counts_time: bool | None = None
 
     @classmethod
     def from_dataset(cls, dataset: Any) -> Vocabulary:
         """Return the names and counts of a dataset after ``build``."""
         loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
+        is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
         if dataset.totals is not None:  # a process knows its own users, and no model reads them
             tokens[dataset.uid_field] = tokens[dataset.uid_field][:1]
-            return cls(tokens, dataset.user_counts[:1], dataset.popularity)
-        return cls(tokens, dataset.user_counts, dataset.popularity)
+            return cls(tokens, dataset.user_counts[:1], dataset.popularity, is_dated)
+        return cls(tokens, dataset.user_counts, dataset.popularity, is_dated)
 
     @property
     def digest(self) -> str:
@@ -130,7 +135,8 @@ class Vocabulary:
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return a row per name, in the order of ids, to store for :meth:`from_table`.
 
-        Its columns are ``field``, ``token`` and ``events`` (-1 for other than users and items).
+        Its columns are ``field``, ``token`` and ``events`` (-1 for other than users and items);
+        ``attrs``, which parquet keeps, has ``counts_time``.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -139,7 +145,9 @@ class Vocabulary:
             events = np.full(len(names) - 1, -1) if counts is None else counts[1:]
             columns = {"field": field, "token": names[1:].astype(str), "events": events}
             tables.append(pd.DataFrame(columns))
-        return pd.concat(tables, ignore_index=True).astype({"field": "category"})
+        table = pd.concat(tables, ignore_index=True).astype({"field": "category"})
+        table.attrs = {_COUNTS_TIME: self.counts_time}
+        return table
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
@@ -165,7 +173,10 @@ class Vocabulary:
         tokens = {user_field: np.array(["[PAD]"])} | {
             str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
         }
-        return cls(tokens, user_counts, None if popularity.min() < 0 else popularity)
+        is_dated = table.attrs.get(_COUNTS_TIME)
+        if is_dated not in (None, True, False):
+            raise ValueError(f"{_COUNTS_TIME}: expected true or false, found {shown(is_dated)}")
+        return cls(tokens, user_counts, None if popularity.min() < 0 else popularity, is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """Return [interactions] bool: whether each is one of the interactions counted here.

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from recbole_pos.data.clock import YEAR, counts_time
 from recbole_pos.data.identity import Growth, extend_log
 from recbole_pos.data.item_vectors import read_new_vectors, to_files
 from recbole_pos.data.windows import gather_index, masks_history
@@ -41,7 +42,6 @@ from recbole_pos.values import SECONDS, is_whole, listed, read_names, shown, sug
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
 MODEL, POPULARITY = "model", "popularity"
-_YEAR = 365.25 * SECONDS["days"]
 
 
 class Recommender(FittedModel):
@@ -299,21 +299,23 @@ class Recommender(FittedModel):
         return histories.with_request_time(time.time() / self._unit)
 
     @cached_property
-    def _unit(self) -> float | None:
-        """Seconds in the unit of the time field; None if its values are not dates up to 2100."""
-        seconds = SECONDS[self.config["timestamp_unit"]]
-        if isinstance(self.dataset, Catalogue) or not len(self.dataset.log.times):
-            return seconds
-        times = self.dataset.log.times
-        first, last = (float(x) * seconds / _YEAR for x in (times.min(), times.max()))  # from 1970
-        return seconds if 1 < first and last < 2100 - 1970 else None
+    def _counts_time(self) -> bool | None:
+        """Whether values of the time field are dates up to 2100; None if the run does not say."""
+        if isinstance(self.dataset, Catalogue):
+            return self.dataset.counts_time
+        return counts_time(self.dataset.log.times.numpy(), self.config["timestamp_unit"])
 
-    @cached_property
+    @property
+    def _unit(self) -> float | None:
+        """Seconds in the unit of the time field; None if it only orders interactions."""
+        return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
+
+    @property
     def _latest(self) -> float:
         """The year 2200 in the unit of the time field; infinite unless that counts time."""
-        if self._unit is None or isinstance(self.dataset, Catalogue):
+        if not self._counts_time:
             return float("inf")
-        return (2200 - 1970) * _YEAR / self._unit
+        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the dataset, each once; by default of all that have any.
