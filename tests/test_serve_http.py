@@ -169,6 +169,17 @@ def test_headers(server: Server) -> None:
         assert status == 403 and "--allow_reload" in output["error"]
 
 
+@pytest.mark.parametrize(
+    ("host", "wanted"),
+    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("::ffff:10.0.0.1", False)],
+)
+def test_which_addresses_are_of_this_machine(host: str, wanted: bool) -> None:
+    """A socket of IPv6 has addresses of IPv4 in its own form."""
+    from recbole_pos.serve.http import _is_local
+
+    assert _is_local(Request({"type": "http", "headers": [], "client": (host, 1)})) is wanted
+
+
 def test_two_models_share_the_ids(
     runs: list[Path], direct: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +215,10 @@ def test_two_models_share_the_ids(
             assert status == 422 and found["error"].startswith("model: "), found
         status, found = server.ask("/recommend", {"k": 2})
         assert status == 422 and "histories or users" in found["error"]
+        nobody: dict[str, Any] = {"histories": []}
+        assert server.ask("/recommend", nobody)[1]["recommendations"] == []
+        for body in ({"users": []}, {**nobody, "k": 0}, {**nobody, "because": 1000}):
+            assert server.ask("/recommend", body)[0] == 422, body
         status, found = server.ask("/reload", {"run_dir": str(runs[2]), "model": "B"})
         assert status == 200 and found["models"]["B"]["model"] == "TORoPE"
         metrics = server.ask("/metrics")[1]
@@ -295,6 +310,9 @@ def test_the_service_is_unavailable_while_it_loads_or_is_full(runs: list[Path]) 
     with holder._loading, pytest.raises(Refusal) as refused:
         holder.load()
     assert refused.value.status == 409
+    with holder._loading, pytest.raises(Refusal, match="^a model is being loaded already"):
+        service.reload_model("one")
+    assert 'outcome="failed"} 0.0' in asyncio.run(service.measured()).body.decode()
     with pytest.raises(UsageError):
         holder.load("nowhere")
     assert holder.run_dir == str(runs[0])

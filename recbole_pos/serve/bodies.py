@@ -56,11 +56,13 @@ class RecommendBody(_Body):
         """Return positions of the histories or users of each model, and a body with only these.
 
         ``choose`` returns the model for an id or None. A history without an id gets its position as
-        id, in place.
+        id, in place. A body without any goes to the model for None, which checks the rest of it.
         """
         self.require_people()
         field = "users" if self.histories is None else "histories"
         people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        if not people:
+            return {self.model or choose(None): ([], self)}
         positions_by_model: dict[str, list[int]] = {}
         for position, person in enumerate(people):
             person_id = person.id if isinstance(person, History) else person

@@ -230,10 +230,12 @@ class Service:
         """Replace a model by the model of a run; raise a Refusal if it cannot be loaded."""
         try:
             self.load(name, run_dir)
+        except Refusal:  # another load is under way, so this one did not begin
+            raise
         except Exception as error:
             self.metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, PosError):
-                status = getattr(error, "status", 422)
+                status = 422
                 reason = str(error)[:500]  # it may quote a long path
             else:
                 _log.exception("reload")
@@ -412,7 +414,9 @@ def _is_local(request: Request) -> bool:
     """Return whether a process of this machine sent a request, and not as a proxy of another."""
     if request.client is None or any(name in request.headers for name in INDIRECT):
         return False
-    return ipaddress.ip_address(request.client.host).is_loopback
+    address = ipaddress.ip_address(request.client.host)
+    # a socket of IPv6 that takes IPv4, too, has ::ffff:127.0.0.1; Python < 3.13 calls that remote
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
