@@ -22,6 +22,8 @@ import recbole_pos
 from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_files
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import read_result
 from recbole_pos.layers.context import SequenceContext
 
 SIZE = 5
@@ -368,6 +370,21 @@ def test_new_items_without_attributes_are_refused_as_a_whole(
         trained.add_items((["new"], vectors()[:1]))
     assert "new" not in trained.ids and len(trained.items) == 40
     pd.testing.assert_frame_equal(trained.recommend(histories=[history]), before)
+
+
+@pytest.mark.parametrize("use", ["init", "add"])
+def test_a_resumed_run_keeps_what_is_fixed_and_where_it_came_from(
+    data: Path, file: str, tmp_path: Path, use: str
+) -> None:
+    """Its configuration still names the vectors, so that it repeats the run."""
+    options = {"item_vectors": file, "item_vectors_use": use, "item_vectors_train": False}
+    folder = RunFolder(train(data, tmp_path / "run", "PosSASRec", **options))
+    begun = folder.read_config()
+    assert begun["item_vectors"] == file
+    parameters = read_result(folder).parameters
+    result = recbole_pos.run(resume=folder.path, epochs=2, verbose=False)
+    assert (result.epochs, result.parameters) == (2, parameters)
+    assert folder.read_config() == {**begun, "epochs": 2}
 
 
 def test_the_vectors_of_a_field_are_those_of_a_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
-from recbole_pos.data.item_vectors import keep_vectors
+from recbole_pos.data.item_vectors import keep_vectors, make_absolute
 from recbole_pos.data.parts import is_part
 from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
@@ -163,8 +163,10 @@ def _collect_ranks(experiment: Experiment) -> Any:
 
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write the files that a run has before its first epoch; a resumed run writes them again."""
-    dataset = experiment.dataset
-    folder.write_config(experiment.config.plain)
+    dataset, plain = experiment.dataset, experiment.config.plain
+    if folder.checkpoint.is_file():
+        plain.update(_find_vector_sources(plain, folder))
+    folder.write_config(plain)
     vocabulary = Vocabulary.from_dataset(dataset)
     experiment.trainer.vocabulary_digest = vocabulary.digest
     folder.write_vocabulary(vocabulary, dataset.uid_field, dataset.iid_field)
@@ -172,6 +174,18 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
+
+
+def _find_vector_sources(plain: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """Return the options that say where a resumed run has its content vectors from.
+
+    It reads them from its own folder, see :func:`recbole_pos.experiment.run.load_config`, but a run
+    that repeats or updates it reads them from where they came from.
+    """
+    if plain["item_vectors"] not in (None, make_absolute(folder.vectors)):
+        return {}  # given again, as to a search that was moved
+    earlier = folder.read_config()
+    return {key: earlier.get(key) for key in ("item_vectors", "preload_weight")}
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:

@@ -172,10 +172,13 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
         UsageError: if the vectors cannot be read, or fit no item.
     """
     use = config["item_vectors_use"]
-    if not (config["item_vectors"] or config["preload_weight"]):
-        return
+    has_vectors = config["item_vectors"] or config["preload_weight"]
     if use == "init":
-        _start_from_content(model, config, dataset)
+        if has_vectors:  # else a trained run is loaded, whose weights include them
+            _start_from_content(model, config, dataset)
+        # by default (None) id vectors are trained, whereas content vectors are not
+        model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
+    if use == "init" or not has_vectors:
         return
     is_trained = dataset.popularity > 0  # [n]
     if not is_trained[1:].all():
@@ -203,8 +206,6 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()
-    # by default (None) id vectors are trained, whereas content vectors are not
-    table.weight.requires_grad_(config["item_vectors_train"] is not False)
 
 
 def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
