@@ -200,6 +200,17 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
+def test_only_models_that_sample_negatives_refuse_a_user_of_all_items(experiment, tmp_path) -> None:
+    rows = [("a", i, float(t)) for t, i in enumerate("xyzxx")]
+    rows += [("b", i, float(t)) for t, i in enumerate("xyxx")]
+    frame = pd.DataFrame(rows, columns=["user_id", "item_id", "timestamp"])
+    given = {"data_path": str(write_atomic(frame, tmp_path)), "topk": [1], "valid_metric": "MRR@1"}
+    for model in ("Pop", "ItemKNN"):
+        assert experiment(model, **given).loaders["train"]._sampler is None
+    with pytest.raises(UsageError, match=r"^train_neg_sample_args: user 'a' .*: \"\[0,3\)\""):
+        experiment("BPR", **given)
+
+
 def test_a_run_says_what_was_split(late: str, tmp_path: Path, capsys) -> None:
     frame, run = late_log(), tmp_path / "run"
     first, last = np.quantile(frame.timestamp, NUMBERS).tolist()

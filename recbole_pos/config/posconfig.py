@@ -22,6 +22,7 @@ from recbole_pos.config.defaults import (
     plugin_defaults,
     starts_from_runs,
 )
+from recbole_pos.config.effects import UNTRAINED
 from recbole_pos.config.option import IGNORED
 from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
@@ -268,6 +269,8 @@ class PosConfig(Config):
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
+        if self.model in UNTRAINED:
+            final["train_neg_sample_args"] = None
         has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if has_windows and "train_batch_size" not in external:
             final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's 2,048 are rows of one target
