@@ -230,6 +230,11 @@ def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"benchmark_filename.*tiny\.tets\.inter"):
         read(folder, ["train", "tets"])
     read(folder, ["train", "test"], **by_time)
+    sessions = {"eval_args": {"split": {"ST": [0.9]}}, "train_fraction": "1/4"}
+    with pytest.raises(UsageError, match="train_fraction is not read with benchmark_filename"):
+        read(folder, ["train", "test"], **sessions)
+    last = read(folder, THREE, eval_args={"target": "last"}).split  # the files have several each
+    assert last.summary["not_chosen"]["test"] > 0
     lines = "user_id:token\titem_id_list:token_seq\titem_id:token\nu1\ti1 i2\ti3\n"
     (folder / "tiny" / "tiny.train.inter").write_text(lines)  # as RecBole wants them
     with pytest.raises(UsageError, match="one interaction a row"):

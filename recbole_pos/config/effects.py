@@ -205,7 +205,7 @@ if_model_takes_side_fields = when(
 def _has_several_targets(config: Options, value: Any) -> bool:
     from recbole_pos.data.splits import read_split  # late: --help imports nothing heavy
 
-    return read_split(config["eval_args"])[0] != "LS"
+    return bool(config["benchmark_filename"]) or read_split(config["eval_args"])[0] != "LS"
 
 
 if_rate_decays = when(
@@ -221,6 +221,10 @@ if_logits_are_corrected = when(
 )
 if_users_have_several_targets = when(
     _has_several_targets, "chooses among one interaction a phase under split: LS"
+)
+if_sessions_are_split = when(
+    lambda config, value: not config["benchmark_filename"],
+    "is not read with benchmark_filename, whose first file decides which sessions are trained on",
 )
 if_tables_are_loaded = when(
     lambda config, value: (

@@ -97,7 +97,11 @@ _TABLE: list[Option] = [
         _rows("benchmark_filename", example=["train", "valid", "test"]),
         _rows("rm_copies"),
         _rows("session_filter", check=option.make_check("data.splits:read_session_filter")),
-        _rows("train_fraction", check=option.make_check("data.splits:read_fraction")),
+        _rows(
+            "train_fraction",
+            only=effects.if_sessions_are_split,
+            check=option.make_check("data.splits:read_fraction"),
+        ),
         _rows("rm_dup_inter", "first last", example="first"),
         _rows("val_interval", example={"rating": "[3,inf)"}, check=option.check_interval),
         _rows(
