@@ -81,6 +81,15 @@ def test_ranks_that_do_not_fit_the_result_are_not_believed(away, damage) -> None
         recbole_pos.evaluate(away)
 
 
+def test_a_function_takes_no_ranks_of_earlier_weights(run) -> None:
+    """The run was resumed and stopped since: its ranks are older than its best weights."""
+    evaluated = [lambda ranks: np.mean(ranks)]
+    assert recbole_pos.evaluate(run, evaluated)["<lambda>"] > 1
+    (run / "result.json").write_text(json.dumps({**result(run), "epochs": 1}))
+    with pytest.raises(UsageError, match=r"^metrics: a function .*--resume"):
+        recbole_pos.evaluate(run, evaluated)
+
+
 def test_items_of_the_past_are_left_out_where_that_is_asked(run) -> None:
     masked = recbole_pos.evaluate(run, ["Hit"], [5], mask_history=True)
     plain = recbole_pos.evaluate(run, ["Hit"], [5])

@@ -70,15 +70,22 @@ def evaluate(
     requested = _to_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
-    if functions and (part != "test" or mask_history is not None or not folder.ranks.is_file()):
-        raise UsageError(
-            "metrics: a function takes the ranks that a finished run keeps, of its test targets "
-            "under its own mask_history; leave part and mask_history out"
-        )
-    custom_values = _compute_custom_metrics(functions, _read_ranks(folder) + 1) if functions else {}
-    if custom_values and not names:
-        return custom_values
     trained = load_config(folder)
+    custom_values: dict[str, float] = {}
+    if functions:
+        has_same_targets = part == "test" and mask_history is None
+        ranks = _read_final_ranks(folder, trained) if has_same_targets else None
+        if ranks is None:
+            advice = "leave part and mask_history out"
+            if has_same_targets:
+                advice = f"{folder.path} has none of its best weights; {folder.how_to_finish}"
+            raise UsageError(
+                "metrics: a function takes the ranks that a finished run keeps, of its test "
+                f"targets under its own mask_history; {advice}"
+            )
+        custom_values = _compute_custom_metrics(functions, ranks + 1)
+        if not names:
+            return custom_values
     names = trained["metrics"] if metrics is None else names
     cutoffs = trained["topk"] if topk is None else _to_list(topk)
     options = _make_metric_options(names, cutoffs)
@@ -87,9 +94,9 @@ def evaluate(
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if part == "test" and _has_ranks_for(folder, trained, config):
-        ranks = _read_ranks(folder)
-        if _reproduces_result(ranks, folder, trained):
+    if part == "test" and _follows_from_ranks(trained, config):
+        ranks = _read_final_ranks(folder, trained)
+        if ranks is not None:
             return _compute_metrics(ranks, config) | custom_values
     try:
         experiment = load(folder.path, options=options, dataset=dataset)
@@ -137,15 +144,27 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
     return values
 
 
-def _has_ranks_for(folder: RunFolder, trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether a run trained as ``trained`` has kept ranks that suffice for ``config``."""
+def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
+    """Return whether the ranks of a run trained as ``trained`` suffice for ``config``."""
     metrics = [str(name).lower() for name in config["metrics"]]
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
     # beyond their largest cutoff, runs of 0.2.0 have equal scores without an order
     has_ordered_ranks = max(config["topk"]) <= max(trained["topk"])
-    ranks_same_items = masks_history(trained) == masks_history(config)
-    is_finished = folder.ranks.is_file() and folder.result.is_file() and not is_unfinished(folder)
-    return has_rank_metrics and has_ordered_ranks and ranks_same_items and is_finished
+    return (
+        has_rank_metrics and has_ordered_ranks and masks_history(trained) == masks_history(config)
+    )
+
+
+def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | None:
+    """Return the test ranks that a run has kept of its best weights ([targets], 0 for the first).
+
+    They are None if there are none, if the run was resumed since and has not been tested again, or
+    if they are not those of its result.
+    """
+    if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
+        return None
+    ranks = _read_ranks(folder)
+    return ranks if _reproduces_result(ranks, folder, trained) else None
 
 
 def _reproduces_result(ranks: np.ndarray, folder: RunFolder, trained: PosConfig) -> bool:
