@@ -132,6 +132,8 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
         read_vectors(str(tmp_path / "ragged.parquet"), np.array(["[PAD]", "i0"]), "item_id")
     with pytest.raises(UsageError, match="^item_vectors: "):
         to_files((NAMES, vectors()[:3]))
+    with pytest.raises(UsageError, match=r"^item_vectors: .*'i0\\r', .*line break"):
+        to_files((["i0\r", "i1"], vectors()[:2]))
     for wrong in ([1, 2], np.ones(2)):  # of an item
         with pytest.raises(UsageError, match=r"^item_vectors: .*\(names, matrix\).* found"):
             to_files({"SKU-001": wrong})

@@ -14,13 +14,12 @@ from pyarrow import compute as pc
 from recbole_pos.conversion.cells import Cells, encode, read_ids
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
+from recbole_pos.data.location import UNWRITABLE
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 _ORDER_NOTE = "order of the rows of each user, no time"
 _HASH_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # odd, of a 64-bit hash
-# What an id cannot have: line ends, NUL, and the name of RecBole's padding.
-_UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
 
 
 @dataclass
@@ -117,7 +116,7 @@ def _drop_incomplete(
     table.keep(~np.isnan(table.seconds), f"time cannot be read ({roles['time']})")
     for role in ("user", "item"):
         cells = getattr(table, role)
-        matches = pc.match_substring_regex(cells.values, _UNWRITABLE)
+        matches = pc.match_substring_regex(cells.values, UNWRITABLE)
         is_unwritable = matches.to_numpy(zero_copy_only=False)[cells.codes]
         table.keep(~is_unwritable, f"{role} with a line break, or called [PAD]")
 

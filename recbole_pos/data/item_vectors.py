@@ -268,7 +268,12 @@ def to_files(value: Any) -> Any:
             "item_vectors: expected a DataFrame, (names, matrix) with a row for each name, a file, "
             f"or several of these by name; found {shown(value)}"
         )
-    names, matrix = pair
+    names, matrix = [str(name) for name in pair[0]], pair[1]
+    if broken := [name for name in names if "\n" in name or "\r" in name]:
+        raise UsageError(
+            f"item_vectors: found the name {shown(broken[0])}, expected names without a line "
+            "break; rename it"
+        )
     try:
         np.save(path, np.asarray(matrix))
     except ValueError as error:

@@ -10,12 +10,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pandas.api.types import union_categoricals
+from pyarrow import compute
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.attributes import is_strict
-from recbole_pos.data.location import find_atomic_file, list_interaction_files, require_dataset
+from recbole_pos.data.location import (
+    UNWRITABLE,
+    find_atomic_file,
+    list_interaction_files,
+    require_dataset,
+)
 from recbole_pos.data.parts import is_part, list_parts, require_all_parts
 from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
@@ -211,6 +218,9 @@ class AtomicTables(Dataset):
         if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
             table = spell_out(table)
         id_fields = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
+        for key in id_fields.values():
+            if key in table and isinstance(source, FeatureSource):
+                _require_writable(file, table, key)
         if source in id_fields:
             _require_consistent(file, table, id_fields[source])
         self._register_columns(table, kinds, source)
@@ -402,18 +412,38 @@ def _find_elsewhere(name: str, path: Path, config: Options) -> str:
     return ""
 
 
+def _require_writable(file: Table, table: pd.DataFrame, key: str) -> None:
+    """Refuse names of users or items, in ``key``, that the files of a run could not hold."""
+    names = table[key].cat.categories
+    is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
+    codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))
+    if len(codes) and len(used := codes[np.isin(codes, table[key].cat.codes)]):
+        raise UsageError(
+            f"{file.path}: {key}: found {shown(names[used[0]])}, expected a name without a line "
+            "break and other than [PAD], which stands for padding; rename it"
+        )
+
+
 def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
     """Refuse rows that contradict each other about a user or item, whose name is in ``key``."""
-    repeated = table[table[key].duplicated(keep=False)]
-    for name, rows in repeated.groupby(key, sort=False, observed=True):
-        for field in table.columns:
-            values = list(dict.fromkeys(map(str, rows[field])))
-            if len(values) > 1:
-                raise UsageError(
-                    f"{file.path}: {len(rows)} lines are about {key} {shown(name)}, and {field} "
-                    f"is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
-                    "line (`recbole-pos convert` takes the first value that is not missing)"
-                )
+    repeated = table[table[key].duplicated(keep=False) & table[key].notna()]
+    groups = pd.factorize(repeated[key])[0]  # 0 for the first name that appears
+    first_rows = np.unique(groups, return_index=True)[1]
+    is_wrong = np.zeros(len(repeated), dtype=bool)
+    for _, column in repeated.items():
+        values = pd.factorize(column.map(str) if column.dtype == object else column)[0]
+        is_wrong |= values != values[first_rows][groups]
+    if not is_wrong.any():
+        return
+    rows = repeated[groups == groups[is_wrong].min()]
+    for field in rows.columns:
+        values = list(dict.fromkeys(map(str, rows[field])))
+        if len(values) > 1:
+            raise UsageError(
+                f"{file.path}: {len(rows)} lines are about {key} {shown(rows[key].iloc[0])}, and "
+                f"{field} is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
+                "line (`recbole-pos convert` takes the first value that is not missing)"
+            )
 
 
 def spell_out(table: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,8 @@ MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
     *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
+# What no name of a user or item may match: line ends, NUL, and the name of RecBole's padding.
+UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
 _ATOMIC = (".inter", ".item", ".user", ".yaml")
 # Suffixes of raw tables; a folder with a file of one of _RAW is taken for a folder of tables.
 _RAW = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz"}
