@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+
+
+def make_resume_command(
+    folder: str | os.PathLike[str], plugins: Iterable[str] | None = None, command: str = "run"
+) -> str:
+    """Return the command that resumes the run, or the search (``tune``), in a folder.
+
+    ``plugins`` are modules that it must name again.
+    """
+    text = f"recbole-pos {command} --resume {shlex.quote(str(folder))}"
+    if plugins:
+        text += " --plugins=" + shlex.quote(f"[{','.join(plugins)}]")
+    return text
 
 
 class PosError(Exception):
@@ -39,10 +54,9 @@ class Interrupted(KeyboardInterrupt):
     exit_code = 130
 
     def __init__(self, run_dir: str, plugins: Sequence[str] | None = None) -> None:
-        named = f" --plugins='[{','.join(plugins)}]'" if plugins else ""
         super().__init__(
             f"interrupted; {run_dir} holds the last finished epoch, continue with "
-            f"`recbole-pos run --resume {run_dir}{named}`"
+            f"`{make_resume_command(run_dir, plugins)}`"
         )
 
 

@@ -27,6 +27,9 @@ from recbole_pos.cli.main import main
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import read_result
+from recbole_pos.inspect.run_pictures import read_metrics
+from recbole_pos.study.collect import _read_finished_config
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 
@@ -152,6 +155,26 @@ def test_a_signal_before_anything_was_kept(tiny, tmp_path, monkeypatch) -> None:
     assert not isinstance(stop.value, Interrupted)
     advice = str(Interrupted("run", ["mine", "yours"]))  # they are in no installed package
     assert advice.endswith("`recbole-pos run --resume run --plugins='[mine,yours]'`")
+
+
+def test_the_command_to_resume_is_one_that_a_shell_takes(tmp_path: Path) -> None:
+    """In every message: a folder with a space, and the modules that must be named again."""
+    folder = RunFolder(tmp_path / "my run")
+    folder.path.mkdir()
+    folder.write_config({"model": "Mine", "dataset": "tiny", "plugins": ["mine"]})
+    messages = []
+    for refuse in (
+        folder.require,
+        lambda: (folder.metrics.write_text("{}\n"), folder.require_unused()),
+        lambda: read_metrics(folder.metrics, "ndcg@10"),
+        lambda: (folder.result.write_text("{}"), read_result(folder)),
+        lambda: (folder.checkpoint.touch(), _read_finished_config(folder.path)),
+    ):
+        with pytest.raises(UsageError) as refusal:
+            refuse()
+        messages.append(str(refusal.value))
+    command = f"`recbole-pos run --resume '{folder.path}' --plugins='[mine]'`"
+    assert [command in message for message in messages] == [True] * 5
 
 
 def test_one_process_trains_in_a_folder(tiny, tmp_path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import yaml
 
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.files import (
     TEMPORARY,
     atomic_write,
@@ -86,16 +85,24 @@ class RunFolder:
         return sorted(self.path.glob(f"{OLD_BEST}*"))
 
     @property
+    def resume_command(self) -> str:
+        """The command that resumes the run; it names the modules that its configuration names."""
+        plugins: Any = None
+        with suppress(UsageError):  # no configuration, or a damaged one
+            plugins = self.read_config().get("plugins")
+        return make_resume_command(self.path, plugins if isinstance(plugins, list) else None)
+
+    @property
     def how_to_finish(self) -> str:
         """The command that finishes an unfinished run, as the end of a message."""
-        return f"finish it with `recbole-pos run --resume {shlex.quote(str(self.path))}`"
+        return f"finish it with `{self.resume_command}`"
 
     def require_unused(self) -> None:
         """Raise a UsageError, which says how to continue, if the folder holds a run or a search."""
         if self.holds_run:
             raise UsageError(
-                f"{self.path} holds a run already; continue it with --resume {self.path} or "
-                "choose another --run_dir"
+                f"{self.path} holds a run already; continue it with `{self.resume_command}` "
+                "or choose another --run_dir"
             )
         if (self.path / SEARCH).exists():
             raise UsageError(f"{self.path} holds a search; choose another --run_dir")

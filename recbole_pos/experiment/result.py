@@ -77,7 +77,7 @@ def read_result(folder: RunFolder) -> Result:
         field_name = shown(".".join(map(str, first["loc"])))
         raise UsageError(
             f"{folder.result}: {field_name}: {first['msg'][:200]}; "
-            f"`recbole-pos run --resume {folder.path}` writes the file again"
+            f"`{folder.resume_command}` writes the file again"
         ) from error
     except OSError as error:
         raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error

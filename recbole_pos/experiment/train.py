@@ -15,7 +15,7 @@ from recbole_pos.data.item_vectors import keep_vectors, make_absolute
 from recbole_pos.data.parts import is_part
 from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
-from recbole_pos.errors import Interrupted, StorageError
+from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.evaluation import collect_test_ranks
@@ -113,7 +113,7 @@ def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[N
         if folder.checkpoint.is_file():
             advice = (
                 f"the last checkpoint in {folder.path} is whole: make room and continue with "
-                f"`recbole-pos run --resume {folder.path}`"
+                f"`{make_resume_command(folder.path, plugins)}`"
             )
         raise StorageError(f"{error}; {advice}") from error
 

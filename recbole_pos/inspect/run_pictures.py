@@ -211,7 +211,7 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
                 logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
                 return epochs, HALF_A_LINE
             raise UsageError(
-                f"{file}, line {number}: {problem}. `recbole-pos run --resume {file.parent}` "
+                f"{file}, line {number}: {problem}. `{RunFolder(file.parent).resume_command}` "
                 "writes the file again from the checkpoint"
             ) from error
         epochs.append(line)

@@ -267,7 +267,7 @@ def _read_finished_config(path: Path) -> dict[str, Any]:
     for file in (run.result, run.ranks):
         if not file.is_file():
             raise UsageError(
-                f"compare: {path} has no {file.name}; `recbole-pos run --resume {path}` finishes "
+                f"compare: {path} has no {file.name}; `{run.resume_command}` finishes "
                 "the run and writes it"
             )
     return read_yaml(run.config)
