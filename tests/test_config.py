@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import recbole
 import yaml
+from conftest import make_log, write_atomic
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.presets import FOR, select_parts
@@ -170,6 +171,14 @@ def test_an_option_of_an_earlier_version_is_left_out_with_a_warning(opened) -> N
     with pytest.warns(RunWarning, match="batch_shapes has no effect any more"):
         config = opened("FPARec", batch_shapes="auto")
     assert "batch_shapes" not in config.plain
+
+
+def test_so_is_one_in_the_file_of_a_dataset(tmp_path: Path) -> None:
+    folder = write_atomic(make_log(users=9), tmp_path)
+    (folder / "tiny" / "tiny.yaml").write_text("storage: x\nrm_copies: True\n")
+    with pytest.warns(RunWarning, match="tiny.yaml: storage has no effect any more"):
+        config = PosConfig("FPARec", "tiny", None, {"data_path": str(folder)})
+    assert config["rm_copies"] and "storage" not in config.plain
 
 
 # --- presets, and files for several models ---

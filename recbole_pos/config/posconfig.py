@@ -239,7 +239,7 @@ class PosConfig(Config):
         folder = Path(str(self._merge_given(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
-            content = read_yaml(file)
+            content = self._drop_removed(read_yaml(file), f"{file}: ")
             self.public = {**(content.pop("public", None) or {}), **content}
             self.files.insert(0, (file, content))
             if PLUGINS in content:
