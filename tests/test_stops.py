@@ -24,6 +24,7 @@ from test_trainer import OPTIONS, assert_same, run
 import recbole_pos
 from recbole_pos import files
 from recbole_pos.cli.main import main
+from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
@@ -175,6 +176,25 @@ def test_the_command_to_resume_is_one_that_a_shell_takes(tmp_path: Path) -> None
         messages.append(str(refusal.value))
     command = f"`recbole-pos run --resume '{folder.path}' --plugins='[mine]'`"
     assert [command in message for message in messages] == [True] * 5
+
+
+def test_no_file_that_a_killed_run_was_writing_stays(tmp_path: Path) -> None:
+    """In the folder of the run, in which other files may be."""
+    run = RunFolder(tmp_path)
+    written = [run.config, run.metrics, run.checkpoint, run.result, run.ranks, run.known]
+    for file in (*written, run.vectors, run.vectors.with_suffix(".txt"), tmp_path / "other"):
+        (tmp_path / f".{file.name}.0a1b2c3d.tmp").touch()
+    (tmp_path / f".{KEPT}.tmp").touch()
+    with run.locked():
+        assert [p.name for p in tmp_path.glob(".*")] == [".other.0a1b2c3d.tmp"]
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path, monkeypatch) -> None:
+    """Another process makes the folder between the check and its creation."""
+    paths = iter([tmp_path / "a", tmp_path / "b"])
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr("recbole_pos.experiment.folder.find_unused_path", lambda *_: next(paths))
+    assert RunFolder.create(None, "tiny", "FPARec").path == tmp_path / "b"
 
 
 def test_one_process_trains_in_a_folder(tiny, tmp_path) -> None:

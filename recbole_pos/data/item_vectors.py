@@ -233,7 +233,7 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
-    part = folder / f".{KEPT}.part"
+    part = folder / f".{KEPT}.tmp"
     with name_write_errors(file):
         read_vectors(source, names, item_field, part)
         write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))

@@ -54,7 +54,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
         """Create the folder of a new run, saved/<dataset>/<model>/<time>/ if ``path`` is None."""
-        path = find_unused_path(dataset, model) if path is None else path
+        path = make_unused_folder(dataset, model) if path is None else path
         if not str(path):
             raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
@@ -135,7 +135,9 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
         with lock_folder(self.path, "trained"):
-            remove_unfinished((self.config, self.metrics, self.checkpoint, self.result))
+            text = self.vectors.with_suffix(".txt")
+            written = self.config, self.metrics, self.checkpoint, self.result
+            remove_unfinished((*written, self.ranks, self.known, self.vectors, text))
             yield
 
     def write_config(self, plain: dict[str, Any]) -> None:
@@ -187,17 +189,32 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
     first = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
     path = first
     number = 0
-    while path.exists():
+    while os.path.lexists(path):
         number += 1
         path = first.with_name(f"{first.name}-{number}")
     return path
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents, unless they exist; a UsageError if that is impossible."""
+def make_unused_folder(dataset: str, model: str) -> Path:
+    """Create the folder of :func:`find_unused_path`, which no other process gets; return it."""
+    while True:
+        path = find_unused_path(dataset, model)
+        with suppress(FileExistsError):  # another process has just created it
+            make_folder(path, exist_ok=False)
+            return path
+
+
+def make_folder(path: Path, exist_ok: bool = True) -> None:
+    """Create a folder and its parents; a UsageError if that is impossible.
+
+    Raises:
+        FileExistsError: if the folder exists, and ``exist_ok`` is false.
+    """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
         raise UsageError(f"cannot create {path}: {error.strerror}") from error
 
 
