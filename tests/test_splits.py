@@ -34,7 +34,7 @@ from recbole_pos.data.splits import (
     split_by_time,
     split_sessions,
 )
-from recbole_pos.data.targets import Split, make_split, read_ties
+from recbole_pos.data.targets import Split, _find_copies, make_split, read_ties
 from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
 
@@ -301,6 +301,17 @@ def test_fractions_are_exact() -> None:
     log = EventLog.build(columns, 101, "u", "i", "t")
     part = split_sessions(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
     assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
+
+
+def test_the_last_users_may_have_no_interactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log ends with a chunk, and before it, no chunk is empty."""
+    monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 4)
+    item = torch.tensor([1, 2, 1, 1])
+    columns = {"u": torch.tensor([1, 1, 2, 2]), "i": item, "t": item.double()}
+    log = EventLog.build(columns, 4, "u", "i", "t")
+    assert [len(chunk) for _, chunk in log.iterate_chunks()] == [4]
+    assert [rows.tolist() for rows in _find_copies(log, True)] == [[3], [2]]
+    assert [len(rows) for rows in _find_copies(log.keep(np.zeros(4, dtype=bool)), True)] == [0, 0]
 
 
 FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in range(3)]

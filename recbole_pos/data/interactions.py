@@ -82,6 +82,8 @@ class EventLog:
         for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
             rows = slice(int(offsets[0]), int(offsets[-1]))
+            if rows.start == rows.stop:  # the last users may have no interactions
+                continue
             fields = {name: column[rows] for name, column in self.fields.items()}
             yield rows, replace(self, fields=fields, offsets=offsets - offsets[0])
 

@@ -299,7 +299,7 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
 
     ``is_by_time``: whether each user's interactions are sorted by time, not by given part first.
     """
-    pairs = []
+    pairs = [np.empty((2, 0), dtype=np.int64)]
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
