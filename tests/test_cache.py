@@ -258,7 +258,11 @@ def test_warnings_are_repeated_from_the_cache(
     for _ in range(2):
         caplog.clear()
         prepared(folder)
-        assert "In inter_feat, line [4], item_id do not exist" in caplog.text
+        assert "shop.inter: 1 rows have no item_id and are left out; of" in caplog.text
+        assert "counted from 1: 3\n" in caplog.text
+    made["inter"].iloc[:40, 0] = ""
+    prepared(write(tmp_path, made))
+    assert "40 rows have no user_id" in caplog.text and "12, ... (40 in all)\n" in caplog.text
 
 
 def test_a_file_that_changes_or_a_disk_that_is_full(folder: Path, monkeypatch) -> None:

@@ -296,16 +296,19 @@ class AtomicTables(Dataset):
             setattr(self, f"{table}_feat", kept)
 
     def _filter_nan_user_or_item(self) -> None:
-        """Leave out rows without a user or item, with RecBole's warning."""
+        """Leave out rows without a user or item, with a warning."""
         for field, own_table in ((self.uid_field, "user"), (self.iid_field, "item")):
             for table in (own_table, "inter"):
                 feat = getattr(self, f"{table}_feat")
                 if feat is not None and feat[field].hasnans:
                     is_nameless = feat[field].isna().to_numpy()
-                    lines = (feat.index[is_nameless] + 2).tolist()
+                    files = [self._find_file(table)]
+                    if table == "inter":
+                        files = self._list_interaction_files()
                     self.logger.warning(
-                        f"In {table}_feat, line {lines}, {field} do not exist, so they will be "
-                        "removed."
+                        f"{listed(file.name for file in files)}: {is_nameless.sum():,} rows have "
+                        f"no {field} and are left out; of the rows of data, counted from 1: "
+                        f"{listed(feat.index[is_nameless] + 1)}"
                     )
                     self._keep(table, ~is_nameless)
 
