@@ -167,6 +167,8 @@ class PosConfig(Config):
         self._check_final()
         self._set_default_parameters()
         self._init_device()
+        if self.model in UNTRAINED:  # not in ``plain``, which names of runs are made of
+            self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
         check_negatives(self.final_config_dict, self.model)
         self._set_eval_neg_sample_args("valid")
@@ -269,8 +271,6 @@ class PosConfig(Config):
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
-        if self.model in UNTRAINED:
-            final["train_neg_sample_args"] = None
         has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if has_windows and "train_batch_size" not in external:
             final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's 2,048 are rows of one target
