@@ -57,9 +57,9 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
     table = map_fields_to_tables(dataset)[field]
     mask, column = dataset.missing.get(field), _get_column(field, table, dataset)
     if mask is not None:
-        is_empty = mask.all()
+        is_empty = bool(mask.all())
     else:  # no number is missing, and of tokens 0 stands for none
-        is_empty = not column.is_floating_point() and column.eq(0).all()
+        is_empty = not column.is_floating_point() and bool(column.eq(0).all())
     if is_empty and is_strict(dataset.config):
         raise UsageError(
             f"{prefix}field {shown(field)} has no value in {dataset.dataset_name}.{table}; fill it "
