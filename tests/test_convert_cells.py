@@ -202,3 +202,14 @@ def test_nearly_numbers_are_noted(tmp_path: Path) -> None:
     for cells, is_noted in (([*map(str, range(30)), "n/x"], True), (["1,5", "2", "x"], False)):
         kind, _, notes = convert(tmp_path, cells)
         assert (kind, bool(notes)) == ("token", is_noted)
+
+
+@pytest.mark.parametrize("mark", ["", ","])
+def test_whole_numbers_that_no_float_holds_stay_apart(tmp_path: Path, mark: str) -> None:
+    cells = [f"{number:{mark}}" for number in (1234567890123456789, 1234567890123456790)]
+    kind, found, notes = convert(tmp_path, cells)
+    assert (kind, found) == ("token", cells) and f"{cells[0]} is 1.234567890123456" in notes
+    kind, found, notes = convert(tmp_path, cells, "--type", "amount=float")
+    assert kind == "float" and len(set(found)) == 1 and "digits are lost" in notes
+    kind, found, _ = convert(tmp_path, [str(2**53), "1e300", f"{10**22}.0"])
+    assert (kind, found) == ("float", ["9.007199254740992e+15", "1e+300", "1e+22"])

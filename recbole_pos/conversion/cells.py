@@ -28,6 +28,7 @@ _MIN_PIPED = 0.05  # of the different cells must have a | for all of them to be 
 # Decimal and thousands separators of numbers as people write them: 1,234.50 or 1 234,50.
 _SEPARATORS = ((".", ","), (".", " "), (".", "'"), (",", "."), (",", " "), (",", "'"))
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
+_EXPONENT = re.compile(r"\d\.?[eE][+-]?\d")
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 _UNIT = r"(?P<unit>\p{Sc}|%$|\b[A-Z]{3}$)"  # of an amount, such as $, % and EUR
 _FIRST = 200  # cells that are read first, since they mostly decide
@@ -166,6 +167,8 @@ def guess_kind(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
         return read_ids(cells).as_kind("token")
     numbers, note = read_numbers(values, column, decimal_comma=decimal_comma)
     if numbers is not None:
+        if rounded := _find_rounded(values, numbers):
+            return cells.as_kind("token", f"text, as a float would be another number: {rounded}")
         return cells.recode(format_numbers(numbers), "float", note)
     if _all_match(values, _ISO):
         seconds = read_times(pa.chunked_array([values]), column).seconds
@@ -193,7 +196,9 @@ def convert_cells(
     if kind == "float":
         numbers, note = read_numbers(values, column, decimal, thousands, decimal_comma)
         if numbers is not None:
-            return cells.recode(format_numbers(numbers), kind, note)
+            rounded = _find_rounded(values, numbers)
+            lost = f"digits are lost in a float: {rounded}; token keeps them" if rounded else ""
+            return cells.recode(format_numbers(numbers), kind, note, lost)
         if not note:
             wrong = _describe_non_numbers(_find_non_numbers(values, decimal, thousands), values)
             note = f"{wrong}; correct them or take token"
@@ -320,6 +325,17 @@ def read_numbers(
     unit = _find_unit(pc.utf8_trim_whitespace(values))
     note = f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
     return readings[chosen], f"{note}, without {unit!r}" if unit else note
+
+
+def _find_rounded(values: pa.Array, numbers: np.ndarray) -> str:
+    """Return a whole number among [n] texts that float64 rounds, and what to; empty if none is."""
+    for index in np.flatnonzero(np.abs(numbers) >= 2**53):
+        text, number = values[index].as_py(), numbers[index]
+        digits = "" if _EXPONENT.search(text) else re.sub(r"\D", "", text).lstrip("0")
+        exact = str(abs(int(number))) if np.isfinite(number) else "inf"
+        if digits and not digits.startswith(exact):
+            return f"{text[:60]} is {number:.17g}"
+    return ""
 
 
 def _describe_ambiguity(
