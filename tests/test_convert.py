@@ -56,8 +56,8 @@ def make_orders(events: int = 600, seed: int = 0) -> pd.DataFrame:
 ROLES = {"user": "customer", "item": "Produkt Größe", "time": "bought at"}
 
 
-def convert(file: Path, folder: Path, **given: Any) -> Any:
-    """The report of converting a file to ``folder/shop``."""
+def convert(file: Any, folder: Path, **given: Any) -> Any:
+    """The report of converting a file (or frame) to ``folder/shop``."""
     return recbole_pos.convert(
         file, **{"name": "shop", "verbose": False, **given}, data_path=folder
     )
@@ -270,6 +270,21 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
     assert found["user_id:token"].tolist() == list(map(str, LARGE)) and found.shape == (3, 3)
     assert any("holds map<string, int64" in str(column.notes) for column in report.columns)
+
+
+@pytest.mark.parametrize("scale", [0, 2, 9])
+def test_decimals_are_ids_and_times(tmp_path: Path, scale: int) -> None:
+    """Ids with all digits, without the zeros of their scale."""
+    names = ["12345678901234567890", "12345678901234567891", "10"]
+    decimals = pa.array(map(Decimal, names), pa.decimal128(30, scale))
+    times = pa.array([Decimal(NOW + n) for n in range(3)], pa.decimal128(38, scale))
+    for given in (decimals, decimals.dictionary_encode()):
+        table = pa.table({"user": given, "item": given, "time": times})
+        report = convert(table, tmp_path, overwrite=True)
+        found = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
+        assert found["user_id:token"].tolist() == found["item_id:token"].tolist() == names
+        assert found["timestamp:float"].tolist() == [str(NOW + n) for n in range(3)]
+        assert report.counts["copies"] == 0
 
 
 GOOD = f"user,item,time,stars\n1,a,{NOW},3\n"

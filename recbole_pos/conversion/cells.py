@@ -27,6 +27,10 @@ _PIPE = r"[^\s|]\|[^\s|]"
 _MIN_PIPED = 0.05  # of the different cells must have a | for all of them to be lists
 # Decimal and thousands separators of numbers as people write them: 1,234.50 or 1 234,50.
 _SEPARATORS = ((".", ","), (".", " "), (".", "'"), (",", "."), (",", " "), (",", "'"))
+_ENCODED = (  # what Arrow has codes for
+    *(pa.types.is_string, pa.types.is_integer, pa.types.is_floating),
+    *(pa.types.is_decimal, pa.types.is_dictionary),
+)
 _SPACES = "[\u00a0\u2009\u202f]"  # that do not break a line
 _EXPONENT = re.compile(r"\d\.?[eE][+-]?\d")
 _GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
@@ -94,11 +98,9 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
         elif types.is_large_list(dtype):
             kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
             column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
-        elif types.is_decimal(dtype) and dtype.scale == 0:  # ids, which no float holds
-            column = column.cast(pa.string())
-        elif types.is_floating(dtype) or types.is_decimal(dtype):
+        elif types.is_floating(dtype):
             column = column.cast(pa.float64())
-        elif not (types.is_string(dtype) or types.is_integer(dtype) or types.is_dictionary(dtype)):
+        elif not any(is_type(dtype) for is_type in _ENCODED):
             column = column.cast(pa.string())
         codes, text = _encode_texts(column)
     except pa.ArrowException as error:
@@ -124,7 +126,16 @@ def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
     if pa.types.is_floating(values.type):
         return codes, format_numbers(values)
+    if pa.types.is_decimal(values.type):  # may be ids, which no float holds
+        return codes, _format_decimals(values)
     return codes, values.cast(pa.string())
+
+
+def _format_decimals(decimals: pa.Array) -> pa.Array:
+    """Return the exact text of [n] decimals: 1.50 as 1.5, 2.00 as 2, 0E-8 as 0."""
+    text = pc.replace_substring_regex(decimals.cast(pa.string()), r"^0E.*", "0")
+    text = pc.replace_substring_regex(text, r"(\.\d*?)0+($|E)", r"\1\2")
+    return pc.replace_substring_regex(text, r"\.($|E)", r"\1")
 
 
 def _join_lists(chunk: Any) -> pa.Array:

@@ -80,7 +80,13 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
     Raises:
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
-    dtype, types = column.type, pa.types
+    types = pa.types
+    if types.is_decimal(column.type):
+        try:
+            column = column.cast(pa.int64() if column.type.scale == 0 else pa.float64())
+        except pa.ArrowException as error:  # of more than 64 bits
+            raise UsageError(f"{name} holds {column.type}, which says no time") from error
+    dtype = column.type
     times = Times(np.full(len(column), np.nan))
     if date_format and date_format not in _UNITS:
         _require_date(date_format)
