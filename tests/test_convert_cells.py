@@ -118,6 +118,8 @@ def seconds(values: list[Any], form: str | None = None) -> list[float]:
         ("1709399131250", MOMENT + 0.25),
         ("20240302", DAY),
         ("20240302170531", MOMENT),
+        (2030313233, 2030313233),  # seconds in 2034, as it has 31 months
+        (202403021760, 202403021.76),  # milliseconds, as it has 60 minutes
         (MOMENT * 10**6 + 1, MOMENT + 1e-6),
         (MOMENT * 10**9 + 15_838, MOMENT + 1.5838e-5),  # more digits than a float has
         (datetime(2024, 3, 2, 17, 5, 31, 500_000), MOMENT + 0.5),
@@ -139,6 +141,9 @@ def test_every_form(value: Any, expected: float) -> None:
         (2032024, "%d%m%Y", DAY),  # a whole number has lost the zeros before it
         ("030224", "%m%d%y", DAY),
         (30224, "%m%d%y", DAY),
+        (2024030217, "%Y%m%d%H", MOMENT - 331),
+        ("202403021705", "%Y%m%d%H%M", MOMENT - 31),
+        (2024030217, "s", 2024030217),
         (17, "s", 17),
         ("17", "ms", 0.017),
     ],
@@ -152,6 +157,8 @@ def test_a_given_form(value: Any, form: str, expected: float) -> None:
     [
         (["03/04/2024", "05/06/2024 17:05"], None, r"date_format='%d/%m/%Y'.*'%m/%d/%Y'"),
         (["03.04.2024"], None, r"%d\.%m\.%Y"),
+        ([202403021705, 202403031706, None], None, "date_format=%Y%m%d%H%M or .*date_format=ms"),
+        (["2024030217"] * 200 + ["0"], None, "date_format=%Y%m%d%H or .*date_format=s$"),
         (["13/01/2024", "01/13/2024", "02/03/2024"], None, "contradict each other"),
         ([1, 2, 3], None, "date_format=s"),
         ([MOMENT, MOMENT * 1000], None, "of one unit"),

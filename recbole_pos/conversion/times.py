@@ -21,6 +21,9 @@ _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nan
 _EPOCH = (10**8, 2 * 10**10)  # seconds that are taken for a date: 1973 to 2603
 _MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
 _COMPACT = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # number of digits -> form of a date
+# Further forms whose numbers are also epochs, and the years of those that are taken for dates.
+_COMPACT_OR_EPOCH = {10: "%Y%m%d%H", 12: "%Y%m%d%H%M"}
+_COMPACT_YEARS = (1990, 2100)
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,6}(?P<long>\d{1,3})?)?)?)?"
@@ -51,7 +54,7 @@ _DAY_FIRST, _MONTH_FIRST = (_SLASHES, r"\3-\2-\1t\4\5"), (_SLASHES, r"\3-\1-\2t\
 
 
 class AmbiguousDate(UsageError):
-    """A column of dates that does not show whether day or month stands first."""
+    """A column of dates whose order of day and month is unclear, or that may be epochs."""
 
 
 @dataclass
@@ -202,6 +205,7 @@ def _add_epochs(
     elif date_format and values.dtype.kind in "iu":
         form, seconds = date_format, _parse_digits(values, date_format)
     else:
+        _refuse_ambiguous_digits(values, name)
         guess = _read_compact_dates(values) or _guess_epoch(values)
         if guess is None:
             raise UsageError(
@@ -223,6 +227,22 @@ def _read_compact_dates(values: np.ndarray) -> tuple[str, np.ndarray] | None:
         return None
     seconds = _parse_digits(values, date_format)
     return None if np.isnan(seconds).any() else ("compact dates, read as UTC", seconds)
+
+
+def _refuse_ambiguous_digits(values: np.ndarray, name: str) -> None:
+    """Raise an AmbiguousDate about numbers such as 2024030217, which are dates and epochs."""
+    for num_digits, date_format in _COMPACT_OR_EPOCH.items():
+        first, last = (year * 10 ** (num_digits - 4) for year in _COMPACT_YEARS)
+        in_range = values[(first <= values) & (values < last)]
+        if values.dtype.kind not in "iu" or len(in_range) < _MIN_SHARE * len(values):
+            continue
+        is_date = ~np.isnan(_parse_digits(in_range, date_format))
+        if is_date.sum() >= _MIN_SHARE * len(values):
+            unit = "s" if num_digits == 10 else "ms"
+            raise AmbiguousDate(
+                f"{name}: {in_range[0]} may be a date or {_NAMES[unit]} since 1970, expected one "
+                f"meaning; give --date_format={date_format} or --date_format={unit}"
+            )
 
 
 def _guess_epoch(values: np.ndarray) -> tuple[str, np.ndarray] | None:
