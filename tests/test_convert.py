@@ -278,8 +278,8 @@ def test_decimals_are_ids_and_times(tmp_path: Path, scale: int) -> None:
     names = ["12345678901234567890", "12345678901234567891", "10"]
     decimals = pa.array(map(Decimal, names), pa.decimal128(30, scale))
     times = pa.array([Decimal(NOW + n) for n in range(3)], pa.decimal128(38, scale))
-    for given in (decimals, decimals.dictionary_encode()):
-        table = pa.table({"user": given, "item": given, "time": times})
+    for ids in (decimals, decimals.dictionary_encode()):
+        table = pa.table({"user": ids, "item": ids, "time": times})
         report = convert(table, tmp_path, overwrite=True)
         found = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
         assert found["user_id:token"].tolist() == found["item_id:token"].tolist() == names

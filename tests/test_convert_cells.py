@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,28 @@ def test_a_given_form(value: Any, form: str, expected: float) -> None:
 def test_times_that_may_mean_two_or_none(values: list[Any], form: str | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         seconds(values, form)
+
+
+@pytest.mark.parametrize(
+    "clock",
+    ["", " 03:04", "T03:04:05", ", 3:04 PM", " 03:04:05.25 p.m.", " 03:04PM UTC", " 3:04:05 +0200"],
+)
+def test_the_form_that_an_error_gives_reads_the_date(clock: str) -> None:
+    """Day first and month first."""
+    for text in (f"01/02/2024{clock}", f" 1.2.2024{clock} "):
+        with pytest.raises(UsageError, match="with the month") as caught:
+            seconds([text])
+        forms = re.findall("'(%[^']*)'", str(caught.value))
+        by_day, by_month = (seconds([text], form)[0] for form in forms)
+        assert by_day - by_month == 30 * 86400
+        assert by_day == seconds([f"2024-02-01{clock}".replace("-", "/")])[0]
+
+
+@pytest.mark.parametrize("dates", [[20240302.0, np.nan], ["20240302.0"], ["20240302.00", None]])
+def test_whole_dates_that_became_floats(dates: list[Any]) -> None:
+    assert seconds(dates)[0] == seconds(dates, "%Y%m%d")[0] == DAY
+    assert seconds([2032024.0, np.nan], "%d%m%Y")[0] == seconds(["2032024.0"], "%d%m%Y")[0] == DAY
+    assert np.isnan(seconds([20240302.0, 20240302.5], "%Y%m%d")).tolist() == [False, True]
 
 
 def test_no_such_day_or_clock_is_no_time() -> None:

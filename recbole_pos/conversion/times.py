@@ -166,10 +166,31 @@ def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str
     if date_format in _UNITS or column.null_count == len(column):
         return  # with a unit, only numbers are times
     if date_format:
+        column = _normalize_dates(column, date_format)
         seconds = [_parse_dates(chunk, date_format) for chunk in column.chunks]
         times.add(f"dates ({date_format})", slice(None), np.concatenate(seconds))
     else:
         _add_dates(times, column, name)
+
+
+def _normalize_dates(column: pa.ChunkedArray, date_format: str) -> pa.ChunkedArray:
+    """Return texts as ``date_format`` can read them: without blanks around, pm for p.m.
+
+    Digits lose the .0 of floats, and get the zeros before them back.
+    """
+    column = pc.utf8_trim_whitespace(column)
+    if "%p" in date_format:
+        column = pc.replace_substring_regex(column, r"(?i)([ap])\.m\.?", r"\1m")
+    if "." in date_format:
+        return column
+    is_float = pc.match_substring_regex(column, r"^\d+\.0+$")
+    digits = pc.replace_substring_regex(column, r"\.0+$", "")
+    return pc.if_else(is_float, pc.utf8_lpad(digits, _count_digits(date_format), "0"), column)
+
+
+def _count_digits(date_format: str) -> int:
+    """Return the number of characters of dates in a form."""
+    return len(datetime(2000, 12, 31).strftime(date_format))
 
 
 def _add_iso(times: Times, chunk: Any, first_row: int) -> Any:
@@ -193,17 +214,22 @@ def _add_epochs(
 ) -> None:
     """Add times of [rows] numbers by unit or form of digits; guess it if ``date_format`` is None.
 
-    A form of digits such as %Y%m%d is ignored for floats. Raises a UsageError if no unit fits.
+    Raises a UsageError if no unit fits.
     """
     rows = np.flatnonzero(~is_missing)
     if not len(rows):
         return
     values = values[rows]
+    is_whole = np.abs(values) < 2**63
+    if values.dtype.kind == "f":  # of pandas, which has floats where a cell is empty
+        is_whole &= values == np.rint(values)
+        values = values.astype(np.int64) if is_whole.all() else values
     if date_format in _UNITS:
         form = f"epoch {_NAMES[date_format]}"
         seconds = _ticks_to_seconds(values, _UNITS[date_format])
-    elif date_format and values.dtype.kind in "iu":
-        form, seconds = date_format, _parse_digits(values, date_format)
+    elif date_format:
+        form, seconds = date_format, np.full(len(values), np.nan)
+        seconds[is_whole] = _parse_digits(values[is_whole].astype(np.int64), date_format)
     else:
         _refuse_ambiguous_digits(values, name)
         guess = _read_compact_dates(values) or _guess_epoch(values)
@@ -258,7 +284,7 @@ def _guess_epoch(values: np.ndarray) -> tuple[str, np.ndarray] | None:
 
 def _parse_digits(values: np.ndarray, date_format: str) -> np.ndarray:
     """Return [n] float64 seconds of dates as whole numbers, which may lack leading zeros."""
-    width = len(datetime(2000, 12, 31).strftime(date_format))
+    width = _count_digits(date_format)
     distinct, codes = np.unique(values, return_inverse=True)
     texts = pc.utf8_lpad(pa.array(distinct).cast(pa.string()), width, "0")
     return _parse_dates(texts, date_format)[codes]
@@ -304,15 +330,24 @@ def _add_dates(times: Times, column: pa.ChunkedArray, name: str) -> None:
         reason = "nothing in the column tells which"
         if has_day_first:
             reason = "others of the column contradict each other"
-        mark = next(character for character in example if not character.isdigit())
+        day_first, month_first = (_make_date_format(example, order) for order in ("dm", "md"))
         raise AmbiguousDate(
             f"{name}: {shown(example)} may begin with the day or with the month, and {reason}. "
-            f"Give --date_format='%d{mark}%m{mark}%Y' (day first) or '%m{mark}%d{mark}%Y', with "
-            "' %H:%M:%S' where a clock follows"
+            f"Give --date_format={day_first!r} (day first) or {month_first!r}"
         )
     is_day_first = can_be_day & has_day_first
     times.add("dates (day first)", slice(None), np.where(is_day_first, by_day, np.nan))
     times.add("dates (month first)", slice(None), np.where(is_day_first, np.nan, by_month))
+
+
+def _make_date_format(example: str, order: str) -> str:
+    """Return the form of a date with slashes, in which ``order`` (dm or md) stands first."""
+    form = re.sub(r"^\d+(\D)\d+(\D)\d+", rf"%{order[0]}\1%{order[1]}\2%Y", example.strip())
+    form = re.sub(r"[+-]\d\d(:?\d\d)?$", "%z", form)
+    form, has_half = re.subn(r"(?i)[ap]\.?m\.?", "%p", form)
+    form = re.sub(r"(:\d\d[.,])\d+", r"\1%f", form)
+    form = re.sub(r"\d+:\d\d", "%I:%M" if has_half else "%H:%M", form, count=1)
+    return re.sub(r":\d\d", ":%S", form)
 
 
 def _parse_form(text: pa.Array, form: tuple[str, str]) -> np.ndarray:
