@@ -101,6 +101,21 @@ def test_flags_of_few_interactions_are_theirs() -> None:
     assert (tables["returned"], tables["fragile"]) == ("inter", "item")
 
 
+def test_lists_keep_their_length(tmp_path: Path) -> None:
+    """A name with a line end is one name; a list with a number that is missing is none."""
+    rows = {"user": ["a", "b"], "item": ["p", "q"], "time": [1_700_000_000, 1_700_000_001]}
+    tags = [["red\nkite", "b"], ["c"]]
+    rp.Dataset.from_frame(pa.table({**rows, "tags": tags}), path=tmp_path / "x")
+    assert (tmp_path / "x" / "x.inter").read_text().splitlines()[1].endswith("\tred kite|b")
+    lists = [[0.1, None, 0.3], [1.0, 2.0, 3.0]]
+    for vectors in (lists, list(map(json.dumps, lists)), ["[0.1, NaN, 0.3]", "[1, 2, 3]"]):
+        table = pa.table({**rows, "vector": vectors})
+        (column,) = rp.Dataset.from_frame(table).report.columns[3:]
+        assert not column.field and "expected finite numbers" in column.notes[0]
+        with pytest.raises(UsageError, match=r"^type: vector=float_seq: found the list \[0.1, n"):
+            rp.Dataset.from_frame(table, types={"vector": "float_seq"})
+
+
 def test_given_parts(tmp_path: Path) -> None:
     frame = make_log()
     data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")

@@ -260,15 +260,15 @@ class Builder:
             if _NAMELESS.fullmatch(column):
                 raise UsageError("has no name")
             cells = encode(source.columns[column], column)
+            separators = [self.overrides[option].get(column) for option in ("decimal", "thousands")]
+            kind = self.overrides["type"].get(column, "float" if any(separators) else "")
+            if not kind:
+                return guess_kind(cells, column, source.decimal_comma)
         except UsageError as error:
             left_out = Column(column, source.path.name, notes=[str(error)], loaded=False)
             self.report.columns.append(left_out)
             return None
-        separators = [self.overrides[option].get(column) for option in ("decimal", "thousands")]
-        kind = self.overrides["type"].get(column, "float" if any(separators) else "")
-        if kind:
-            return convert_cells(cells, kind, column, source.decimal_comma, *separators)
-        return guess_kind(cells, column, source.decimal_comma)
+        return convert_cells(cells, kind, column, source.decimal_comma, *separators)
 
     def _add_attribute(
         self,

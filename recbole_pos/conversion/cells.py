@@ -164,14 +164,19 @@ def guess_kind(cells: Cells, column: str, decimal_comma: bool = False) -> Cells:
 
     Numbers in a column whose name ends in _id or the like are tokens. With ``decimal_comma`` 12,99
     is a number.
+
+    Raises:
+        UsageError: if a list of numbers has one that is missing or not finite.
     """
     values = cells.values[1:]
+    if cells.kind == "float_seq":
+        _require_finite(cells, f"column {shown(column)}")
     if cells.kind:
         return cells
     if not len(values):
         return cells.as_kind("token")
     if (lists := parse_lists(values)) is not None:
-        return _as_sequences(cells, lists)
+        return guess_kind(_as_sequences(cells, lists), column)
     if pc.sum(pc.match_substring_regex(values, _PIPE)).as_py() > _MIN_PIPED * len(values):
         return convert_cells(cells, "token_seq", column).as_kind("token_seq", "lists, split at |")
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, r"^[+-]?0\d"):
@@ -223,19 +228,26 @@ def convert_cells(
             pattern = rf"\s*{next(separators, ',')}\s*"
             cells = cells.recode(pc.replace_substring_regex(values, pattern, INNER), kind)
     if kind == "float_seq":
-        _require_finite(cells, column)
+        _require_finite(cells, f"type: {column}=float_seq")
     return cells.as_kind(kind)
 
 
-def _require_finite(cells: Cells, column: str) -> None:
-    """Refuse sequences with values that are not finite numbers."""
-    texts = pc.split_pattern(cells.values, INNER).flatten()
+def _require_finite(cells: Cells, name: str) -> None:
+    """Refuse sequences with values that are missing or not finite numbers."""
+    texts = pc.split_pattern(cells.values.filter(pc.not_equal(cells.values, "")), INNER)
+    values = texts.flatten()
     try:
-        numbers = texts.filter(pc.not_equal(texts, "")).cast(pa.float64()).to_numpy()
+        numbers = pc.if_else(pc.equal(values, ""), "nan", values).cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
-        raise UsageError(f"type: {column}=float_seq: {str(error)[:200]}") from error
-    if not np.isfinite(numbers).all():
-        raise UsageError(f"type: {column}=float_seq: a number is not finite")
+        raise UsageError(f"{name}: {str(error)[:200]}") from error
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        row = pc.list_parent_indices(texts)[int(wrong[0])].as_py()
+        example = ", ".join(text or "null" for text in texts[row].as_py())
+        raise UsageError(
+            f"{name}: found the list [{example[:60]}], expected finite numbers; correct it, or "
+            "leave its cell empty"
+        )
 
 
 def read_ids(cells: Cells) -> Cells:

@@ -26,7 +26,7 @@ Table = Mapping[str, Cells | np.ndarray]
 def choose_separator(tables: Mapping[str, Table]) -> str:
     """Return a separator of sequences that no name in them contains."""
     values = [
-        cells.values
+        _replace_line_ends(cells.values)
         for table in tables.values()
         for cells in table.values()
         if isinstance(cells, Cells) and cells.kind.endswith("_seq")
@@ -71,12 +71,16 @@ def write_table(path: Path, table: Table, separator: str) -> None:
             file.write(memoryview(data)[: np.frombuffer(offsets, np.int32)[len(lines)]])
 
 
+def _replace_line_ends(values: pa.Array) -> pa.Array:
+    """Return texts with blanks for line ends and NUL."""
+    return pc.replace_substring_regex(values, r"[\r\n\x00]+", " ")
+
+
 def _escape(cells: Cells, separator: str) -> pa.Array:
     """Return each value of cells as the text of a file, in quotation marks where needed."""
-    values = cells.values
+    values = _replace_line_ends(cells.values)
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
-    values = pc.replace_substring_regex(values, r"[\r\n\x00]+", " ")
     needs_quotes = pc.match_substring_regex(values, '["\t]')
     if not pc.any(needs_quotes).as_py():
         return values
