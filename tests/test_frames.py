@@ -101,6 +101,34 @@ def test_flags_of_few_interactions_are_theirs() -> None:
     assert (tables["returned"], tables["fragile"]) == ("inter", "item")
 
 
+def test_names_in_python(tmp_path: Path) -> None:
+    """Columns by number, and one name in place of a list."""
+    frame = pd.DataFrame({0: ["a", "b"], 1: ["p", "q"], 2: [1_700_000_000] * 2, 3: [5, 6]})
+    roles = {"user": 0, "item": 1, "time": 2, "data_path": tmp_path, "verbose": False}
+    given = {"types": {3: "token"}, "rename": {3: "brand"}, "name": "x"}
+    (column,) = rp.convert(frame, **roles, **given).columns[3:]
+    assert (column.field, column.kind) == ("brand", "token")
+    for options in ({"drop": 3}, {"drop": "3"}, {"drop": [3]}):
+        assert len(rp.convert(frame, **roles, **options, dry_run=True).columns) == 3
+    (column,) = rp.convert(frame, **roles, types="3=token", dry_run=True).columns[3:]
+    assert column.kind == "token"
+    for wrong, word in (({"rename": {3: 1}}, "^rename: 3=1"), ({"types": 5}, "^type: expected C")):
+        with pytest.raises(UsageError, match=word):
+            rp.convert(frame, **roles, **wrong, dry_run=True)
+
+
+def test_values_of_dictionaries(tmp_path: Path) -> None:
+    """Null is missing, and a name that is there twice is one name."""
+    cells = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0]), pa.array(["x", None, "x"]))
+    table = pa.table({"user": cells, "item": list("pqpq"), "time": [1_700_000_000] * 4})
+    with pytest.warns(RunWarning, match="1 rows: no user"):
+        data = rp.Dataset.from_frame(table)
+    assert data.counts["users"] == 1 and data.counts["events"] == 3
+    table = table.set_column(0, "user", pa.array([0.0, -0.0, 1.0, 1.0])).append_column("s", cells)
+    data = rp.Dataset.from_frame(table)
+    assert data.counts["users"] == 2 and data.report.columns[3].different == 1
+
+
 def test_lists_keep_their_length(tmp_path: Path) -> None:
     """A name with a line end is one name; a list with a number that is missing is none."""
     rows = {"user": ["a", "b"], "item": ["p", "q"], "time": [1_700_000_000, 1_700_000_001]}
@@ -140,6 +168,13 @@ def test_what_is_no_frame_of_interactions() -> None:
     doubled = pd.concat([frame, frame["item_id"]], axis=1)
     with pytest.raises(UsageError, match="two columns are called 'item_id'"):
         rp.Dataset.from_frame(doubled)
+    polars = pytest.importorskip("polars")
+    for series in (frame["user_id"], polars.Series([1, 2]), pa.chunked_array([[1, 2]])):
+        with pytest.raises(UsageError, match="^interactions: expected a file or a frame"):
+            rp.Dataset.from_frame(series)
+    for values in (pd.arrays.SparseArray([0] * len(frame)), [1j] * len(frame)):
+        with pytest.raises(UsageError, match="^interactions: Arrow cannot read the frame: .* s"):
+            rp.Dataset.from_frame(frame.assign(s=values))
     for wrong, word in (({"usr": "user_id"}, "user"), ({"core": "five"}, "^core: ")):
         with pytest.raises(UsageError, match=word):
             rp.Dataset.from_frame(frame, **wrong)

@@ -117,6 +117,8 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
 
 def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """Return [rows] code of each cell, 0 if it is null, and the text of codes from 1."""
+    # a given dictionary may hold null, or one text twice; 0.0 and -0.0 are both 0
+    may_repeat = pa.types.is_dictionary(column.type) or pa.types.is_floating(column.type)
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     encoded = column.unify_dictionaries().combine_chunks()
@@ -125,10 +127,16 @@ def _encode_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     values = encoded.dictionary
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
     if pa.types.is_floating(values.type):
-        return codes, format_numbers(values)
-    if pa.types.is_decimal(values.type):  # may be ids, which no float holds
-        return codes, _format_decimals(values)
-    return codes, values.cast(pa.string())
+        text = format_numbers(values)
+    elif pa.types.is_decimal(values.type):  # may be ids, which no float holds
+        text = _format_decimals(values)
+    else:
+        text = values.cast(pa.string())
+    if not may_repeat:
+        return codes, text
+    unique = text.drop_null().unique()
+    new_codes = pc.index_in(text, unique, skip_nulls=True).fill_null(-1).to_numpy() + np.int32(1)
+    return np.append(np.int32(0), new_codes)[codes], unique
 
 
 def _format_decimals(decimals: pa.Array) -> pa.Array:

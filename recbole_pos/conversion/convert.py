@@ -10,7 +10,7 @@ import re
 import shlex
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from recbole_pos.conversion.writing import Table, choose_separator, format_yaml,
 from recbole_pos.errors import PosError, RunWarning, UsageError
 from recbole_pos.files import LOCK, replace_folder, write_text
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import is_whole, listed, shown, suggest
+from recbole_pos.values import is_whole, listed, read_names, shown, suggest
 
 REPORT = "convert.json"
 CACHE = ".recbole_pos"
@@ -125,7 +125,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
     check_overrides(overrides, _list_columns(sources))
-    given_names = {role: getattr(args, role) for role in NAMES}
+    given_names = {role: None if (n := getattr(args, role)) is None else str(n) for role in NAMES}
     source = explode_lists(sources.pop("events"), given_names)
     roles = find_roles(source.columns, given_names, args.date_format)
     if not args.columns:
@@ -301,9 +301,9 @@ def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
 def _read_pairs(option: str, words: Any) -> dict[str, str]:
     """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict."""
     if isinstance(words, Mapping):
-        return dict(words)
+        return {str(column): str(value) for column, value in words.items()}
     pairs = {}
-    for word in words:
+    for word in [words] if isinstance(words, str) or not isinstance(words, Iterable) else words:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
             raise UsageError(f"{option}: expected COLUMN=VALUE, found {shown(word)}")
@@ -328,10 +328,11 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
             sources[role] = read_frame(table, _FRAMES[role])
-    for column in args.drop:
+    dropped = read_names(args.drop, "drop")
+    for column in dropped:
         require_column(column, _list_columns(sources), "drop")
     for role, source in sources.items():
-        kept = {name: cells for name, cells in source.columns.items() if name not in args.drop}
+        kept = {name: cells for name, cells in source.columns.items() if name not in dropped}
         sources[role] = replace(source, columns=kept)
     for part in _PARTS[1:]:
         if part in sources:

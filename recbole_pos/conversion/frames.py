@@ -90,8 +90,7 @@ class Dataset(os.PathLike[str]):
         if home is not None:
             path = home.path / given.pop("name", _NAME)
         folder = Path(os.path.abspath(path or ""))
-        names = {"user": user, "item": item, "time": time}  # Arrow's columns have text as names
-        given |= {role: None if name is None else str(name) for role, name in names.items()}
+        given |= {"user": user, "item": item, "time": time}
         given |= {"items": items, "users": users, "valid": valid, "test": test}
         dataset = cls(folder)
         dataset.home = home

@@ -97,26 +97,38 @@ def _read_parquet(file: Path) -> Part:
 
 def read_frame(frame: Any, name: str) -> Source:
     """Read a frame of pandas, polars, pyarrow, or whatever Arrow reads; refuse an empty one."""
-    if hasattr(frame, "iloc"):  # pandas, whose index is columns if it has names
-        if frame.columns.duplicated().any():
-            name_twice = frame.columns[frame.columns.duplicated()][0]
-            raise UsageError(f"{name}: two columns are called {shown(name_twice)}; rename one")
-        has_names = any(name is not None for name in frame.index.names)
-        table = pa.Table.from_pandas(frame, preserve_index=has_names)
-    elif hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
-        table = frame.to_arrow()
-    elif isinstance(frame, pa.Table) or hasattr(frame, "__arrow_c_stream__"):
-        table = frame if isinstance(frame, pa.Table) else pa.table(frame)
-    else:
+    try:
+        table = _convert_frame(frame, name)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = " ".join(map(str, error.args))[:200].rstrip(".")
+        raise UsageError(
+            f"{name}: Arrow cannot read the frame: {reason}; give the column a plain type, or "
+            "leave it out of the frame"
+        ) from error
+    if not isinstance(table, pa.Table):
         raise UsageError(
             f"{name}: expected a file or a frame (pandas, polars, pyarrow, DuckDB), found "
-            f"{type(frame).__name__}; a lazy frame is collected first"
+            f"{type(frame).__name__}; a lazy frame is collected first, a series gets to_frame()"
         )
     if not table.num_rows:
         raise UsageError(f"{name} has no row")
     columns = take_columns(table, name)
     part = Part(Path(name), columns, table.num_rows, first_number=0)
     return Source(Path(name), [part], columns, "frame")
+
+
+def _convert_frame(frame: Any, name: str) -> Any:
+    """Return a frame as a table of Arrow; what is no frame becomes None, or no table."""
+    if hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas, with names as columns
+        if frame.columns.duplicated().any():
+            name_twice = frame.columns[frame.columns.duplicated()][0]
+            raise UsageError(f"{name}: two columns are called {shown(name_twice)}; rename one")
+        has_names = any(name is not None for name in frame.index.names)
+        return pa.Table.from_pandas(frame, preserve_index=has_names)
+    if hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
+        return frame.to_arrow()
+    is_stream = hasattr(frame, "__arrow_c_stream__") and not isinstance(frame, pa.ChunkedArray)
+    return pa.table(frame) if is_stream and not isinstance(frame, pa.Table) else frame
 
 
 def _find_files(path: Path) -> list[Path]:
