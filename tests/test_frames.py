@@ -129,6 +129,36 @@ def test_values_of_dictionaries(tmp_path: Path) -> None:
     assert data.counts["users"] == 2 and data.report.columns[3].different == 1
 
 
+@pytest.mark.parametrize("as_file", [False, True])
+def test_periods_and_durations(tmp_path: Path, as_file: bool) -> None:
+    """A period is the time of its start, a duration is in seconds whatever its unit."""
+    frame = pd.DataFrame({"user": ["a", "a", "b"], "item": ["p", "q", "p"]})
+    frame["time"] = pd.period_range("2024-03-02", periods=3, freq="D")
+    frame["month"] = pd.PeriodIndex(["2024-01", None, "2024-03"], freq="M")
+    frame["ms"] = pd.to_timedelta([3600, 2, None], unit="s").as_unit("ms")
+    frame["ns"] = pd.to_timedelta([3600, 0.5, 1.25], unit="s")
+    given: Any = frame
+    if as_file:
+        given = tmp_path / "log.parquet"
+        frame.to_parquet(given)
+    options = {"tables": {name: "inter" for name in ("month", "ms", "ns")}, "verbose": False}
+    report = rp.convert(given, name="x", data_path=tmp_path, **options)
+    rows = (tmp_path / "x" / "x.inter").read_text().splitlines()[1:]
+    day, month = 1709337600, 1704067200
+    assert [row.split("\t")[2:] for row in rows] == [
+        [str(day), str(month), "3600", "3600"],
+        [str(day + 86400), "", "2", "0.5"],
+        [str(day + 2 * 86400), str(month + 60 * 86400), "", "1.25"],
+    ]
+    assert "durations in seconds" in report.columns[-1].notes
+
+
+def test_a_period_that_is_no_time() -> None:
+    far = make_log().assign(time=pd.PeriodIndex.from_ordinals([10**5] * len(make_log()), freq="Y"))
+    with pytest.raises(UsageError, match="^interactions: column 'time' holds periods"):
+        rp.Dataset.from_frame(far)
+
+
 def test_lists_keep_their_length(tmp_path: Path) -> None:
     """A name with a line end is one name; a list with a number that is missing is none."""
     rows = {"user": ["a", "b"], "item": ["p", "q"], "time": [1_700_000_000, 1_700_000_001]}

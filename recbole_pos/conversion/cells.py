@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.times import read_times
+from recbole_pos.conversion.times import convert_ticks, read_times
 from recbole_pos.data.location import KINDS, MISSING
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, shown
@@ -95,6 +95,9 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
             kind, note = "float", "seconds since 1970, UTC"
             seconds = read_times(column, name).seconds
             column = pa.chunked_array([pa.array(seconds, from_pandas=True)])
+        elif types.is_duration(dtype):
+            kind, note = "float", "durations in seconds"
+            column = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
         elif types.is_large_list(dtype):
             kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
             column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from recbole_pos.errors import UsageError
@@ -107,8 +109,40 @@ def take_columns(table: pa.Table, source: str | Path) -> Columns:
         table = table.flatten()
     require_distinct(source, table.column_names)
     table = pa.Table.from_batches(table.to_batches(max_chunksize=_MAX_CHUNK_ROWS), table.schema)
-    named_columns = zip(table.column_names, table.columns, strict=True)
-    return {name: column.cast(_simplify_type(column.type)) for name, column in named_columns}
+    columns = {}
+    for header, column in zip(table.schema, table.columns, strict=True):
+        metadata = _find_period(header)
+        if metadata is None:
+            columns[header.name] = column.cast(_simplify_type(column.type))
+            continue
+        try:
+            columns[header.name] = _read_periods(column, json.loads(metadata)["freq"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                f"{source}: column {shown(header.name)} holds periods that are no times "
+                f"({str(error)[:100]}); write it as times, or leave it out of the table"
+            ) from error
+    return columns
+
+
+def _find_period(header: pa.Field) -> bytes | None:
+    """Return the metadata of a column of pandas' periods; None for other columns."""
+    if isinstance(header.type, pa.BaseExtensionType):
+        name, content = header.type.extension_name, header.type.__arrow_ext_serialize__()
+    else:  # of a file, until pandas tells Arrow of its types
+        metadata = header.metadata or {}
+        name = metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
+        content = metadata.get(b"ARROW:extension:metadata", b"")
+    return content if name == "pandas.period" else None
+
+
+def _read_periods(column: pa.ChunkedArray, frequency: str) -> pa.ChunkedArray:
+    """Return the times at which periods of pandas start."""
+    ordinals = column.cast(pa.int64())
+    numbers = ordinals.fill_null(0).to_numpy()
+    starts = pd.PeriodIndex.from_ordinals(numbers, freq=frequency).to_timestamp()
+    is_missing = ordinals.is_null().to_numpy()
+    return pa.chunked_array([pa.array(starts, mask=is_missing)])
 
 
 def require_distinct(source: str | Path, names: Iterable[str]) -> None:

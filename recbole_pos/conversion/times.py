@@ -98,7 +98,7 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
             raise UsageError(f"{name} holds {dtype} already; leave date_format out")
         stamps = column if types.is_timestamp(dtype) else column.cast(pa.timestamp("s"))
         form = "times" if stamps.type.tz else "times without a zone, read as UTC"
-        times.add(form, slice(None), _stamps_to_seconds(stamps))
+        times.add(form, slice(None), convert_ticks(stamps))
     elif types.is_integer(dtype) or types.is_floating(dtype):
         _add_epochs(times, *_read_numbers(column), name, date_format)
     elif types.is_string(dtype) or types.is_null(dtype) or types.is_dictionary(dtype):
@@ -134,10 +134,10 @@ def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
     return whole + (ticks - whole * per_second) / per_second
 
 
-def _stamps_to_seconds(stamps: Any) -> np.ndarray:
-    """Return [rows] float64 seconds of Arrow's timestamps, NaN where null."""
-    ticks, is_missing = _read_numbers(stamps.cast(pa.int64()))
-    return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[stamps.type.unit]))
+def convert_ticks(column: Any) -> np.ndarray:
+    """Return [rows] float64 seconds of Arrow's timestamps or durations, NaN where null."""
+    ticks, is_missing = _read_numbers(column.cast(pa.int64()))
+    return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
 
 
 def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
@@ -205,7 +205,7 @@ def _add_iso(times: Times, chunk: Any, first_row: int) -> Any:
     except pa.ArrowException:
         return chunk
     form = "ISO dates" if zone else "ISO dates without a zone, read as UTC"
-    times.add(form, slice(first_row, first_row + len(chunk)), _stamps_to_seconds(stamps))
+    times.add(form, slice(first_row, first_row + len(chunk)), convert_ticks(stamps))
     return pa.nulls(len(chunk), pa.string())
 
 
