@@ -225,6 +225,12 @@ class OurTables(AtomicTables, RecBoleTables):
         )
         super().__init__(config, *coded)
 
+    def _find_file(self, suffix: str) -> Path:
+        return Path(f"tiny.{suffix}")
+
+    def _list_interaction_files(self) -> list[Path]:
+        return [self._find_file("inter")]
+
 
 def make_inter(pairs: list[tuple[int, int, int]]) -> pd.DataFrame:
     rows = [(f"u{user}", f"i{item}", float(time)) for user, item, time in pairs]
@@ -280,4 +286,9 @@ def test_lines_without_a_user_or_an_item(caplog: pytest.LogCaptureFixture) -> No
     ours = OurTables({}, log, None, None)
     ours._filter_nan_user_or_item()
     assert ours.lines()[0] == [0, 1, 3, 6, 7, 8, 10, 11]
-    assert "line [4, 7], user" in caplog.text and "line [6, 11], item" in caplog.text
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" and ")[0] for text in warnings] == [
+        "tiny.inter: 2 rows have no user",
+        "tiny.inter: 2 rows have no item",
+    ]
+    assert [text.rpartition(": ")[2] for text in warnings] == ["3, 6", "5, 10"]
