@@ -290,7 +290,7 @@ def test_decimals_are_ids_and_times(tmp_path: Path, scale: int) -> None:
 GOOD = f"user,item,time,stars\n1,a,{NOW},3\n"
 WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"user": "usr"}, "user"),
-    (GOOD.replace("item", "thing"), {}, "--item"),
+    (GOOD.replace("item", "thing"), {}, "name it with item COLUMN"),
     (GOOD, {"types": {"starz": "float"}}, "type: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
     (GOOD, {"decimal": {"stars": "ab"}}, "decimal: "),
@@ -300,11 +300,11 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"name": "a/b"}, "name: "),
     (GOOD, {"item": "user", "user": "user"}, "user"),
     (f"user,item\n1,a,{NOW}\n", {}, "log.csv:2"),
-    (GOOD.replace("a,", "é,").encode("cp1252"), {}, "--encoding"),
+    (GOOD.replace("a,", "é,").encode("cp1252"), {}, "Give encoding "),
     ("[\n{}]", {"file": "x.jsonl"}, "jq -c"),
     ('{"a": {"b": 1}, "a.b": 2}', {"file": "x.jsonl"}, "two columns are called 'a.b'"),
     (GOOD, {"file": "x.xlsx"}, "tsv"),
-    (GOOD.replace(str(NOW), "02/03/2024"), {}, "--date_format"),
+    (GOOD.replace(str(NOW), "02/03/2024"), {}, "Give date_format="),
     (GOOD.replace(str(NOW), "2024-03-02"), {"date_format": "%Y/%m/%d"}, "2024-03-02"),
 ]
 
