@@ -52,6 +52,7 @@ def train(
         status = FAILED if value is None else DONE
         facts = {"status": status, "best_valid": {"ndcg@10": value or 0.0}}
         folder.write_fit(job.digest, {**facts, **made.describe(job.fit)})
+        folder.run(job.digest).write_metrics([{"epoch": 0, "valid": facts["best_valid"]}])
         folder.run(job.digest).write_config(job.config.plain)
         folder.run(job.digest).checkpoint.touch()
         made.end(job.fit, status, "" if value else "it diverged", folder.read_fit(job.digest))

@@ -112,8 +112,10 @@ def test_metrics_that_nothing_computes(tiny: Path) -> None:
             _require_metrics(plan(tiny, **more), configs)
 
 
-def test_more_of_the_command_line_than_the_study_has(tiny: Path) -> None:
+def test_more_of_the_command_line_than_the_study_has(tiny: Path, here: Path) -> None:
     """Its files stay, and its seeds."""
+    for name in ("one", "three"):
+        Path(f"{name}.yaml").touch()
     content = study(tiny, seeds=[7, 8])
     content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
     more = {"config_files": ["one.yaml", "three.yaml"]}
