@@ -215,7 +215,7 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
-    assert " of " not in (tmp_path / "out" / "table.csv").read_text()  # of planned seeds
+    assert " of 2 |" not in (tmp_path / "out" / "table.md").read_text()  # seeds of a plan
     config = yaml.safe_load((two / "config.yaml").read_text())
     (two / "config.yaml").write_text(yaml.safe_dump({**config, "init_from": str(three)}))
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
