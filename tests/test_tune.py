@@ -29,11 +29,12 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs.worker import explain_failure, train_run
 from recbole_pos.study.dispatcher import ActiveRuns
+from recbole_pos.study.plan import Plan
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning import SearchResult, search
 from recbole_pos.tuning.record import Trial, read_trials, write_trials
-from recbole_pos.tuning.search_plan import plan_search
+from recbole_pos.tuning.search_plan import SearchFacts, plan_search
 from recbole_pos.tuning.trials import FACTS, TrialSearcher
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
@@ -304,6 +305,28 @@ def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path, more: di
 
 
 # without Ray processes
+
+
+def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None:
+    """Which may be in another folder when the search is resumed."""
+    folder, args = StudyFolder(tmp_path / "search"), SearchArguments()
+    old, new = tmp_path / "old", tmp_path / "new"
+    folder.path.mkdir()
+    for path in (old, new):
+        path.mkdir()
+        (path / "checkpoint.pt").write_bytes(b"1")
+
+    def plan(start: Path) -> Plan:
+        return plan_search("FPARec", "ml-100k", None, [], {**FAST, "init_from": str(start)}, args)[
+            0
+        ]
+
+    facts = SearchFacts.from_arguments(args, plan(old))
+    (folder.path / "search.json").write_text(facts.model_dump_json())
+    assert SearchFacts.read(folder, args, plan(new)) == facts
+    (new / "checkpoint.pt").write_bytes(b"2")
+    with pytest.raises(UsageError, match="other weights"):
+        SearchFacts.read(folder, args, plan(new))
 
 
 def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> None:

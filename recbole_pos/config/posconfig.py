@@ -51,6 +51,7 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
 _NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # left out of a run's config.yaml
+STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
 _ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
@@ -355,7 +356,7 @@ class PosConfig(Config):
         check_together(shared, self.model, starts_from_runs(self.model), losses)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
-        for key in ("item_vectors", "init_from", "update_from"):
+        for key in ("item_vectors", *STARTS):
             self.plain[key] = make_absolute(self.plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder

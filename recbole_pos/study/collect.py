@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from recbole_pos.config.posconfig import STARTS
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
@@ -44,7 +45,6 @@ _SHARED = (
 )
 # Options that are not in the name of a row, although its runs differ in them.
 _UNNAMED = {*INDIFFERENT, "seed"}
-_STARTS = ("init_from", "update_from")  # a run that another one starts from, one a seed
 
 
 class _Collector:
@@ -277,7 +277,7 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a row name for each run: its model, and options in which the model's runs differ."""
     named = [{k: v for k, v in config.items() if k not in _UNNAMED} for config in configs]
     for config, options in zip(configs, named, strict=True):
-        options |= {key: "a run" if config.get(key) else None for key in _STARTS}
+        options |= {key: "a run" if config.get(key) else None for key in STARTS}
     names = []
     for options in named:
         same_model = [other for other in named if other["model"] == options["model"]]

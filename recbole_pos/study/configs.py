@@ -13,7 +13,7 @@ from typing import Any
 
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
@@ -92,7 +92,7 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
         UsageError: for an option that is wrong, or that a study sets itself.
     """
     config = make_row_config(options, strict=True)
-    for key in ("init_from", "update_from"):
+    for key in STARTS:
         if config.plain.get(key):
             raise UsageError(
                 f"{key}: a configuration begins with fresh weights or another's: "

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
-from recbole_pos.config.posconfig import EXTRA_KEYS, PosConfig, merge_options
+from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.experiment.folder import SEARCH
+from recbole_pos.experiment.folder import SEARCH, RunFolder
+from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
 from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import check_plan, make_row_config
@@ -38,28 +39,38 @@ class SearchFacts(Layout):
     Attributes:
         scheduler: asha, none, or the name of a class of Ray's.
         grace_epochs: epochs before ASHA may stop a trial.
+        start: digest of the weights that trials start from; empty if they are initial ones, and
+            in searches of earlier versions.
     """
 
     scheduler: str
     grace_epochs: int
+    start: str = ""
 
     @classmethod
-    def from_arguments(cls, args: SearchArguments) -> SearchFacts:
+    def from_arguments(cls, args: SearchArguments, plan: Plan) -> SearchFacts:
         """Return the facts of a new search; a scheduler object has the name of its class."""
         scheduler = args.scheduler
         name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
-        return cls(scheduler=name, grace_epochs=args.grace_epochs)
+        return cls(scheduler=name, grace_epochs=args.grace_epochs, start=_digest_start(plan))
 
     @classmethod
-    def read(cls, folder: StudyFolder, args: SearchArguments) -> SearchFacts:
+    def read(cls, folder: StudyFolder, args: SearchArguments, plan: Plan) -> SearchFacts:
         """Return the facts of a search that is resumed.
 
         Raises:
-            UsageError: if the file is damaged, or the search had a scheduler object and ``args``
-                have none or one of another class, or the reverse.
+            UsageError: if the file is damaged, trials would start from other weights, or the search
+                had a scheduler object and ``args`` have none or one of another class, or the
+                reverse.
         """
         file = folder.path / SEARCH
         facts = parse(cls, read_bounded(file), f"--resume: {file}")
+        if (start := _digest_start(plan)) and facts.start not in ("", start):
+            raise UsageError(
+                "--resume: the run that the trials start from has other weights than when the "
+                "search began; give the folder that has the weights of then as --init_from, or "
+                "start a new search"
+            )
         is_object = not isinstance(args.scheduler, str)
         given = type(args.scheduler).__name__ if is_object else args.scheduler
         if (facts.scheduler not in SCHEDULERS or is_object) and facts.scheduler != given:
@@ -69,6 +80,13 @@ class SearchFacts(Layout):
                 "other"
             )
         return facts
+
+
+def _digest_start(plan: Plan) -> str:
+    """Return the digest of the weights that trials start from; empty if there are none."""
+    path = next(filter(None, map(plan.base.options.get, STARTS)), None)
+    file = RunFolder(path).checkpoint if path else None
+    return digest_file(file) if file and file.is_file() else ""
 
 
 def check_arguments(args: SearchArguments) -> None:
@@ -146,7 +164,7 @@ def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
     """Return the options of all trials: those that the space sets, with given ones above them."""
     user_options = config.external_config_dict
     options = to_plain({key: user_options[key] for key in user_options if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors", "init_from", "update_from"):  # absolute, for trials
+    for key in ("data_path", "item_vectors", *STARTS):  # absolute, for trials
         if config.plain[key] and key not in {*space.names, *space.fixed}:
             options[key] = config.plain[key]
     return merge_options(space.fixed, options)

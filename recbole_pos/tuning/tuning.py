@@ -125,7 +125,7 @@ def search(
         overruled: list[str] = []  # options of the space that are given
         if args.resume is None:
             plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
-            facts = SearchFacts.from_arguments(args)
+            facts = SearchFacts.from_arguments(args, plan)
             path = _choose_path(plan, args, dataset)
             folder = StudyFolder(path)
         else:
@@ -133,7 +133,7 @@ def search(
             not_allowed: dict[str, Any] = {"model": model, "dataset": name, "space": space}
             not_allowed["config_file_list"] = config_file_list
             plan = extend_plan(folder, args, config_dict, not_allowed)
-            facts = SearchFacts.read(folder, args)
+            facts = SearchFacts.read(folder, args, plan)
             stack.enter_context(lock_folder(folder.path, "searched"))
         scheduler = Scheduler(plan, folder)
         _prepare_data(scheduler)
