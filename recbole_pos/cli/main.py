@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import select
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
+    if logging.lastResort is not None:  # prints warnings where nobody has configured logging
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
     with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
@@ -97,6 +100,8 @@ def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
     if unknown[0].startswith("-"):
         name = unknown[0].lstrip("-").partition("=")[0]
         hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
+    elif parser.get_default("configured"):
+        hint = "; a list is one value, as in --topk='[5, 10]'"
     raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
 
 

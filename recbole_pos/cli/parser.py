@@ -242,7 +242,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         key, equals, text = argument.removeprefix("--").partition("=")
         if not (argument.startswith("--") and equals and key):
             raise UsageError(
-                f"cannot read {shown(argument)}: options are given as --key=value or --key value"
+                f"cannot read {shown(argument)}: this command has no such flag, and options of the "
+                "configuration are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
         name, _, inner_name = key.partition(".")

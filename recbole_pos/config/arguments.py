@@ -37,7 +37,7 @@ def find_kind(argument: Field) -> type:
 class Reporting:
     """What is reported while a model trains."""
 
-    verbose: bool = _arg(True, "print nothing", flag="quiet", group="reporting")
+    verbose: bool = _arg(True, "print no progress and no results", flag="quiet", group="reporting")
     as_json: bool = _arg(
         False,
         "print json objects, one a line: start, epoch (each), result",
@@ -79,7 +79,7 @@ class ClusterArguments:
     address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (one of its own)")
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
     gpus_per_trial: float = _arg(0, "GPUs of a training; 0.5 shares one (0)", "N")
-    verbose: bool = _arg(True, "print nothing", flag="quiet")
+    verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
 def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
@@ -189,7 +189,7 @@ class ConvertArguments:
     data_path: str | Path = _arg("dataset/", "folder that gets the dataset (dataset/)")
     overwrite: bool = _arg(False, "replace a dataset of this name")
     dry_run: bool = _arg(False, "show what would be written, and write nothing")
-    verbose: bool = _arg(True, "print nothing", flag="quiet")
+    verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
 @dataclass(frozen=True)

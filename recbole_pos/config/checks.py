@@ -237,7 +237,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
-            f"{', '.join(computed)}"
+            f"{', '.join(computed)}; set it to one of these"
         )
 
 

@@ -116,6 +116,8 @@ def check_kind(location: str, option: Option, value: Any, example: Any) -> None:
         return
     is_single = value is not None and not isinstance(value, (list, tuple, dict))
     if isinstance(example, list) and option.allows_single and is_single:
+        if isinstance(value, str) and not isinstance(example[0], str):  # 5,10 in a shell
+            raise UsageError(f"{location}: expected a list as in '[5, 10]', found {shown(value)}")
         value = [value]
     _check_type(location, value, example)
     if isinstance(value, (list, tuple)):

@@ -264,6 +264,13 @@ class AtomicTables(Dataset):
                         f"{file.path} has examples that are cut already (columns {columns}); "
                         "expected one interaction a row: user, item and time"
                     )
+                if key == "TIME_FIELD" and "float" not in file.kinds.values():
+                    raise UsageError(
+                        f"{file.path} has no times, its columns are {columns}; if the rows of a "
+                        "user are in order, copy it as FILE.tsv, and number them by `recbole-pos "
+                        f"convert FILE.tsv --name NAME --user {self.uid_field}:token --item "
+                        f"{self.iid_field}:token --time row_order`"
+                    )
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
                     f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "

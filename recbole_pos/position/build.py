@@ -95,9 +95,10 @@ def build_row_encodings(
     rejected = [name for name, scheme in attention.items() if not isinstance(scheme, NoPosition)]
     rejected += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
     if rejected:
+        fitting = [name for name, scheme in SCHEMES.items() if hasattr(scheme, "rows")]
         raise UsageError(
-            f"position: {shown(position)}: only encodings that are rows by position fit this "
-            f"model, which {', '.join(rejected)} is not"
+            f"position: {shown(position)}: this model takes input encodings that depend on the "
+            f"position alone ({', '.join(fitting)}) or nope; found {', '.join(rejected)}"
         )
     return nn.ModuleList(inputs)
 
