@@ -288,6 +288,17 @@ def test_what_a_custom_model_computes_is_checked(tiny, mine, here, model, method
     assert message.startswith("Odd") and "expected" in message and "found" in message
 
 
+def test_scores_of_a_custom_model_are_checked_in_recommendations(tiny, mine, here, monkeypatch):
+    """As in evaluation: those of all histories turned over have the same number."""
+    given = {"run_dir": "run", "verbose": False, "data_path": str(tiny), "epochs": 1}
+    trained = recbole_pos.fit(mine.Markov, "tiny", **given)
+    assert len(trained.recommend(histories=[["i1"], ["i2"]], k=3)) == 6
+    turned = lambda self, rows: self.next.weight @ self(rows).T  # noqa: E731
+    monkeypatch.setattr(mine.Markov, "full_sort_predict", turned)
+    message = refusal(trained.recommend, histories=[["i1"], ["i2"]])
+    assert message.startswith("Markov.full_sort_predict: expected") and "[2, 41]" in message
+
+
 def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
     """Windows have a loss of their own, which such a class does not define."""
 

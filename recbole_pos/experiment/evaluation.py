@@ -30,6 +30,7 @@ from recbole_pos.layers.catalogue import (
     Choice,
     Scores,
     products,
+    require_scores,
     score_and_rank,
     score_parts,
     select_best,
@@ -135,25 +136,6 @@ class EvaluatingTrainer(Trainer):
         if history is not None:
             row_scores[history] = -torch.inf
         return interaction, row_scores, positive_u, positive_i
-
-
-def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
-    """Return scores [rows, items] of all items, which RecBole's models may give as [rows * items].
-
-    Raises:
-        UsageError: if a custom model gives anything else; another order of numbers would be ranked
-            as if they were scores.
-    """
-    if isinstance(scores, Tensor) and scores.is_floating_point():
-        is_complete = scores.numel() == num_rows * num_items
-        if is_complete and (scores.dim() == 1 or scores.size(0) == num_rows):
-            return scores.reshape(num_rows, num_items)
-    is_tensor = isinstance(scores, Tensor)
-    found = f"{scores.dtype} {list(scores.shape)}" if is_tensor else type(scores).__name__
-    raise UsageError(
-        f"{type(model).__name__}.full_sort_predict: expected floating-point scores of all items "
-        f"[{num_rows}, {num_items}], found {found}"
-    )
 
 
 @dataclass(frozen=True)

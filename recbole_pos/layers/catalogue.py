@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from recbole_pos.errors import UsageError
 
 PART = 1 << 15  # items that are scored at once
 GROUP = 64  # columns of a group in ``_select_in_groups``, which compares their maxima first
@@ -120,6 +123,25 @@ def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
     if end - start < 2 * len(items) and len(states) < vectors.size(1):
         return (states @ vectors[start:end].t())[:, items - start]
     return states @ vectors[items].t()
+
+
+def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
+    """Return scores [rows, items] of all items, which RecBole's models may give as [rows * items].
+
+    Raises:
+        UsageError: if a custom model gives anything else; another order of numbers would be ranked
+            as if they were scores.
+    """
+    if isinstance(scores, Tensor) and scores.is_floating_point():
+        is_complete = scores.numel() == num_rows * num_items
+        if is_complete and (scores.dim() == 1 or scores.size(0) == num_rows):
+            return scores.reshape(num_rows, num_items)
+    is_tensor = isinstance(scores, Tensor)
+    found = f"{scores.dtype} {list(scores.shape)}" if is_tensor else type(scores).__name__
+    raise UsageError(
+        f"{type(model).__name__}.full_sort_predict: expected floating-point scores of all items "
+        f"[{num_rows}, {num_items}], found {found}"
+    )
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

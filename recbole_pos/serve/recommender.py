@@ -74,8 +74,8 @@ class Recommender(FittedModel):
         """Index the items by name, and compute their shares of training interactions."""
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
-        self.scorer = Scorer(experiment.model, experiment.config)
         dataset = experiment.dataset
+        self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
         self.by_user = reads_users(self.config["model"], type(experiment.model))
@@ -182,7 +182,7 @@ class Recommender(FittedModel):
             new_ids = {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
             self.ids = self.ids | new_ids
             self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
-            self.scorer = Scorer(model, self.config)
+            self.scorer = Scorer(model, self.config, len(self.ids) + 1)
             for cached in ("_all_items", "_unit_vectors"):
                 self.__dict__.pop(cached, None)
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from recbole_pos.data.batch import map_tensors
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.catalogue import Choice, Scores, products, score_parts, select_best
+from recbole_pos.layers.catalogue import (
+    Choice,
+    Scores,
+    products,
+    require_scores,
+    score_parts,
+    select_best,
+)
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.serve.histories import Fields, Histories, TokenIds
 from recbole_pos.serve.token_lists import fit_tables, pad_lists
@@ -32,9 +39,13 @@ class Scorer:
         fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
     """
 
-    def __init__(self, model: Any, config: Options) -> None:
-        """Read from the model what a history must have, and compute the item vectors once."""
+    def __init__(self, model: Any, config: Options, num_items: int) -> None:
+        """Read from the model what a history must have, and compute the item vectors once.
+
+        ``num_items`` is the size of the catalogue, padding included.
+        """
         self.model, self.config, self.device = model, config, config["device"]
+        self.num_items = num_items
         self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
         reads_all = getattr(model, "linked", False)
@@ -72,8 +83,8 @@ class Scorer:
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
-        scores = self.model.full_sort_predict(self.make_rows(histories))
-        scores = scores.view(len(histories), -1).cpu()
+        found = self.model.full_sort_predict(self.make_rows(histories))
+        scores = require_scores(found, len(histories), self.num_items, self.model).cpu()
         return lambda items: scores[:, items]
 
     def encode(self, histories: Histories) -> Tensor:
