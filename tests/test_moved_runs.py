@@ -17,6 +17,7 @@ from conftest import make_log, train, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
+from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, extend_log
@@ -90,9 +91,10 @@ def test_what_needs_no_data(here, moved) -> None:
     with pytest.raises(UsageError, match="data_path"):
         without.recommend(users=["u9"])
     with pytest.warns(RunWarning):
-        loaded = ModelHolder("run").load()
+        loaded = ModelHolder("run", ServeArguments()).load()
     assert loaded.facts["items"] == 40 == len(loaded.recommender.items)
-    alone = ModelHolder("run", data, histories_only=True).load().recommender
+    settings = ServeArguments(data_path=data, histories_only=True)
+    alone = ModelHolder("run", settings).load().recommender
     with pytest.raises(UsageError, match="data_path"):
         alone.recommend(users=["u9"])
     if importlib.util.find_spec("onnxruntime"):

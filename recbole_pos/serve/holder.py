@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import trim_heap
@@ -40,20 +40,8 @@ class ModelHolder:
     A request keeps the model that it began with. ``current`` is None before the first is loaded.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path,
-        data_path: str | None = None,
-        item_vectors: str | None = None,
-        histories_only: bool = False,
-    ) -> None:
-        self.run_dir = str(run_dir)
-        self._load_model = functools.partial(
-            Recommender.load,
-            data_path=data_path,
-            item_vectors=item_vectors,
-            histories_only=histories_only or None,
-        )
+    def __init__(self, run_dir: str | Path, settings: ServeArguments) -> None:
+        self.run_dir, self.settings = str(run_dir), settings
         self.current: LoadedModel | None = None
         self._loading = threading.Lock()
 
@@ -77,10 +65,16 @@ class ModelHolder:
 
     def _load(self, run_dir: str) -> LoadedModel:
         """Return the model of a run, which has recommended once, so that no broken one serves."""
+        settings = self.settings
         try:
             folder = RunFolder(run_dir).require()
             saved_at = folder.checkpoint.stat().st_mtime
-            trained = self._load_model(run_dir)
+            trained = Recommender.load(
+                run_dir,
+                data_path=settings.data_path,
+                histories_only=settings.histories_only or None,
+                item_vectors=settings.item_vectors,
+            )
         except PosError:
             raise
         except (OSError, ValueError) as error:  # such as a name too long, or no permission
@@ -129,25 +123,18 @@ class ModelHolders:
 
     Args:
         folders: folders of runs by name of the model; a single model is named ``ALONE``.
-        shares: ``NAME=PART`` for each model; if empty, the first model answers all.
-        data_path, item_vectors, histories_only: see :meth:`Recommender.load`.
+        settings: how models are loaded, and ``shares``: ``NAME=PART`` for each model; if empty, the
+            first model answers all.
 
     Raises:
         UsageError: for shares of unknown models, or shares that do not add up to 1.
     """
 
-    def __init__(
-        self,
-        folders: Mapping[str, str | Path],
-        shares: Iterable[str] = (),
-        data_path: str | None = None,
-        item_vectors: str | None = None,
-        histories_only: bool = False,
-    ) -> None:
+    def __init__(self, folders: Mapping[str, str | Path], settings: ServeArguments) -> None:
         """Make a holder for each model, none of them loaded, and read the shares of ids."""
-        options = data_path, item_vectors, histories_only
-        self.by_name = {name: ModelHolder(path, *options) for name, path in folders.items()}
+        self.by_name = {name: ModelHolder(path, settings) for name, path in folders.items()}
         self.first = next(iter(self.by_name))
+        shares = settings.shares
         triples = [text.partition("=") for text in shares] or [(self.first, "=", "1")]
         self._shared_names = [name for name, _, _ in triples]
         for name in self._shared_names:

@@ -113,8 +113,7 @@ class Service:
     ) -> None:
         """Make the holders of the models, the metrics, and the one thread that scores."""
         self.settings, self.reporter = settings, reporter
-        options = settings.data_path, settings.item_vectors, settings.histories_only
-        self.holders = ModelHolders(folders, settings.shares, *options)
+        self.holders = ModelHolders(folders, settings)
         self.metrics = Metrics(folders)
         set_threads = partial(torch.set_num_threads, settings.threads)
         self.worker = ThreadPoolExecutor(1, "scoring", initializer=set_threads)
