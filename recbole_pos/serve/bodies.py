@@ -58,7 +58,6 @@ class RecommendBody(_Body):
         ``choose`` returns the model for an id or None. A history without an id gets its position as
         id, in place. A body without any goes to the model for None, which checks the rest of it.
         """
-        self.require_people()
         field = "users" if self.histories is None else "histories"
         people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
         if not people:
@@ -74,11 +73,6 @@ class RecommendBody(_Body):
             name: (positions, self.model_copy(update={field: [people[p] for p in positions]}))
             for name, positions in positions_by_model.items()
         }
-
-    def require_people(self) -> None:
-        """Raise a UsageError unless there are either histories or users."""
-        if (self.histories is None) == (self.users is None):
-            raise UsageError("give histories or users, one of the two")
 
 
 class SimilarBody(_Body):
@@ -161,7 +155,8 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
 
 def require_limits(body: RecommendBody, limits: ServeArguments) -> None:
     """Raise an error unless a body has either histories or users, within the limits."""
-    body.require_people()
+    if (body.histories is None) == (body.users is None):
+        raise UsageError("give histories or users, one of the two")
     _require_at_most("histories", len(body.histories or ()), limits.max_histories)
     _require_at_most("users", len(body.users or ()), limits.max_histories)
     for i, history in enumerate(body.histories or ()):
