@@ -29,7 +29,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
         while part := list(islice(histories, PART)):
             yield part
         return
-    with _name_read_errors(file):
+    with name_read_errors(file):
         data = ds.dataset(str(file), format="parquet")
         require_columns(data.schema.names, file)
         names = [name for name in KEYS if name in data.schema.names]
@@ -41,7 +41,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
 
 def _read_lines(file: str | Path) -> Iterator[History]:
     """Yield the histories of a file of json lines."""
-    with _name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
+    with name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
         num_histories = 0
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -55,7 +55,7 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 
 
 @contextmanager
-def _name_read_errors(file: str | Path) -> Iterator[None]:
+def name_read_errors(file: str | Path) -> Iterator[None]:
     """Turn errors of reading a file into a UsageError that names it."""
     try:
         yield

@@ -19,7 +19,7 @@ from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import Histories
-from recbole_pos.serve.history_files import read_parts
+from recbole_pos.serve.history_files import name_read_errors, read_parts
 from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
@@ -227,10 +227,8 @@ def read_names(file: str | Path | None) -> list[str] | None:
     """Return the names in a file, one on each line, with their spaces; None without a file."""
     if file is None:
         return None
-    try:
+    with name_read_errors(file):
         text = Path(file).read_text(encoding="utf-8-sig")  # newlines of any system are \n here
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
     return [line for line in text.split("\n") if line]
 
 
