@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice
-from recbole_pos.values import is_number, read_names, shown
+from recbole_pos.values import is_number, is_whole, read_names, shown
 
 LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
 
@@ -47,6 +47,13 @@ def make_choice(
             raise UsageError(f"{key}: no item is left to recommend: {reason}")
     items = is_allowed.nonzero()[:, 0]
     return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
+
+
+def require_k(k: int) -> int:
+    """Return k as an int; raise a UsageError unless it is a whole number, at least 1."""
+    if not (is_whole(k) and k >= 1):
+        raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
+    return int(k)
 
 
 def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:

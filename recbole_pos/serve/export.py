@@ -21,6 +21,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
 from recbole_pos.model.models import ensure_registered
+from recbole_pos.serve.choice import require_k
 from recbole_pos.serve.programs import (
     Encoder,
     Recommend,
@@ -29,7 +30,7 @@ from recbole_pos.serve.programs import (
     trace,
     write_onnx,
 )
-from recbole_pos.values import SECONDS, Options, check_choice, is_whole, shown
+from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.version import __version__
 
 FORMATS = ("onnx", "torch_export")
@@ -70,8 +71,7 @@ def export(
         StorageError: if a file cannot be written.
     """
     check_choice("format", format, FORMATS)
-    if not (is_whole(k) and k > 0):
-        raise UsageError(f"k: expected the number of items to recommend, found {shown(k)}")
+    k = require_k(k)
     if format == "onnx":
         require_onnx()
     folder = Path(to)

@@ -31,13 +31,13 @@ from recbole_pos.experiment.run import (
 )
 from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.choice import make_choice
+from recbole_pos.serve.choice import make_choice, require_k
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
 from recbole_pos.serve.undo import undone_on_error
-from recbole_pos.values import SECONDS, is_whole, listed, read_names, shown, suggest
+from recbole_pos.values import SECONDS, listed, read_names, shown, suggest
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -405,7 +405,7 @@ class Recommender(FittedModel):
         self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
-        k = self.require_k(k)
+        k = require_k(k)
         hides_seen = self.hides_seen(exclude_seen)
         by_length = histories.lengths.argsort(kind="stable")
         num_empty = int((histories.lengths == 0).sum())
@@ -557,7 +557,7 @@ class Recommender(FittedModel):
 
     def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
         """Return columns [p], nearest first: index in ``names``, rank, id of neighbour, cosine."""
-        k = self.require_k(k)
+        k = require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         barred = torch.arange(len(ids)), ids
@@ -568,12 +568,6 @@ class Recommender(FittedModel):
     def _unit_vectors(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-
-    def require_k(self, k: int) -> int:
-        """Return k as an int; raise a UsageError unless it is a whole number, at least 1."""
-        if not (is_whole(k) and k >= 1):
-            raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
-        return int(k)
 
     # names of 0.2.0
     of_users = make_alias("of_users", "read_users")
