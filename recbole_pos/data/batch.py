@@ -142,17 +142,13 @@ class WindowGatherer:
         features: Features,
     ) -> None:
         """Copy interactions, windows and features to the device; times only if required."""
-
-        def to_device(column: Tensor) -> Tensor:
-            return column.to(device)
-
         self.log, self.windows, self.requirements, self.device = log, windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
         self.start = torch.from_numpy(windows.start).to(device)
         self.end = torch.from_numpy(windows.end).to(device)
         self.first = torch.from_numpy(windows.first).to(device)
-        self.features = features.map(to_device, to_device)
+        self.features = map_tensors(features, lambda column: column.to(device))
         self.is_target = None
         if windows.is_target is not None:
             self.is_target = torch.from_numpy(windows.is_target).to(device)
