@@ -11,14 +11,14 @@ import shlex
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from recbole_pos.config.arguments import ConvertArguments
+from recbole_pos.config.arguments import ConvertArguments, split_keywords
 from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
 from recbole_pos.conversion.interaction_table import find_copies, read_interactions
 from recbole_pos.conversion.reading import read_files, read_frame
@@ -94,10 +94,10 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
-    known = {field.name for field in fields(ConvertArguments)}
-    if wrong := sorted(given.keys() - known):
-        raise UsageError(f"{wrong[0]}: no argument of convert{suggest(wrong[0], known)}")
-    args = replace(settings or ConvertArguments(), **given)
+    args, unknown = split_keywords(settings or ConvertArguments(), given)
+    if unknown:
+        name = min(unknown)
+        raise UsageError(f"{name}: no argument of convert{suggest(name, vars(args))}")
     is_file = isinstance(events, (str, os.PathLike))
     path = Path(events if is_file else _FRAMES["events"])
     try:
