@@ -33,8 +33,7 @@ from recbole_pos.serve.programs import (
 from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.version import __version__
 
-FORMATS = ("onnx", "torch_export")
-SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
+SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}  # of the files of each format
 TOLERANCE = 1e-4  # difference of a program from the model, relative to the largest entry
 
 Program = Callable[[dict[str, Tensor]], list[Tensor]]
@@ -70,7 +69,7 @@ def export(
         UsageError: if the model cannot be exported, or the folder is in use.
         StorageError: if a file cannot be written.
     """
-    check_choice("format", format, FORMATS)
+    check_choice("format", format, tuple(SUFFIX))
     k = require_k(k)
     if format == "onnx":
         require_onnx()

@@ -37,7 +37,6 @@ from recbole_pos.layers.features import Features
 from recbole_pos.serve.token_lists import TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 
-KEYS = ("id", "items", "times", "at", "events", "user")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
 _NAME_LIMIT = 2**63
@@ -146,6 +145,7 @@ class History(BaseModel, extra="forbid", strict=True):
         return {"items": value} if _is_list(value) else value
 
 
+KEYS = tuple(History.model_fields)
 _HISTORIES = TypeAdapter(Annotated[list[History], FailFast()])
 _NUMBERS = TypeAdapter(Annotated[list[_Number], Plain])
 _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
