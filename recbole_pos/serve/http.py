@@ -291,22 +291,18 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def serve(
-    run_dir: str | Path | Mapping[str, str | Path], settings: ServeArguments | None = None
-) -> None:
+def serve(folders: Mapping[str, str | Path], settings: ServeArguments) -> None:
     """Answer requests until Ctrl-C or SIGTERM, then finish those under way; SIGHUP reloads models.
 
     Args:
-        run_dir: the folder of a run; of several models, folders by name.
+        folders: folders of runs by name of the model, see :class:`ModelHolders`.
         settings: address and limits.
 
     Raises:
         UsageError: if the address cannot be listened on, or there is no such run.
         CheckpointError: if its model cannot be loaded.
     """
-    settings = settings or ServeArguments()
     _require_limits(settings)
-    folders = run_dir if isinstance(run_dir, Mapping) else {ALONE: run_dir}
     for folder in folders.values():
         RunFolder(folder).require()
     reporter = Reporter()
