@@ -134,7 +134,9 @@ class Scratch:
             is_names = column.dtype == "category"
             values = (column.cat.codes if is_names else column).to_numpy()
             values = values[mask] if values.dtype == object else self._keep_values(values, mask)
-            columns[name] = as_categories(values, column.dtype) if is_names else values
+            if is_names:
+                values = pd.Categorical.from_codes(values, dtype=column.dtype, validate=False)
+            columns[name] = values
         index = pd.Index(self._keep_values(table.index, mask), copy=False)
         return pd.DataFrame(columns, index=index, copy=False)
 
@@ -187,11 +189,6 @@ class ColumnWriter:
         with self.scratch.explain_errors(), self.file:
             self.file.flush()
             return self.scratch.map_file(self.file, self.dtype)
-
-
-def as_categories(codes: np.ndarray, dtype: Any) -> pd.Categorical:
-    """Return codes and categories as a column of names, without copying or validating them."""
-    return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
 
 def _estimate_memory(file: Path) -> int:

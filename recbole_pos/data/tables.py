@@ -20,7 +20,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow
 
 from recbole_pos.data.location import KINDS, MISSING, PARQUET
-from recbole_pos.data.scratch import ColumnWriter, Scratch, as_categories
+from recbole_pos.data.scratch import ColumnWriter, Scratch
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown
 
@@ -111,7 +111,8 @@ class Table:
                 f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
                 "are kept at the length of the longest. Shorten it, or leave the column out"
             )
-        return as_categories(codes, pd.CategoricalDtype(pd.Index(tokens, dtype=object)))
+        names = pd.Index(tokens, dtype=object)
+        return pd.Categorical.from_codes(codes, names, validate=False)
 
     def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
         """Return a cell of a sequence (text or list) as an array, or raise ValueError."""
