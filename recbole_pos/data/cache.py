@@ -156,10 +156,10 @@ class Cache:
     def _remove_old(self) -> None:
         """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
         newest_abandoned = time.time() - _ABANDONED
-        seals = sorted(self.folder.glob("*.json"), key=_get_modified, reverse=True)[:MAX_CACHES]
+        seals = sorted(self.folder.glob("*.json"), key=os.path.getmtime, reverse=True)[:MAX_CACHES]
         recent = {seal.with_suffix(".pt") for seal in seals}
         for file in self.folder.iterdir():
-            is_abandoned = file.suffix == ".part" and _get_modified(file) < newest_abandoned
+            is_abandoned = file.suffix == ".part" and os.path.getmtime(file) < newest_abandoned
             is_cache = file.suffix in (".pt", ".json", ".arrow")
             if is_abandoned or (is_cache and file.with_suffix(".pt") not in recent):
                 file.unlink(missing_ok=True)
@@ -267,10 +267,6 @@ def _open_replacement(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _get_modified(file: Path) -> float:
-    return file.stat().st_mtime
 
 
 def _read_states(files: Iterable[Path]) -> list[list[int]]:

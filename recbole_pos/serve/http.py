@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -115,8 +114,7 @@ class Service:
         self.settings, self.reporter = settings, reporter
         self.holders = ModelHolders(folders, settings)
         self.metrics = Metrics(folders)
-        set_threads = partial(torch.set_num_threads, settings.threads)
-        self.worker = ThreadPoolExecutor(1, "scoring", initializer=set_threads)
+        self.worker = ThreadPoolExecutor(1, "scoring", torch.set_num_threads, (settings.threads,))
         self.waiting = 0
         self.metrics.waiting.set_function(lambda: self.waiting)
 
