@@ -15,6 +15,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from recbole_pos.inspect.pictures import shorten
 from recbole_pos.study.rendered_table import format_count, format_duration
 from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Comparison, Results
@@ -110,11 +111,11 @@ def draw_differences(comparison: Comparison) -> Chart | None:
             axes.plot([line["low"], line["high"]], [y, y], color=color, lw=2, ls=dash)
         axes.plot(line["difference"], y, "o", color=color, mfc=color if line["star"] else "white")
     axes.axvline(0, color="black", lw=0.8)
-    axes.set_yticks(range(len(lines)), [_shorten(line["row"]) for line in lines])
+    axes.set_yticks(range(len(lines)), [shorten(line["row"], _MAX_NAME) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
-    axes.set_xlabel(f"difference in {metric} from {_shorten(reference)}")
+    axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
         for line in lines
@@ -198,7 +199,7 @@ def _make_style(results: Results, row: Any) -> dict[str, Any]:
         "color": _COLORS[index % len(_COLORS)],
         "marker": _MARKERS[index % len(_MARKERS)],
         "ls": _DASHES[index // len(_COLORS) % len(_DASHES)],
-        "label": _shorten(row),
+        "label": shorten(row, _MAX_NAME),
     }
 
 
@@ -216,9 +217,3 @@ def _compute_height(num_rows: int) -> float:
 def _add_legend(figure: Figure) -> None:
     """Add a legend with the names of the rows below the axes."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-
-
-def _shorten(name: str) -> str:
-    """Return a name of at most ``_MAX_NAME`` characters; a longer one loses its middle."""
-    half = _MAX_NAME // 2
-    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[1 - half :]}"
