@@ -65,15 +65,15 @@ class SearchFacts(Layout):
         """
         file = folder.path / SEARCH
         facts = parse(cls, read_bounded(file), f"--resume: {file}")
-        if (start := _digest_start(plan)) and facts.start not in ("", start):
+        given = cls.from_arguments(args, plan)
+        if given.start and facts.start not in ("", given.start):
             raise UsageError(
                 "--resume: the run that the trials start from has other weights than when the "
                 "search began; give the folder that has the weights of then as --init_from, or "
                 "start a new search"
             )
-        is_object = not isinstance(args.scheduler, str)
-        given = type(args.scheduler).__name__ if is_object else args.scheduler
-        if (facts.scheduler not in SCHEDULERS or is_object) and facts.scheduler != given:
+        names = {facts.scheduler, given.scheduler}
+        if len(names) > 1 and not names <= set(SCHEDULERS):
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
                 "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no "
