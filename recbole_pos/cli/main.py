@@ -140,9 +140,9 @@ def _is_from_custom_code(error: Exception) -> bool:
     """Return whether an exception passed through custom code, none of which runs without torch."""
     if "torch" not in sys.modules:
         return False
-    from recbole_pos.experiment.diagnosis import is_from_custom_code
+    from recbole_pos.experiment.diagnosis import locate_in_custom_code
 
-    return is_from_custom_code(error)
+    return locate_in_custom_code(error) is not None
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:

@@ -21,7 +21,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
 from recbole_pos.distributed import find_different
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.diagnosis import is_from_custom_code
+from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import (
     get_memory_limit,
@@ -192,7 +192,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
     except UsageError:
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
-        if is_from_custom_code(error):
+        if locate_in_custom_code(error):  # its author needs the traceback
             _warn_of_missing(config)
             raise
         raise _explain_build_error(error, config, dataset) from error

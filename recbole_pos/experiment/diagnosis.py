@@ -59,16 +59,8 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
     ]
 
 
-def is_from_custom_code(error: BaseException) -> bool:
-    """Return whether an exception passed through code of a custom model or scheme.
-
-    The author of that code needs the traceback, so callers raise the error unchanged.
-    """
-    return locate_in_custom_code(error) is not None
-
-
 def locate_in_custom_code(error: BaseException) -> str | None:
-    """Return the innermost file and line of custom code that an exception passed through.
+    """Return the innermost file and line of custom code that an exception passed through, if any.
 
     Custom code is that of a model or scheme, and of modules beside it in the same folder.
     """
