@@ -33,13 +33,6 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
     return figure
 
 
-def set_title(figure: Figure, *lines: str) -> None:
-    """Set the title of a figure; lines that are too wide are broken, and empty ones left out."""
-    title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
-    texts = [_wrap_line(line, figure, title) for line in lines if line]
-    title.set_text("\n".join(texts))
-
-
 def _wrap_line(line: str, figure: Figure, title: Text) -> str:
     """Return a line broken to fit the figure as text of ``title``, at 8 characters at least."""
     canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
@@ -71,11 +64,13 @@ def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
 def write(figure: Figure, file: str | Path, *titles: str) -> Path:
     """Write a figure with lines of a title to a file, and return its path.
 
+    Lines that are too wide are broken, and empty ones left out.
+
     Raises:
         UsageError: if the file cannot be written.
     """
-    if titles:
-        set_title(figure, *titles)
+    title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
+    title.set_text("\n".join(_wrap_line(line, figure, title) for line in titles if line))
     try:
         figure.savefig(file, dpi=DPI)
     except OSError as error:
