@@ -212,7 +212,7 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 def _check_metrics(config: dict[str, Any]) -> None:
     """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed."""
-    metrics, topk = _as_list(config["metrics"]), _as_list(config["topk"])
+    metrics, topk = as_list(config["metrics"]), as_list(config["topk"])
     if not metrics:
         raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
@@ -241,5 +241,6 @@ def _check_metrics(config: dict[str, Any]) -> None:
         )
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Return several values as a list, and a single one as the only one of a list."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]

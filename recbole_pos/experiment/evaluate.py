@@ -13,6 +13,7 @@ from recbole.evaluator import Evaluator
 from recbole.evaluator.collector import DataStruct
 from recbole.evaluator.register import metric_information
 
+from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import CheckpointError, UsageError
@@ -67,7 +68,7 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
-    requested = _to_list(metrics)
+    requested = as_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
     trained = load_config(folder)
@@ -87,7 +88,7 @@ def evaluate(
         if not names:
             return custom_values
     names = trained["metrics"] if metrics is None else names
-    cutoffs = trained["topk"] if topk is None else _to_list(topk)
+    cutoffs = trained["topk"] if topk is None else as_list(topk)
     options = _make_metric_options(names, cutoffs)
     if mask_history is not None:
         options["mask_history"] = mask_history
@@ -108,11 +109,6 @@ def evaluate(
     if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
     return values | custom_values
-
-
-def _to_list(value: Any) -> list[Any]:
-    """Return a list or tuple as a list, and another value as the only one of a list."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:

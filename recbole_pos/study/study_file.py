@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from recbole_pos.config.checks import as_list
 from recbole_pos.config.presets import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
@@ -245,10 +246,9 @@ def plan_models(
 
 def _list_metrics(options: Mapping[str, Any]) -> list[str]:
     """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
-    names, cutoffs = options.get("metrics") or ["ndcg", "hit", "mrr"], options.get("topk") or [10]
-    names, cutoffs = (x if isinstance(x, (list, tuple)) else [x] for x in (names, cutoffs))
+    names = as_list(options.get("metrics") or ["ndcg", "hit", "mrr"])
     names = [str(name).lower() for name in names if str(name).lower() != "gauc"]
-    metrics = [f"{name}@{k}" for k in cutoffs for name in names]
+    metrics = [f"{name}@{k}" for k in as_list(options.get("topk") or [10]) for name in names]
     return sorted(metrics, key=lambda metric: metric != str(options.get("valid_metric")).lower())
 
 
