@@ -11,8 +11,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.errors import UsageError
@@ -28,33 +28,25 @@ class Rank:
     Attributes:
         rank, size: number of the process, from 0, and number of processes.
         local_rank, local_size: the same among the processes of this machine.
-        ip, port: address where the processes meet.
+        ip, port: address where the processes meet, which :func:`find_launcher` leaves out.
         attempt: number of times that all processes were restarted.
         has_store: whether a launcher, rather than process 0, keeps the store at the address.
         visible_gpus: GPUs that the launcher has left visible; None if this package started it.
         gpu: the GPU it trains on; empty for CPUs.
+        launcher: the program that started it; empty if this package did.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    ip: str
-    port: int
+    ip: str = ""
+    port: int = 0
     attempt: int = 0
     has_store: bool = False
     visible_gpus: tuple[str, ...] | None = None
     gpu: str = ""
-
-
-class Launched(NamedTuple):
-    """What a launcher has set in the environment of one of several processes; see :class:`Rank`."""
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
+    launcher: str = ""
 
 
 # By launcher, the variables that have rank, size, local rank and local size. The first with more
@@ -73,7 +65,7 @@ _LAUNCHERS = {
 }
 
 
-def find_launcher(environ: Mapping[str, str]) -> Launched | None:
+def find_launcher(environ: Mapping[str, str]) -> Rank | None:
     """Return what a launcher has set for this process; None if it is not one of several."""
     for launcher, (rank_key, size_key, local_rank_key, local_size_key) in _LAUNCHERS.items():
         if rank_key not in environ or size_key not in environ:
@@ -88,7 +80,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launched | None:
         if size > 1:
             local_rank = _read_number(environ, local_rank_key, 0)
             local_size = _read_number(environ, local_size_key, 1)
-            return Launched(launcher, rank, size, local_rank, local_size)
+            return Rank(rank, size, local_rank, local_size, launcher=launcher)
     return None
 
 
@@ -110,20 +102,17 @@ def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
     # the port depends on the job, so that two jobs on one machine do not meet
     default_port = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
     port = args.port or environ.get("MASTER_PORT") or default_port
-    return Rank(
-        launched.rank,
-        launched.size,
-        launched.local_rank,
-        launched.local_size,
-        _find_ip(environ, args, launched),
-        check_port(port, "--port, MASTER_PORT"),
+    return replace(
+        launched,
+        ip=_find_ip(environ, args, launched),
+        port=check_port(port, "--port, MASTER_PORT"),
         attempt=_read_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         visible_gpus=_list_visible_gpus(environ),
     )
 
 
-def _find_ip(environ: Mapping[str, str], args: RunArguments, launched: Launched) -> str:
+def _find_ip(environ: Mapping[str, str], args: RunArguments, launched: Rank) -> str:
     """Return the address of process 0; a UsageError if nothing gives it."""
     ip = args.ip if args.ip != RunArguments.ip else environ.get("MASTER_ADDR", "")
     ip = ip or _read_first_host(environ)
