@@ -82,16 +82,9 @@ class ClusterArguments:
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
-def require_shares(max_concurrent: int | None, cpus: float, gpus: float) -> None:
-    """Refuse resources of trainings that Ray cannot provide.
-
-    Args:
-        max_concurrent: number of trainings side by side; None for as many as fit.
-        cpus, gpus: number of CPUs and GPUs of a training; fractions share one.
-
-    Raises:
-        UsageError: naming the option.
-    """
+def require_shares(args: ClusterArguments) -> None:
+    """Raise a UsageError for resources of trainings that Ray cannot provide."""
+    max_concurrent, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
     if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
         raise UsageError(f"--max_concurrent: expected 1 or more, found {shown(max_concurrent)}")
     if not (is_number(cpus) and cpus >= _SMALLEST):

@@ -151,7 +151,7 @@ def compare(
     source = dataset
     dataset = read_dataset_name(dataset)
     allow(base.get("plugins"))
-    require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
+    require_shares(args)
     reporter = Reporter(args.verbose)
     if runs := _find_run_folders(what):
         given = {name for name in list_changed(args) if name != "verbose"}

@@ -91,7 +91,7 @@ def _digest_start(plan: Plan) -> str:
 
 def check_arguments(args: SearchArguments) -> None:
     """Raise a UsageError for an argument of a search that has a wrong value."""
-    require_shares(args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial)
+    require_shares(args)
     check_choice("--searcher", args.searcher, SEARCHERS)
     if isinstance(args.scheduler, str):
         check_choice("--scheduler", args.scheduler, SCHEDULERS)
