@@ -13,12 +13,13 @@ from typing import Any
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType
 
+from recbole_pos.config.defaults import starts_from_runs
 from recbole_pos.config.option import Option, check_kind, check_plain
 from recbole_pos.config.options import find_option
 from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UnknownKey, UsageError
-from recbole_pos.model.models import LOSSES
+from recbole_pos.model.models import LOSSES, is_on_our_base
 from recbole_pos.values import is_whole, nearest, shown
 
 # Pairs of options of which the first must divide the second ...
@@ -100,20 +101,15 @@ def check_read(
         check_read(location, f"{key}.{inner_key}", value[inner_key], inner_default, config)
 
 
-def check_together(
-    config: dict[str, Any], model: str, starts_from_runs: bool, losses: tuple[str, ...]
-) -> None:
+def check_together(config: dict[str, Any], model: str) -> None:
     """Check what several options must agree on: metrics, sizes, evaluation, starting weights.
 
-    Args:
-        config: options with all defaults.
-        model: name of the model.
-        starts_from_runs: whether it can start with the weights of another run.
-        losses: values of ``loss_type`` that it takes.
+    ``config`` has all options of a run of the model.
     """
     _check_metrics(config)
     check_sizes(config, model)
     loss = config.get("loss_type", "CE")
+    losses = LOSSES if is_on_our_base(model) else ("CE", "BPR")
     mode = config["eval_args"]["mode"]
     modes = mode.values() if isinstance(mode, dict) else [mode]
     start_keys = ("init_from", "train_only", "update_from")
@@ -124,7 +120,7 @@ def check_together(
             "log_wandb: wandb is not installed: pip install it, or log_wandb: False",
         ),
         (
-            given_starts and not starts_from_runs,
+            given_starts and not starts_from_runs(model),
             f"{', '.join(given_starts)}: only the plugin's models can start from another run",
         ),
         (

@@ -20,7 +20,6 @@ from recbole_pos.config.defaults import (
     free_options,
     own_defaults,
     plugin_defaults,
-    starts_from_runs,
 )
 from recbole_pos.config.effects import UNTRAINED
 from recbole_pos.config.option import IGNORED
@@ -34,10 +33,8 @@ from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
-    LOSSES,
     OURS,
     ensure_registered,
-    is_on_our_base,
     is_served,
     list_built_in,
     list_runnable,
@@ -351,9 +348,8 @@ class PosConfig(Config):
     def _check_final(self) -> None:
         """Check options against each other, and set ``plain`` before RecBole derives values."""
         final = self.final_config_dict
-        losses = LOSSES if is_on_our_base(self.model) else ("CE", "BPR")
         shared = {key: value for key, value in final.items() if key not in self.free}
-        check_together(shared, self.model, starts_from_runs(self.model), losses)
+        check_together(shared, self.model)
         self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         self.plain.update(model=self.model, dataset=self.dataset)
         for key in ("item_vectors", *STARTS):
