@@ -93,8 +93,7 @@ def outcome(model: str, given: dict[str, Any]) -> str:
     if sampler := getattr(loaders["train"], "neg_prefix", ""):
         columns.append(sampler)
     found = trainer.evaluate(test, load_best_model=False)
-    unit = trainer.config["timestamp_unit"]
-    ages = collect_test_ranks(trainer.eval_collector, test._dataset, unit)["age"].tolist()
+    ages = collect_test_ranks(trainer.eval_collector, test._dataset)["age"].tolist()
     best = trainer.progress.best_epoch, trainer.progress.best_score, trainer.progress.stopped
     about = [story, {**found}, ages, columns, made.dataset.identity, best]
     return json.dumps(about, default=lambda x: x.tolist() if isinstance(x, np.generic) else str(x))

@@ -165,7 +165,7 @@ def test_parts_are_trained_and_tested_as_the_whole(tmp_path) -> None:
     test = whole.loaders["test"]
     metrics = whole.trainer.evaluate(test, load_best_model=False)
     assert other_result["test"] == pytest.approx(metrics, abs=1e-12)
-    ranks = collect_test_ranks(whole.trainer.eval_collector, test._dataset, "seconds")
+    ranks = collect_test_ranks(whole.trainer.eval_collector, test._dataset)
     tables = [ranks, pd.read_parquet(two / "test_ranks.parquet")]
     tables = [table.sort_values(["user", "history"], ignore_index=True) for table in tables]
     pd.testing.assert_frame_equal(*tables)

@@ -246,9 +246,7 @@ class TargetCollector(Collector):
         return self.last
 
 
-def collect_test_ranks(
-    collector: TargetCollector, dataset: Any, time_unit: str
-) -> pd.DataFrame | None:
+def collect_test_ranks(collector: TargetCollector, dataset: Any) -> pd.DataFrame | None:
     """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks.
 
     Under ``data_part: by_rank`` all processes must call it, and the first gets all rows.
@@ -257,7 +255,7 @@ def collect_test_ranks(
         return None
     targets = collector.last.get(EVENT).cpu().numpy()
     ranks = collector.last.get(RANK).cpu().numpy()
-    table = make_rank_table(dataset, targets, ranks, time_unit)
+    table = make_rank_table(dataset, targets, ranks, collector.config["timestamp_unit"])
     if dataset.totals is None:
         return table
     tables = gather_objects(table, only_first=True)

@@ -74,7 +74,7 @@ def train(
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             if loaders["test"] and is_part(config):
-                _collect_ranks(experiment)
+                collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
@@ -140,7 +140,7 @@ def _train_and_test(
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
-        ranks = _collect_ranks(experiment)
+        ranks = collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
         if ranks is not None:
             folder.write_ranks(ranks)
     result = make_result(experiment, folder, test, time.perf_counter() - started)
@@ -153,12 +153,6 @@ def _train_and_test(
         reporter.line(f"{folder.path}/result.json")
     reporter.write_json("result", asdict(result))
     return result
-
-
-def _collect_ranks(experiment: Experiment) -> Any:
-    """Return the table of ranks of the last test, see :func:`collect_test_ranks`."""
-    dataset, unit = experiment.loaders["test"]._dataset, experiment.config["timestamp_unit"]
-    return collect_test_ranks(experiment.trainer.eval_collector, dataset, unit)
 
 
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:
