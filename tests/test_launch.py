@@ -248,7 +248,7 @@ def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
     port = find_free_port()
     kept = Rendezvous("localhost", port, True, 0.1)
     for error in (CheckpointError("damaged"), ValueError("later")):
-        with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port), False):
+        with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port)):
             raise error
     found = kept.read_error()
     assert type(found) is CheckpointError and str(found) == "damaged"
@@ -415,7 +415,7 @@ def sampled_losses(rank: int) -> list[dict[str, Any]]:
 def _member(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     place = Rank(rank, SIZE, rank, SIZE, "localhost", port)
-    with Rendezvous("localhost", port, rank == 0, 60).joined(place, on_gpu=False):
+    with Rendezvous("localhost", port, rank == 0, 60).joined(place):
         torch.save((summed_gradients(rank), sampled_losses(rank)), folder / f"{rank}.pt")
 
 

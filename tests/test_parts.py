@@ -86,7 +86,7 @@ def _member(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     cache.MIN_BYTES = 0
     place = Rank(rank, 2, rank, 2, "localhost", port)
-    with Rendezvous("localhost", port, rank == 0, 60).joined(place, on_gpu=False):
+    with Rendezvous("localhost", port, rank == 0, 60).joined(place):
         torch.save(read_parts(rank, folder / "cases"), folder / f"{rank}.pt")
 
 

@@ -239,7 +239,7 @@ def run_as_rank(
     elif "OMP_NUM_THREADS" not in os.environ:  # the processes share the cores
         torch.set_num_threads(max(1, count_cores() // rank.local_size))
     rendezvous = _find_rendezvous(rank, args.join_timeout)
-    with rendezvous.joined(rank, on_gpu=bool(rank.gpu)):
+    with rendezvous.joined(rank):
         if packed:
             unpack(packed)
         config = PosConfig(config_dict={**plain, "gpu_id": rank.gpu}, strict=False)

@@ -71,14 +71,11 @@ class Rendezvous:
         self.store = dist.PrefixStore(f"recbole_pos/run{run_number}", self.root)
 
     @contextmanager
-    def joined(self, rank: Rank, on_gpu: bool) -> Iterator[None]:
+    def joined(self, rank: Rank) -> Iterator[None]:
         """Join torch's process group for a ``with`` block, which begins once all processes joined.
 
         An error in the block is stored for :meth:`read_error`, unless another process was lost.
-
-        Args:
-            rank: this process.
-            on_gpu: whether processes communicate by NCCL, rather than gloo.
+        Processes with GPUs communicate by NCCL, others by gloo.
 
         Raises:
             UsageError: if processes did not join in time; names them.
@@ -88,9 +85,8 @@ class Rendezvous:
         store = dist.PrefixStore(f"{rank.attempt}/{rank.size}", self.store)
         try:
             self._wait_for_all(store, rank)
-            dist.init_process_group(
-                "nccl" if on_gpu else "gloo", store=store, rank=rank.rank, world_size=rank.size
-            )
+            backend = "nccl" if rank.gpu else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.size)
             yield
         except Exception as error:
             if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
