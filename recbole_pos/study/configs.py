@@ -14,6 +14,7 @@ from typing import Any
 from recbole_pos.config.option import DATA
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
+from recbole_pos.config.presets import list_positions
 from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UnknownKey, UsageError
@@ -264,8 +265,7 @@ def digest_code(config: PosConfig) -> list[str]:
     Code without a file, such as that of a notebook, gets another digest in each process, and for
     each execution of its class.
     """
-    position = config.plain.get("position") or []
-    names = [position] if isinstance(position, str) else position
+    names = list_positions(config.plain.get("position"), None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []
     for cls in (config.model_class, *schemes):
