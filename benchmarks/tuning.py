@@ -104,8 +104,11 @@ def show_sizes(best: Path, ray: dict[str, float]) -> str:
     """Return the table of bytes of shared data and of checkpoints, also of a large dataset."""
     experiment = prepare(PosConfig("FPARec", "ml-100k"))
     shared = SharedData(experiment.dataset)
+    split = shared.template.split
+    arrays = (*shared.columns.values(), split.log.offsets, split.part, split.is_target)
+    shared_bytes = sum(array.nbytes for array in arrays)
     user_bytes = 8 * experiment.dataset.user_num
-    per_event = (shared.nbytes - user_bytes) / len(shared.columns["item_id"])
+    per_event = (shared_bytes - user_bytes) / len(shared.columns["item_id"])
     large_data = per_event * ML_20M["events"] + 8 * ML_20M["users"]
     model = recbole_pos.load(best).model
     parameters = sum(p.numel() for p in model.parameters())
@@ -115,7 +118,7 @@ def show_sizes(best: Path, ray: dict[str, float]) -> str:
     each = checkpoint / parameters
     rows = [
         ["data shared by the trials of a machine",
-         f"{shared.nbytes / 1e6:.1f} MB ({per_event:.0f} bytes an interaction)",
+         f"{shared_bytes / 1e6:.1f} MB ({per_event:.0f} bytes an interaction)",
          f"{large_data / 1e6:,.0f} MB"],
         ["parameters", f"{parameters:,}", f"{large:,}"],
         ["a checkpoint", f"{checkpoint / 1e6:.2f} MB ({each:.1f} bytes a parameter)",

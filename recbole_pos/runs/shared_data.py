@@ -37,13 +37,6 @@ class SharedData:
         template.config = template.inter_feat = None
         self.template = template
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the shared arrays in bytes."""
-        split = self.template.split
-        arrays = (*self.columns.values(), split.log.offsets, split.part, split.is_target)
-        return sum(array.nbytes for array in arrays)
-
     def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
         """Return the dataset for the configuration of a run; it reads the shared arrays."""
         dataset = copy.copy(self.template)
