@@ -250,8 +250,8 @@ class Scheduler:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
             search = self.searches[fit.row]
-            score = _find_score(facts, search.metric) if status == DONE else None
-            search.tell(fit.trial, score)
+            best_valid = facts.get("best_valid") if status == DONE else None
+            search.tell(fit.trial, (best_valid or {}).get(search.metric))
 
     def find_chosen(self) -> dict[str, int | None]:
         """Return searched row -> its best trial; None while trials are left, or if all failed."""
@@ -436,10 +436,3 @@ def average_seeds(values: Sequence[float | None], num_seeds: int) -> float | Non
     """Return the mean validation value of a trial over its seeds; None unless each has a value."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / num_seeds if len(known) == num_seeds else None
-
-
-def _find_score(facts: Mapping[str, Any] | None, metric: str) -> float | None:
-    """Return the best validation value of a run from its facts; None if it has no finite one."""
-    best_valid = (facts or {}).get("best_valid") or {}
-    value = best_valid.get(metric)
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
