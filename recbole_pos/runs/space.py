@@ -423,16 +423,13 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     return Parameter(name, kind, value[kind], location, allowed)
 
 
-def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
+def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     """Check a space with configurations that have every parameter at each of its extremes.
 
     Args:
         space: the space, whose ``context`` gets the options that conditions name and that are not
             searched.
         build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
-
-    Returns:
-        The configuration that all trials share.
 
     Raises:
         UsageError: naming the line of the file.
@@ -461,7 +458,6 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> Any:
             build(options)
         except UsageError as error:
             raise _add_location(parameter.location, error) from error
-    return config
 
 
 def _require_searchable(parameter: Parameter) -> None:
