@@ -240,8 +240,7 @@ def run_as_rank(
         torch.set_num_threads(max(1, count_cores() // rank.local_size))
     rendezvous = _find_rendezvous(rank, args.join_timeout)
     with rendezvous.joined(rank):
-        if packed:
-            unpack(packed)
+        unpack(packed)
         config = PosConfig(config_dict={**plain, "gpu_id": rank.gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         resumed = args.resume
