@@ -129,11 +129,6 @@ class RankTable:
             ranks.append(rank)
         return cls(runs, targets, np.stack(ranks))
 
-    @property
-    def rows(self) -> list[str]:
-        """Names of the rows, in the order of their runs."""
-        return list(dict.fromkeys(self.runs["row"]))
-
     def list_seeds(self, row: str) -> list[int]:
         """Return the seeds of a row's runs, ascending."""
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
@@ -159,7 +154,8 @@ class RankTable:
         sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
         totals = np.stack(sums)
         runs = self.runs.sort_values("seed", kind="stable")
-        by_row = {row: totals[runs.index[runs["row"] == row]] for row in self.rows}
+        rows = self.runs["row"].unique()
+        by_row = {row: totals[runs.index[runs["row"] == row]] for row in rows}
         return by_row, num_targets
 
 
