@@ -234,6 +234,18 @@ def test_a_cache_of_another_user_is_not_read(
     assert all_of(prepared(folder)) == want
 
 
+@pytest.mark.parametrize("damaged", ["", "{}", "[1, 2]", '["{}", "x"]'])
+def test_a_damaged_seal_is_replaced(folder: Path, any_size: list[str], damaged: str) -> None:
+    prepared(folder)
+    (path,) = kept(folder)
+    seal = path.with_suffix(".json")
+    seal.write_text(damaged)
+    prepared(folder)
+    del any_size[:]
+    prepared(folder)
+    assert not any_size and len(json.loads(seal.read_text())) == 2
+
+
 def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "MIN_BYTES", 1 << 20)
     prepared(folder)

@@ -294,6 +294,8 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"types": {"starz": "float"}}, "type: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
     (GOOD, {"decimal": {"stars": "ab"}}, "decimal: "),
+    (GOOD, {"decimal": {"time": ","}}, "decimal: column 'time' is the time"),
+    (GOOD, {"rename": {"time": "item_id"}}, "rename: two fields would be called 'item_id'"),
     (GOOD, {"decimal": {"stars": ","}, "thousands": {"stars": ","}}, "decimal: "),
     (GOOD, {"item_columns": ["item", "brand"]}, "item_columns: "),
     ('{"user": 1}', {"file": "x.jsonl", "columns": ["user"]}, "columns: "),

@@ -297,6 +297,9 @@ def test_scores_of_a_custom_model_are_checked_in_recommendations(tiny, mine, her
     monkeypatch.setattr(mine.Markov, "full_sort_predict", turned)
     message = refusal(trained.recommend, histories=[["i1"], ["i2"]])
     assert message.startswith("Markov.full_sort_predict: expected") and "[2, 41]" in message
+    monkeypatch.delattr(mine.Markov, "full_sort_predict")  # RecBole evaluates by predict then
+    message = refusal(trained.recommend, histories=[["i1"]])
+    assert message.startswith("Markov has no full_sort_predict")
 
 
 def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:

@@ -379,6 +379,18 @@ def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, cap
         assert "1 of 7 get the most popular items" in out and "--exclude_seen leaves these" in out
 
 
+def test_all_rows_are_printed(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    """Also where a folder of histories is read part by part."""
+    for name in ("a", "b"):
+        table = pa.Table.from_pylist([{"id": name, "items": ["i1"], "times": [1]}])
+        (tmp_path / "given").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "given" / f"{name}.parquet")
+    words = ["recommend", str(runs["TORoPE"]), "-k2", f"--histories={tmp_path / 'given'}"]
+    assert main([*words, f"--out={tmp_path / 'o.csv'}"]) == 0
+    printed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [word for word in printed if word in ("a", "b")] == ["a", "a", "b", "b"]
+
+
 def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, refused) -> None:
     """One line, exit 2, and no file is left; of none, a table without rows."""
     given, out = tmp_path / "given.jsonl", tmp_path / "out.csv"

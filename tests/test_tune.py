@@ -136,6 +136,7 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys)
     study = read(folder, "study.json")
     study["content"]["search"]["trials"] = 1
     (folder / "study.json").write_text(json.dumps(study))
+    (folder / "runs" / "begun").mkdir()  # by a process that was killed then
     resume = ["tune", "--resume", str(folder), "--quiet"]
     assert main(resume) == 0
     before = read(folder, "test.json")

@@ -226,15 +226,21 @@ def _check_metrics(config: dict[str, Any]) -> None:
         raise UsageError(
             f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
         )
-    computed: list[str] = []
-    for metric in metrics:
-        has_cutoff = str(metric).lower() != "gauc"
-        computed += [f"{metric}@{k}" for k in topk] if has_cutoff else [str(metric)]
+    computed = list_metrics(config)
     if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
             f"{', '.join(computed)}; set it to one of these"
         )
+
+
+def list_metrics(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics that a run computes, such as NDCG@10, in their order."""
+    names: list[str] = []
+    for metric in as_list(config["metrics"]):
+        has_cutoff = str(metric).lower() != "gauc"
+        names += [f"{metric}@{k}" for k in as_list(config["topk"])] if has_cutoff else [str(metric)]
+    return names
 
 
 def as_list(value: Any) -> list[Any]:

@@ -56,6 +56,19 @@ def check_overrides(overrides: Overrides, columns: Iterable[str]) -> None:
                 )
 
 
+def check_roles(overrides: Overrides, roles: Mapping[str, str], columns: Iterable[str]) -> None:
+    """Refuse, by a UsageError, what cannot be set for the columns of users, items and times.
+
+    ``columns`` are those of files of items and users, which may have columns of these names.
+    """
+    for option, (role, column) in itertools.product(overrides, roles.items()):
+        if option != "rename" and column in overrides[option] and column not in columns:
+            raise UsageError(
+                f"{option}: column {shown(column)} is the {role}; the interactions always have "
+                "users and items as token and times as float; leave it out"
+            )
+
+
 def make_field_name(column: str, taken: Iterable[str]) -> str:
     """Return a name for the field of a column, of letters, digits and _.
 
@@ -163,6 +176,9 @@ class Builder:
         self.overrides, self.report = overrides, report
         defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
         self.fields = {r: overrides["rename"].get(roles[r], name) for r, name in defaults.items()}
+        for first, second in itertools.combinations(self.fields.values(), 2):
+            if first == second:
+                raise UsageError(f"rename: two fields would be called {shown(first)}")
         ids = {"item": interactions.item, "user": interactions.user}
         self.entities = {role: EntityIndex(cells) for role, cells in ids.items()}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": {}}

@@ -19,7 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from recbole_pos.config.arguments import ConvertArguments, split_keywords
-from recbole_pos.conversion.build import TABLES, Builder, check_overrides, make_field_name
+from recbole_pos.conversion.build import (
+    TABLES,
+    Builder,
+    check_overrides,
+    check_roles,
+    make_field_name,
+)
 from recbole_pos.conversion.interaction_table import find_copies, read_interactions
 from recbole_pos.conversion.reading import read_files, read_frame
 from recbole_pos.conversion.report import Lines, Report
@@ -128,6 +134,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     given_names = {role: None if (n := getattr(args, role)) is None else str(n) for role in NAMES}
     source = explode_lists(sources.pop("events"), given_names)
     roles = find_roles(source.columns, given_names, args.date_format)
+    check_roles(overrides, roles, _list_columns(sources))
     if not args.columns:
         require_header(source.columns, roles, args.date_format)
     guessed = [f"--{role} {column}" for role, column in roles.items() if given_names[role] is None]

@@ -131,11 +131,14 @@ class Cache:
         return {file.name: digest_file(file) for file in self.files}
 
     def _read_seal(self) -> dict[str, Any]:
-        """Return what the cache was made from; empty if no seal of this user is there."""
+        """Return what the cache was made from; empty if no whole seal of this user is there."""
         if not self.seal.exists():
             return {}
-        content, signature = json.loads(self.seal.read_text())
-        is_own = hmac.compare_digest(self._sign(content), signature)
+        try:
+            content, signature = json.loads(self.seal.read_text())
+            is_own = hmac.compare_digest(self._sign(content), signature)
+        except (ValueError, TypeError, AttributeError):  # damaged, and replaced by the next one
+            return {}
         return json.loads(content) if is_own else {}
 
     def _write_seal(self, digest: str) -> None:

@@ -102,6 +102,7 @@ def write_recommendations(
     # nothing is printed if the table goes to a pipe, such as /dev/stdout
     reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
     counts: Counter[str] = Counter()
+    printed: list[pd.DataFrame] = []
     with _open_writer(file) as write:  # first: a path that cannot be written fails at once
         allowed, excluded = read_names(items), read_names(exclude)
         trained = Recommender.load(run_dir, data_path, histories is not None)
@@ -128,11 +129,13 @@ def write_recommendations(
                         table = _rename_fields(table, trained)
                     if file.suffix != ".parquet":
                         counts["escaped"] += _escape_formulas(table)
+                    if counts["rows"] <= _MAX_PRINTED:
+                        printed.append(table)
                     write(table)
                     task.advance(int(is_first.sum()))
     is_for_some = users is not None or histories is not None
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
-        reporter.line(table.to_string(index=False))
+        reporter.line(pd.concat(printed).to_string(index=False))
     reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
     _report_counts(counts, reporter, exclude_seen)
     reporter.line(str(file))

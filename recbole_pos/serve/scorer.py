@@ -83,7 +83,13 @@ class Scorer:
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
-        found = self.model.full_sort_predict(self.make_rows(histories))
+        try:
+            found = self.model.full_sort_predict(self.make_rows(histories))
+        except NotImplementedError as error:  # RecBole evaluates such a model by ``predict``
+            raise UsageError(
+                f"{self.config['model']} has no full_sort_predict, the scores of all items, by "
+                "which items are recommended; define it"
+            ) from error
         scores = require_scores(found, len(histories), self.num_items, self.model).cpu()
         return lambda items: scores[:, items]
 

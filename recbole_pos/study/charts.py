@@ -117,7 +117,8 @@ def draw_differences(comparison: Comparison) -> Chart | None:
     metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
     axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
     values = "; ".join(
-        f"{line['row']} {line['difference']:+.4f}, {line['low']:+.4f} to {line['high']:+.4f}"
+        f"{line['row']} {line['difference']:+.4f}, "
+        + ("no CI" if math.isnan(line["low"]) else f"{line['low']:+.4f} to {line['high']:+.4f}")
         for line in lines
     )
     note = "Filled: significant after Holm's correction over the table."

@@ -18,6 +18,7 @@ from recbole_pos.config.arguments import (
     require_shares,
     split_keywords,
 )
+from recbole_pos.config.checks import list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.item_vectors import open_files
@@ -306,11 +307,7 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     if any(table.validation for table in plan.tables):
         required.append(plan.metrics[0])
     for row, config in configs.items():
-        names, cutoffs = (
-            value if isinstance(value, (list, tuple)) else [value]
-            for value in (config["metrics"], config["topk"])
-        )
-        computed = [f"{name.lower()}@{cutoff}" for name in names for cutoff in cutoffs]
+        computed = [name.lower() for name in list_metrics(config)]
         for metric in required:
             if metric not in computed:
                 raise plan.source.error(

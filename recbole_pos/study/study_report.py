@@ -92,7 +92,8 @@ def _describe_differences(comparison: Comparison) -> list[str]:
 
 def describe_protocol(results: Results) -> list[str]:
     """Return sentences on the data, training, search, warnings and statistics of a study."""
-    plan, num_seeds = results.plan, len(results.plan.seeds)
+    plan = results.plan
+    num_rows, num_seeds = len(plan.rows), len(plan.seeds)
     sentences = []
     if results.data:
         facts = []
@@ -101,7 +102,7 @@ def describe_protocol(results: Results) -> list[str]:
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
     sentences.append(
-        f"{len(plan.rows)} configurations, each trained with {num_seeds} "
+        f"{num_rows} configuration{'s' * (num_rows > 1)}, each trained with {num_seeds} "
         f"seed{'s' * (num_seeds > 1)} ({join_names(map(str, plan.seeds))})."
     )
     sentences.append(_describe_search(plan))

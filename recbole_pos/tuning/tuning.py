@@ -350,9 +350,10 @@ def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
     test = folder.read_fit(digest).get("test") or None  # there may be no test data
     content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
     earlier_tests = []  # of trials that were best in earlier calls
-    for path in sorted(folder.runs.iterdir()):
-        facts = folder.read_fit(path.name)
-        if facts["stage"] == "final" and facts["status"] == DONE and facts["digest"] != digest:
+    for path in sorted(filter(Path.is_dir, folder.runs.iterdir())):
+        facts = folder.read_fit(path.name)  # empty if a process was killed as it made the folder
+        is_tested = facts.get("stage") == "final" and facts["status"] == DONE
+        if is_tested and facts["digest"] != digest:
             earlier_tests.append({"options": facts["searched"], "test": facts["test"]})
     if earlier_tests:
         content["earlier"] = earlier_tests
