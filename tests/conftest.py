@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +96,39 @@ def run_python(*words: str | Path, cwd: Path | None = None, **environment: str) 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def fork(action: Callable[[], Any], stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+    """How an action ends in a process that is forked from this one, which has imported everything.
+
+    Args:
+        action: returns the exit code, as ``main`` does, or raises.
+        stdout: a file descriptor; when None, what is written is returned.
+
+    Returns:
+        The exit code, negative for a signal; what was written.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        pid = os.fork()
+        if not pid:
+            code = 120
+            signal.alarm(PATIENCE)
+            try:
+                os.dup2(out.fileno() if stdout is None else stdout, 1)
+                os.dup2(errors.fileno(), 2)
+                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+                code = action() or 0
+                sys.stdout.flush()  # as Python does at exit
+            except BaseException:
+                code = 120
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess([], code, out.read(), errors.read())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import run_python
+from conftest import fork, run_python
 from recbole.data.interaction import Interaction
 from schemes import shake
 from shop import open_shop, tables, write
@@ -303,13 +302,14 @@ def test_models_that_cannot_be_exported(experiment: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
 def test_a_full_disk(trained: Callable[..., Path], tmp_path: Path, form: str) -> None:
     """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
-    code = (
-        "import resource, sys; from recbole_pos.cli.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); sys.exit(main(sys.argv[1:]))"
-    )
     to = tmp_path / "deep" / "served"
     command = ["export", str(trained("PosSASRec")), "--to", str(to), "--format", form]
-    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
+
+    def export() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        return main(command)
+
+    done = fork(export)
     assert done.returncode == 1 and done.stderr.startswith("error: cannot write"), done.stderr
     assert not list(tmp_path.iterdir())
 

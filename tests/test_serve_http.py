@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import http.client
 import json
 import os
@@ -19,9 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, wait
+from conftest import PATIENCE, fork, wait
 from fastapi import Request
 
+from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
@@ -270,19 +272,19 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
 
 
 def test_a_signal_while_it_starts_ends_it_with_0() -> None:
-    code = """
-import builtins, os, signal
-load = builtins.__import__
-def load_or_end(name, *given):
-    if name == "uvicorn":
-        os.kill(os.getpid(), signal.SIGTERM)
-    return load(name, *given)
-builtins.__import__ = load_or_end
-from recbole_pos.cli.main import main
-raise SystemExit(main(["serve", "no run folder", "--port=0"]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+    def start() -> int:
+        load = builtins.__import__
+
+        def load_or_end(name: str, *given: Any, **more: Any) -> Any:
+            if name == "uvicorn":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return load(name, *given, **more)
+
+        builtins.__import__ = load_or_end
+        return main(["serve", "no run folder", "--port=0"])
+
+    done = fork(start)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_the_service_is_unavailable_while_it_loads_or_is_full(runs: list[Path]) -> None:
