@@ -420,8 +420,10 @@ def _member(rank: int, port: int, folder: Path) -> None:
 
 
 def test_what_two_processes_share(tmp_path) -> None:
-    """In one start of processes, which takes longer than what they do."""
-    torch.multiprocessing.spawn(_member, (find_free_port(), tmp_path), SIZE)
+    """Forked from this one: they need not import torch again."""
+    torch.multiprocessing.start_processes(
+        _member, (find_free_port(), tmp_path), SIZE, start_method="fork"
+    )
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     _require_sums([gradients for gradients, _ in found])
     for parts in zip(*(losses for _, losses in found), strict=True):

@@ -91,7 +91,7 @@ def _member(rank: int, port: int, folder: Path) -> None:
 
 
 def test_parts_make_the_dataset_or_an_error(tmp_path, monkeypatch) -> None:
-    """In one start of two processes, which takes longer than what they do."""
+    """Of two that are forked from this one: they need not import torch again."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     cases = tmp_path / "cases"
     whole = divide(cases / "whole")
@@ -107,7 +107,9 @@ def test_parts_make_the_dataset_or_an_error(tmp_path, monkeypatch) -> None:
         append(cases / name / "1", "item", *([line] if line else []))
     file = cases / "brands" / "1" / "tiny" / "tiny.item"
     file.write_text(file.read_text().replace("\tb0", "\tb1"))
-    torch.multiprocessing.spawn(_member, (find_free_port(), tmp_path), 2)
+    torch.multiprocessing.start_processes(
+        _member, (find_free_port(), tmp_path), 2, start_method="fork"
+    )
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
     data = read_dataset(PosConfig("FPARec", "tiny", None, {
