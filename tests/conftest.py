@@ -165,6 +165,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+# Files that study on ``cluster``, in one process one after another: a Ray of each would start two
+# workers, which import torch and RecBole. test_tune.py, as long as these, has another.
+STUDIES = tuple(f"tests/test_{name}.py" for name in ("study_driver", "study_packed", "pages"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of ``--dist loadfile``: a process takes a file, or all of these."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFiles(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "studies" if nodeid.startswith(STUDIES) else super()._split_scope(nodeid)
+
+    return LoadFiles(config, log)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What fuzz tests counted: ``record_property("fuzz", "500 flips: 500 CheckpointError")``."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
