@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -135,9 +136,9 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_whatever_stands_anywhere_is_taken_or_refused_in_words():
-    for path, value in itertools.product(_places(yaml.safe_load(STUDY)), ABSURD):
-        content = yaml.safe_load(STUDY)
-        inner = content
+    whole = yaml.safe_load(STUDY)
+    for path, value in itertools.product(_places(whole), ABSURD):
+        inner = content = copy.deepcopy(whole)
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
