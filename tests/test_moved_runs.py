@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -97,8 +96,6 @@ def test_what_needs_no_data(here, moved) -> None:
     alone = ModelHolder("run", settings).load().recommender
     with pytest.raises(UsageError, match="data_path"):
         alone.recommend(users=["u9"])
-    if importlib.util.find_spec("onnxruntime"):
-        assert main("export run --to out -k 5 --format torch_export".split()) == 0
 
 
 @pytest.mark.parametrize(
