@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import pytest
-import torch
+gc.disable()  # until all is imported, see pytest_collection
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 # the models here are tiny: a second thread only waits, the more so beside other test processes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -155,6 +158,16 @@ def place(path: Path) -> int:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What is left out anyhow is not imported."""
     return "not slow" in config.option.markexpr and place(collection_path) < len(SLOW) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: to look for garbage in it, then and later, takes seconds."""
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
