@@ -276,7 +276,7 @@ def test_a_signal_while_it_starts_ends_it_with_0() -> None:
         load = builtins.__import__
 
         def load_or_end(name: str, *given: Any, **more: Any) -> Any:
-            if name == "uvicorn":
+            if name == "recbole_pos.serve.http":
                 os.kill(os.getpid(), signal.SIGTERM)
             return load(name, *given, **more)
 
