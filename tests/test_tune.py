@@ -318,9 +318,8 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
         (path / "checkpoint.pt").write_bytes(b"1")
 
     def plan(start: Path) -> Plan:
-        return plan_search("FPARec", "ml-100k", None, [], {**FAST, "init_from": str(start)}, args)[
-            0
-        ]
+        options = {**FAST, "init_from": str(start)}
+        return plan_search("FPARec", "ml-100k", None, [], options, args)[0]
 
     facts = SearchFacts.from_arguments(args, plan(old))
     (folder.path / "search.json").write_text(facts.model_dump_json())

@@ -93,7 +93,7 @@ def list_positions(position: Any, model: str | None) -> list[str]:
         position = own_defaults(model).get("position")
     if isinstance(position, str):
         return [position]
-    if not isinstance(position, list):
+    if not isinstance(position, (list, tuple)):
         return []
     return [name for name in position if isinstance(name, str)]
 
