@@ -388,6 +388,26 @@ _TABLE: list[Option] = [
     *_rows("valid_metric_bigger", role=IGNORED, reason="it follows from valid_metric"),
 ]
 OPTIONS = {option.name: option for option in _TABLE}
+# Options, and the names that other libraries and papers have for them.
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "train_batch_size": "batch_size bs",
+    "epochs": "max_epochs num_train_epochs",
+    "stopping_step": "patience early_stop early_stopping",
+    "learner": "optimizer optim",
+    "weight_decay": "wd l2 l2_emb l2_reg",
+    "MAX_ITEM_LIST_LENGTH": "maxlen max_len max_length max_seq_len max_seq_length "
+    "session_max_len max_sequence_length",
+    "hidden_size embedding_size": "hidden hidden_dim hidden_units d_model dim n_factors emb_dim "
+    "embed_dim embedding_dim",
+    "n_layers num_layers": "layers blocks n_blocks num_blocks num_hidden_layers",
+    "n_heads": "heads num_attention_heads",
+    "hidden_dropout_prob attn_dropout_prob dropout_prob": "dropout dropout_rate drop_rate",
+    "use_gpu gpu_id": "device gpu gpus cuda accelerator",
+    "worker": "workers num_workers n_workers",
+    "seed": "random_seed random_state manual_seed",
+    "topk": "top_k ks",
+}
 
 
 def find_option(name: str) -> Option:
@@ -398,3 +418,11 @@ def find_option(name: str) -> Option:
 def list_by_role(*roles: str) -> set[str]:
     """Return the names of the options with one of the roles."""
     return {option.name for option in _TABLE if option.role in roles}
+
+
+def find_synonyms(name: str) -> list[str]:
+    """Return the options of the same meaning as a name, which may be that of another library."""
+    name = name.lower().replace("-", "_")
+    pairs = _SYNONYMS.items()
+    groups = [options for options, names in pairs if name in f"{options} {names}".split()]
+    return " ".join(groups).split()
