@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recbole.evaluator import metric_types
-from recbole.utils import EvaluatorType, InputType
+from recbole.utils import EvaluatorType, InputType, ModelType
 
 from recbole_pos.config.defaults import starts_from_runs
 from recbole_pos.config.option import Option, check_kind, check_plain
@@ -109,7 +109,11 @@ def check_together(config: dict[str, Any], model: str) -> None:
     _check_metrics(config)
     check_sizes(config, model)
     loss = config.get("loss_type", "CE")
-    losses = LOSSES if is_on_our_base(model) else ("CE", "BPR")
+    losses, sampled = ("CE", "BPR"), "loss_type: BPR"
+    if is_on_our_base(model):
+        losses, sampled = LOSSES, "loss_type: sampled_softmax and negatives"
+    is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    sampling = config["train_neg_sample_args"]
     mode = config["eval_args"]["mode"]
     modes = mode.values() if isinstance(mode, dict) else [mode]
     start_keys = ("init_from", "train_only", "update_from")
@@ -142,6 +146,11 @@ def check_together(config: dict[str, Any], model: str) -> None:
         (
             loss not in losses,
             f"loss_type: {shown(loss)} is not one of {', '.join(losses)} for this model",
+        ),
+        (
+            config.get("loss_type") == "CE" and is_sequential and sampling is not None,
+            f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
+            f"with all items; leave it out, or to sample items set {sampled}",
         ),
     ):
         if is_wrong:
@@ -196,7 +205,7 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    if loss in LOSSES[1:] and has_negatives:  # for CE, the first, RecBole raises the error
+    if loss in LOSSES[1:] and has_negatives:  # CE, the first: check_together
         how = "; negatives says how many" if "negatives" in config else ""
         raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
     if is_pairwise and not has_negatives and loss not in LOSSES:
