@@ -350,10 +350,10 @@ def test_relations_that_cannot_be_inspected(folder: Path, tmp_path: Path, traine
 # by command, the model that it is for
 COMMANDS = {
     "plot": "FPARec",
-    "inspect attention --min_events 5 --checkpoint": "AttrFormer",
-    "inspect relations --batches 1 --checkpoint": "AttrFormer",
+    "inspect attention --min_events 5": "AttrFormer",
+    "inspect relations --batches 1": "AttrFormer",
     "inspect encoding --length 5 --checkpoint": "PosSASRec",
-    "inspect because --user u1 --checkpoint": "PosSASRec",
+    "inspect because --user u1": "PosSASRec",
 }
 
 

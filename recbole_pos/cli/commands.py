@@ -43,9 +43,6 @@ _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
     option("--config_files YAML...", "configuration", default=[]),
 )
-_CHECKPOINT = option(
-    "--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it", required=True
-)
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
 _AT = option(
     "--at TIME",
@@ -58,6 +55,22 @@ _ENVIRONMENT = (
 _GROUPS = {"inspect": "Look into a trained model, or at encodings."}
 # Name of a command -> function that adds its parser to the subparsers of its group.
 _COMMANDS: dict[str, Callable[[Any], None]] = {}
+
+
+def _inspected(text: str) -> Argument:
+    """Return a function that adds the argument RUN_DIR, in place of which --checkpoint can be."""
+
+    def add(parser: Parser) -> None:
+        group = parser.add_mutually_exclusive_group(required=True)
+        group.add_argument(
+            "checkpoint", metavar="RUN_DIR", nargs="?", default=argparse.SUPPRESS, help=text
+        )
+        group.add_argument("--checkpoint", metavar="RUN_DIR", help="the same")
+
+    return add
+
+
+_CHECKPOINT = _inspected("folder of a run, or a checkpoint in it")
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -382,7 +395,11 @@ def _inspect_relations(args: argparse.Namespace) -> None:
 
 @_command(
     "inspect encoding",
-    option("SCHEME...", "which (those of the model; else spe and dpe)", dest="schemes", nargs="*"),
+    option(
+        "SCHEME...",
+        "folder of a run; encodings (those of the model; else spe and dpe)",
+        **{"dest": "schemes", "nargs": "*", "metavar": "RUN_DIR | SCHEME"},
+    ),
     option("--length N...", "of the sessions (10 20)", default=[10, 20]),
     option("--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it"),
     option("--hidden_size N", "d, where no model exists (100)"),
@@ -396,16 +413,18 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
     session and between two. Writes encoding_SCHEME.png.
     """
     from recbole_pos.inspect.encoding import inspect_encoding
+    from recbole_pos.position.schemes import SCHEMES
 
-    report = inspect_encoding(
-        args.schemes, args.length, args.checkpoint, args.hidden_size, args.out, args.data_path
-    )
-    print(report)
+    run, names = args.checkpoint, args.schemes
+    if run is None and names and names[0] not in SCHEMES:
+        if os.sep in names[0] or os.path.exists(names[0]):
+            run, *names = names
+    print(inspect_encoding(names, args.length, run, args.hidden_size, args.out, args.data_path))
 
 
 @_command(
     "inspect because",
-    option("--checkpoint RUN_DIR", "folder of a run", required=True),
+    _inspected("folder of a run"),
     option("--user USER", "name of a user of the data", group="who"),
     option("--history ITEM...", "items, oldest first", group="who"),
     option("--items ITEM...", "items to explain (the k recommended)"),
