@@ -21,6 +21,7 @@ from conftest import SMALL, make_log
 from pyarrow import parquet
 
 import recbole_pos as rp
+from recbole_pos.conversion.convert import write_as_python
 from recbole_pos.errors import RunWarning, UsageError
 
 MEASURED = {"topk": [5], "valid_metric": "NDCG@5"}
@@ -170,7 +171,7 @@ def test_lists_keep_their_length(tmp_path: Path) -> None:
         table = pa.table({**rows, "vector": vectors})
         (column,) = rp.Dataset.from_frame(table).report.columns[3:]
         assert not column.field and "expected finite numbers" in column.notes[0]
-        with pytest.raises(UsageError, match=r"^type: vector=float_seq: found the list \[0.1, n"):
+        with pytest.raises(UsageError, match=r"^types: vector=float_seq: found the list \[0.1, n"):
             rp.Dataset.from_frame(table, types={"vector": "float_seq"})
 
 
@@ -411,3 +412,22 @@ def test_loggers(fitted: rp.Recommender, tmp_path: Path, monkeypatch: Any) -> No
 class Fails(rp.Callback):
     def on_epoch(self, epoch: dict[str, Any]) -> bool:
         return epoch["epoch"] / 0 > 1
+
+
+def test_messages_in_python_have_arguments() -> None:
+    """A value as Python writes it, where the command line has --time COLUMN, --type COLUMN=TYPE."""
+    frame = pd.DataFrame({"user": ["a", "b"], "item": ["x", "y"], "at": ["1/2/2024", "3/4/2024"]})
+    for given, words in (
+        ({"drop": "at"}, r"with time='COLUMN', or time='row_order' if .*\)$"),  # no word of headers
+        ({"types": "at"}, r"^types: expected types={'COLUMN': 'VALUE'}, found"),
+        ({}, r"Give date_format='%d/%m/%Y' \(day first\) or"),
+        ({"user": "item"}, r"^no column is known to be the item: name it with item='COLUMN'\. The"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            rp.Dataset.from_frame(frame, **given)
+    note = "1.5 twice; --thousands at='.' or --columns user,item,... (--rm_copies)"
+    expected = "thousands={'at': '.'} or columns=['user', 'item', '...'] (rm_copies)"
+    assert write_as_python(note) == f"1.5 twice; {expected}"
+    for path in (__file__, frame):
+        with pytest.raises(UsageError, match="^path: found .*, expected a folder"):
+            rp.Dataset(path)

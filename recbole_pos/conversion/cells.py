@@ -333,7 +333,7 @@ def read_numbers(
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
-            note = f"the point is read as decimal; --thousands {column}=. if it is not decimal"
+            note = f"the point is read as decimal; --thousands {column}='.' if it is not decimal"
             return numbers, note if _all_match(values, _GROUPED) else ""
     text = _normalize(values)
     readings: dict[tuple[str, str], np.ndarray] = {}  # by decimal and thousands separator

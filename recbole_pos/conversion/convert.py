@@ -59,6 +59,11 @@ _PARTS = ("train", "valid", "test")
 # Options of single columns, and the arguments that have them.
 _BY_COLUMN = {"type": "types", "table": "tables"}
 _BY_COLUMN |= {option: option for option in ("rename", "decimal", "thousands")}
+# An option in a message with its value, which stands after = or is no word of a sentence.
+_OPTION = re.compile(
+    r"(?<![\w-])--([a-z_]+)(?:(?:=| (?=[A-Z']|row_order|user,|\S+=))"
+    r"((?:'[^']*'|user,item,[.]{3}|user,item|[^\s',;.)])+))?"
+)
 _NAME = re.compile(r"\w[\w.-]*")
 _MAX_NAME_BYTES = 200  # file systems allow 255, of which suffixes need some
 
@@ -110,13 +115,28 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         return _convert(events, path, args)
     except UsageError as error:
         if settings is None:  # arguments in Python, options on the command line
-            raise UsageError(re.sub(r"(?<!\S)--(?=[a-z])", "", str(error))) from error
+            raise UsageError(write_as_python(str(error))) from error
         raise
     except PosError:
         raise
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{str(path)[:100]} cannot be converted: {reason}") from error
+
+
+def write_as_python(text: str) -> str:
+    """Return a message with arguments for options: ``time='COLUMN'`` for ``--time COLUMN``."""
+
+    def write(match: re.Match[str]) -> str:
+        name, value = _BY_COLUMN.get(match[1], match[1]), (match[2] or "").replace("'", "")
+        given: Any = value
+        if name in _BY_COLUMN.values():
+            given = dict([value.split("=", 1)]) if value else ""
+        elif name.endswith("columns"):
+            given = value.split(",") if value else ""
+        return f"{name}={given!r}" if value else name
+
+    return _OPTION.sub(write, re.sub("^(type|table):", r"\1s:", text))
 
 
 def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
@@ -293,7 +313,7 @@ def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
     if not (_NAME.fullmatch(name) and len(name.encode()) <= _MAX_NAME_BYTES):
         raise UsageError(
             f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {_MAX_NAME_BYTES}, as in --name {make_field_name(name[:40], ())}"
+            f"most {_MAX_NAME_BYTES}, as in --name={make_field_name(name[:40], ())}"
         )
     files = list_dataset_files(folder, name)
     if files and not (args.overwrite or args.dry_run):
@@ -313,7 +333,7 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
     for word in [words] if isinstance(words, str) or not isinstance(words, Iterable) else words:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
-            raise UsageError(f"{option}: expected COLUMN=VALUE, found {shown(word)}")
+            raise UsageError(f"{option}: expected --{option} COLUMN=VALUE, found {shown(word)}")
         pairs[column] = value
     return pairs
 

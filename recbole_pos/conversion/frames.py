@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.conversion.convert import REPORT, convert
+from recbole_pos.conversion.convert import REPORT, convert, write_as_python
 from recbole_pos.errors import UsageError
 from recbole_pos.files import TemporaryFolder
+from recbole_pos.values import shown
 
 _NAME = "data"
 
@@ -40,6 +41,11 @@ class Dataset(os.PathLike[str]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)) or os.path.isfile(path):
+            raise UsageError(
+                f"path: found {shown(path)}, expected a folder; recbole_pos.convert makes one of a "
+                "file, and Dataset.from_frame of a frame"
+            )
         self.path = Path(path)
         self.report: Any = None
         self._source: tuple[Any, dict[str, Any]] | None = None  # frame and arguments
@@ -155,7 +161,8 @@ class Dataset(os.PathLike[str]):
             ]
             table = pandas.DataFrame(rows, columns=["column", "field", "type", "table"])
             content += table.to_html(index=False)  # escapes the cells
-            content += "".join(f"<div>{html.escape(note)}</div>" for note in self.report.notes)
+            notes = map(write_as_python, self.report.notes)
+            content += "".join(f"<div>{html.escape(note)}</div>" for note in notes)
         return f"<div>{content}</div>"
 
 

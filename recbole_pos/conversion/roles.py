@@ -42,6 +42,10 @@ NAMES = {
         "event_timestamp timestamp_ms unix_time epoch t_dat eventdate",
     ),
 }
+_NO_HEADER = (
+    "there is no header; name them with --columns user,item,... (a frame: read its file with "
+    "header=None)"
+)
 _TIME_LIKE = re.compile(r"_at$|time|date")
 _SAMPLE = 1000  # values by which the use of a column is guessed
 _BRACKETS = r"^\s*[\[(]"
@@ -79,7 +83,7 @@ def find_roles(
             free = {name: c for name, c in columns.items() if name not in roles.values()}
             names = _guess(role, free, date_format)
             if len(names) != 1:
-                raise _make_guess_error(role, names, columns)
+                raise _make_guess_error(role, names, columns, has_header=bool(roles))
             roles[role] = names[0]
     return roles
 
@@ -102,19 +106,19 @@ def require_header(
         is_row = any(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
     if is_row:
         raise UsageError(
-            f"the columns are called {listed(columns)}, as a row of data: there is no header; name "
-            "them with --columns user,item,... (a frame: read its file with header=None)"
+            f"the columns are called {listed(columns)}, as a row of data: {_NO_HEADER}"
         )
 
 
-def _make_guess_error(role: str, names: list[str], columns: Mapping[str, Any]) -> UsageError:
+def _make_guess_error(
+    role: str, names: list[str], columns: Mapping[str, Any], has_header: bool
+) -> UsageError:
     """Return the error about a role that no column, or several (``names``), may have."""
     examples = listed(f"{name[:40]} ({_quote_example(column)})" for name, column in columns.items())
     problem = f"{' and '.join(names)[:100]} may both be"
-    advice = ""
     if not names:
         problem = "no column is known to be"
-        advice = "; if these are no names, the file has no header: give --columns user,item,..."
+    advice = "" if names or has_header else f"; if these are no names, {_NO_HEADER}"
     option = f"--{role} COLUMN"
     if role == "time":
         option += f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
