@@ -56,7 +56,10 @@ def connect(address: str | None) -> bool:
     except Exception as error:  # Ray raises that class itself where a start takes too long
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if address is None:
-            raise UsageError(f"Ray cannot start on this machine: {reason}") from error
+            raise UsageError(
+                f"Ray cannot start on this machine: {reason}; its files are in RAY_TMPDIR (/tmp): "
+                "set that to a folder with a short path that you can write to"
+            ) from error
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
@@ -108,7 +111,8 @@ def _require_answer(address: str) -> None:
     except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
         raise UsageError(
             f"--address: no Ray cluster answers at {shown(address)} ({error}); start one "
-            "with `ray start --head`, or leave --address out to run on this machine"
+            f"there with `ray start --head --port={port}`, or leave --address out to run on this "
+            "machine"
         ) from error
 
 
