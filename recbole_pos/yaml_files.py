@@ -23,6 +23,7 @@ ROOT, DATASETS = (
 # Bounds of a file, and so of the time and memory that reading and quoting it takes.
 _MAX_CHARACTERS, _MAX_VALUES, _MAX_DEPTH = 10_000_000, 100_000, 100
 _PER_VALUE = 100  # characters of a text that count as one value
+_NO_SPACE = re.compile(r"[ -]*[\w.]+:[^\s/:]")  # the start of a line such as epochs:1
 _MAX_DIGITS = 1000  # of a number; Python reads longer ones in quadratic time, or not at all
 
 
@@ -200,18 +201,35 @@ def _read_mapping(
             loader.dispose()
     except OSError as error:
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        number, problem = _explain(error, text.splitlines())
+        raise UsageError(f"{name}, line {number}: {short(problem)} (not valid yaml)") from error
     except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError, too
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = short(" ".join(str(getattr(error, "problem", None) or error).split()))
-        raise UsageError(f"{name}, {line}{problem} (not valid yaml)") from error
+        problem = short(" ".join(str(error).split()))
+        raise UsageError(f"{name}, {problem} (not valid yaml)") from error
     if content is None:
         return {}, root
     if not isinstance(content, dict):
         raise UsageError(
-            f"{kind} {name} must hold `key: value` lines, found {type(content).__name__}"
+            f"{kind} {name} must hold `key: value` lines, with a space after the colon; found "
+            f"{shown(content)}"
         )
     return content, root
+
+
+def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
+    """Return the number of the wrong line of a text, from 1, and what is wrong with it."""
+    mark = error.problem_mark or error.context_mark
+    problem = " ".join(str(error.problem).split())
+    if r"'\t'" in problem:
+        problem = "a tab; put spaces in its place"
+    elif problem in ("could not find expected ':'", "mapping values are not allowed here"):
+        last = (error.context_mark or mark).line
+        for number in (last, last - 1):  # the text of a line goes on in the next
+            line = "".join(lines[number : number + 1])
+            if _NO_SPACE.match(line):
+                return number + 1, f"{shown(line.strip())} lacks a space after the colon"
+    return mark.line + 1, problem
 
 
 def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:

@@ -249,3 +249,23 @@ def test_schemes_may_be_a_tuple(tmp_path: Path) -> None:
     for position in (["learned", "rope"], ("learned", "rope")):
         config = PosConfig("PosSASRec", "ml-100k", files, {"position": position})
         assert config["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("epochs: 1\n\tseed: 2\n", "line 2: a tab"),
+        ("epochs: 1\nseed:2\n", "line 2: 'seed:2' lacks a space"),
+        ("epochs: 1\nseed:2", "line 2: 'seed:2' lacks a space"),
+        ("epochs: 1\nseed:2\n\n# end\n", "line 2: 'seed:2' lacks a space"),
+        ("eval_args:\n  seed:2\n  epochs: 1\n", "line 2: 'seed:2' lacks a space"),
+        ("rows:\n  - seed:2\n    epochs: 1\n", "line 2: '- seed:2' lacks a space"),
+        ("epochs: 1: 2\n", "line 1: mapping values are not allowed here"),
+        ("seed:2\n", "with a space after the colon; found 'seed:2'"),
+    ],
+)
+def test_slips_in_yaml_are_named_with_their_line(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UsageError, match="a.yaml") as refused:
+        read_yaml(tmp_path / "a.yaml")
+    assert named in str(refused.value)
