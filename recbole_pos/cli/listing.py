@@ -19,10 +19,9 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, list_runnable
+from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, explain_unknown, list_runnable
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
-from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import (
     ROOT,
     find_recbole_properties,
@@ -74,7 +73,7 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
     take_model(model, import_named(overrides.get("plugins")))
     if model not in list_runnable():
-        raise UsageError(f"unknown model {shown(model)}{suggest(model, list_runnable())}")
+        raise UsageError(explain_unknown(model))
     listed: set[str] = set()
     for title, defaults, files in _list_option_sources(model, overrides.get("position")):
         sentences: dict[str, str] = {}

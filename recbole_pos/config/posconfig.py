@@ -23,7 +23,7 @@ from recbole_pos.config.defaults import (
 )
 from recbole_pos.config.effects import UNTRAINED
 from recbole_pos.config.option import IGNORED
-from recbole_pos.config.options import find_option, list_by_role
+from recbole_pos.config.options import find_option, find_synonyms, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import find_config_file, list_positions, select_parts
 from recbole_pos.data.identity import FILTERS
@@ -35,13 +35,14 @@ from recbole_pos.model.models import (
     CAUSAL_BUILTINS,
     OURS,
     ensure_registered,
+    explain_unknown,
     is_served,
     list_built_in,
     list_runnable,
 )
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.values import is_whole, nearest, shown, suggest
+from recbole_pos.values import is_whole, nearest, shown
 from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
@@ -252,11 +253,7 @@ class PosConfig(Config):
         if self.model in list_runnable():
             return get_model(self.model)
         location = f"{self.sources['model']}: " if "model" in self.sources else ""
-        raise UsageError(
-            f"{location}unknown model {shown(self.model)}{suggest(self.model, list_runnable())}; "
-            "`recbole-pos models` lists what can be run. One of your own: name the module that has "
-            "it, as in --plugins='[my_models]', or in Python call recbole_pos.register_model first"
-        )
+        raise UsageError(location + explain_unknown(self.model))
 
     def _merge_defaults(self) -> dict[str, Any]:
         """Return the defaults, some of which depend on options, with given options above them."""
@@ -325,6 +322,8 @@ class PosConfig(Config):
         if key not in allowed:
             readers = describe_readers(key)
             advice = f"; {readers}" if readers else nearest(str(key), allowed | _KEYWORDS)
+            if names := [name for name in find_synonyms(str(key)) if name in allowed]:
+                advice = f"; here it is {' and '.join(names)}"
             if key in _KEYWORDS:
                 advice = "; it is an argument of run, compare or tune, not an option"
             if self.model in ADDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
@@ -22,7 +23,7 @@ from recbole_pos.registry import (
     gather_defaults,
     import_path,
 )
-from recbole_pos.values import shown
+from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import read_yaml
 
 MODELS = Registry(
@@ -162,7 +163,7 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
         if registered is None:  # the plugin's own models are there already
             return
     is_recboles = model.__module__.partition(".")[0] == "recbole"
-    if not is_recboles and name.lower() in _list_recbole_names():
+    if not is_recboles and name.lower() in _find_recbole_models():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
@@ -230,7 +231,28 @@ def _find_recbole_folder() -> Path:
 
 
 @functools.cache
-def _list_recbole_names() -> frozenset[str]:
-    """Return the names of RecBole's models in lower case, as its modules are called."""
-    files = (_find_recbole_folder() / "model").glob("*_recommender/*.py")
-    return frozenset(file.stem for file in files)
+def _find_recbole_models() -> dict[str, Path]:
+    """Return name in lower case -> file of RecBole's models."""
+    files = (_find_recbole_folder() / "model").glob("*_recommender/[!_]*.py")
+    return {file.stem: file for file in files}
+
+
+def explain_unknown(name: str) -> str:
+    """Return the message that no model that can be run has this name, and what to do."""
+    file = _find_recbole_models().get(name.lower())
+    if file is None or name.lower() in map(str.lower, list_built_in()):
+        return (
+            f"unknown model {shown(name)}{suggest(name, list_runnable())}; `recbole-pos models` "
+            "lists what can be run. One of your own: name the module that has it, as in "
+            "--plugins='[my_models]', or in Python call recbole_pos.register_model first"
+        )
+    spelling = re.search(rf"^class ({name})\b", file.read_text(), re.IGNORECASE | re.MULTILINE)
+    name = spelling[1] if spelling else name
+    kind = file.parent.name.removesuffix("_recommender").replace("_", "-")
+    advice = "train it with RecBole's run_recbole"
+    if kind in ("general", "sequential"):
+        advice = f"to try it, give -m {name} --plugins=recbole.model.{file.parent.name}"
+    return (
+        f"model {name} is a {kind} recommender of RecBole's that is not tested here "
+        f"(`recbole-pos models` lists those that are); {advice}"
+    )
