@@ -290,8 +290,8 @@ def test_decimals_are_ids_and_times(tmp_path: Path, scale: int) -> None:
 GOOD = f"user,item,time,stars\n1,a,{NOW},3\n"
 WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"user": "usr"}, "user"),
-    (GOOD.replace("item", "thing"), {}, "name it with item COLUMN"),
-    (GOOD, {"types": {"starz": "float"}}, "type: .*starz"),
+    (GOOD.replace("item", "thing"), {}, "name it with item='COLUMN'"),
+    (GOOD, {"types": {"starz": "float"}}, "types: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
     (GOOD, {"decimal": {"stars": "ab"}}, "decimal: "),
     (GOOD, {"decimal": {"time": ","}}, "decimal: column 'time' is the time"),
