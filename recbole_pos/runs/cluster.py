@@ -56,10 +56,10 @@ def connect(address: str | None) -> bool:
     except Exception as error:  # Ray raises that class itself where a start takes too long
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if address is None:
-            raise UsageError(
-                f"Ray cannot start on this machine: {reason}; its files are in RAY_TMPDIR (/tmp): "
-                "set that to a folder with a short path that you can write to"
-            ) from error
+            advice = "if the machine is busy, try again"
+            if isinstance(error, OSError):
+                advice = "set RAY_TMPDIR (/tmp) to a folder with a short path that you can write to"
+            raise UsageError(f"Ray cannot start on this machine: {reason}; {advice}") from error
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
@@ -109,9 +109,10 @@ def _require_answer(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+        option = "--ray-client-server-port" if address.startswith("ray://") else "--port"
         raise UsageError(
-            f"--address: no Ray cluster answers at {shown(address)} ({error}); start one "
-            f"there with `ray start --head --port={port}`, or leave --address out to run on this "
+            f"--address: no Ray cluster answers at {shown(address)} ({error}); start one there "
+            f"with `ray start --head {option}={port}`, or leave --address out to run on this "
             "machine"
         ) from error
 
