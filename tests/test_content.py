@@ -260,6 +260,17 @@ def test_init_starts_at_the_principal_components(
     assert kept == 16 or 0.01 < table.weight[1:, kept:].std() < 0.03
 
 
+@pytest.mark.parametrize("names", [COLD, ["i0", *COLD]], ids=len)
+def test_init_from_content_that_hardly_an_item_of_training_has(
+    data: Path, tmp_path: Path, names: list[str]
+) -> None:
+    """Principal components are then as large as fresh vectors all the same, not NaN or 1e10."""
+    options = {"item_vectors": write_npy(tmp_path, names, vectors(names))}
+    made = build(data, item_vectors_use="init", **options)
+    known = np.isin(made.dataset.field2id_token["item_id"], COLD)
+    assert 0.001 < made.model.item_embedding.weight[torch.from_numpy(known), :SIZE].std() < 0.1
+
+
 @pytest.mark.parametrize(
     ("model_name", "options"),
     [

@@ -201,8 +201,10 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
-        deviation = max(float(values[has_content & is_trained].std()), _TINY)
-        values *= config["initializer_range"] / deviation
+        measured = values[has_content & is_trained]
+        if not measured.size or measured.var() < _TINY:  # fewer than two different vectors
+            measured = values[has_content]
+        values *= config["initializer_range"] / max(float(measured.std()), _TINY)
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()
