@@ -31,6 +31,8 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.relations import SparseProduct
 from recbole_pos.model import attrformer
 from recbole_pos.relations.search import Edges
+from recbole_pos.serve.histories import read_histories
+from recbole_pos.serve.scorer import Scorer
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
 
@@ -332,6 +334,34 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         found = model.after(items, torch.from_numpy(lengths), times)
         same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("read", ["relations", "cross_sequence"])
+def test_recommendations_read_the_times_of_given_histories(folder: Path, read: str) -> None:
+    """As ``after`` does; histories without times are refused where times are read, only there."""
+    options: dict = {"relations": ["time"], "inference_relations": "own"}
+    if read == "cross_sequence":
+        options = {"relations": ["brand"], "inference_relations": "training_bank"}
+        options |= {"cross_sequence": "time_respecting", "bank_size": 14}
+    made = open_shop(folder, **options)
+    model = shaken(made)
+    scorer = Scorer(model, made.config, model.n_items)
+    ids = {name: i for i, name in enumerate(made.dataset.field2id_token["item_id"]) if i}
+
+    def encode(**given: list) -> Tensor:
+        history = {"items": ["i1", "i2"], **given}
+        return scorer.encode(read_histories([history], ids, scorer.needs_time))
+
+    times = [1.4e9, 1.6e9]  # before and after all others
+    items, lengths = torch.tensor([ids["i1"], ids["i2"]]), torch.tensor([2])
+    want = model.after(items, lengths, torch.tensor(times, dtype=torch.float64))
+    assert torch.equal(encode(times=times), want)
+    assert not torch.allclose(encode(times=[1.4e9, 1.4e9]), want)
+    with pytest.raises(UsageError, match="times"):
+        encode()
+    model.inference = "none" if read == "relations" else "batch"  # which has no user of theirs
+    encode()
 
 
 @pytest.mark.parametrize(

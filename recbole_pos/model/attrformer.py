@@ -116,11 +116,22 @@ class AttrFormer(PosSASRec):
     def _device(self) -> torch.device:
         return self.item_embedding.weight.device
 
+    @property
+    def _relates_times(self) -> bool:
+        return any(relation.table == TIME for relation in self.declared)
+
+    @property
+    def histories_need_time(self) -> bool:
+        """Whether a scheme reads times, or those relations that :meth:`after` looks up."""
+        if self.lookup.clock == "time_respecting" and self.inference == "training_bank":
+            return True  # ``batch`` has no training interactions of users that are not in the log
+        return self.needs_time or (self._relates_times and self.inference != "none")
+
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
         """Check the timestamps if only relations need them."""
         if self.needs_time:
             return
-        reads_time = any(relation.table == TIME for relation in self.declared)
+        reads_time = self._relates_times
         if reads_time:
             instead = "leave the time out of relations"
         elif config["cross_sequence"] == "time_respecting":

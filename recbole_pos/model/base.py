@@ -337,7 +337,7 @@ class PosRecommender(SequentialRecommender):
         Args:
             items: [m] packed items of the histories, at most the newest L interactions of each.
             lengths: [B] number of interactions of each history.
-            times: [m] in the unit of the time field; for models with ``needs_time``.
+            times: [m] in the unit of the time field; where :attr:`histories_need_time`.
             at: [B] times of the requests; for models with ``reads_request``.
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
@@ -401,6 +401,11 @@ class PosRecommender(SequentialRecommender):
         """Return [B] score of each row's item after its history."""
         items = self.item_vectors()[interaction[self.ITEM_ID]]
         return (self.compute_states(interaction) * items).sum(-1)
+
+    @property
+    def histories_need_time(self) -> bool:
+        """Whether histories that are given to :meth:`after` must have times."""
+        return self.needs_time
 
     @property
     def scores_by_products(self) -> bool:

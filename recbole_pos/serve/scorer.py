@@ -33,7 +33,6 @@ class Scorer:
     Attributes:
         vectors: [items + 1, d] item vectors, whose products with states are the scores; None for
             models that score otherwise.
-        needs_time: whether histories must have times.
         reads_request: whether the time of the request is read.
         reach: number of newest interactions that are read; None for all.
         fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
@@ -46,7 +45,6 @@ class Scorer:
         """
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
-        self.needs_time = bool(getattr(model, "needs_time", False))
         self.reads_request = bool(getattr(model, "reads_request", False))
         reads_all = getattr(model, "linked", False)
         self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
@@ -54,6 +52,11 @@ class Scorer:
         self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether histories must have times."""
+        return bool(getattr(self.model, "histories_need_time", False))
 
     def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
         """Return the fields that histories may have, given the names by id of token fields."""
