@@ -9,9 +9,9 @@ Where its equations are:
 =============== ===================================================================
 equation        code
 =============== ===================================================================
-1, 10, A.2      ``categorical``, ``similarity`` in ``relations/tables.py``
+1, 10, A.2      ``relate_categorical``, ``similarity`` in ``relations/tables.py``
 2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
-6, degrees      ``RelationLookup`` in ``relations/lookup.py``
+6, degrees      ``_normalise`` in ``relations/lookup.py``
 6 to 8          ``RelationAttention.compute_heads`` in ``layers/relations.py``
 9               ``RelationAttention.attention``, same file
 top-K           ``top_relations`` in ``relations/search.py``

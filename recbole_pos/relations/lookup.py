@@ -367,7 +367,8 @@ class RelationLookup:
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
     """Return [E] weights D^-1/2 R D^-1/2 of the relations of one attribute (equation 6)."""
-    # D sums the relations that an interaction reads; at least 1, since a source may read nothing
+    # D sums the relations that an interaction reads, where the paper counts them: their strength
+    # differs. It is at least 1, since a source may read nothing.
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 
