@@ -248,7 +248,7 @@ class _BiasedAttention(torch.autograd.Function):
         else:
             out, scaled_q = torch.empty_like(v), q * q.size(-1) ** -0.5
             for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
-                weights = _compute_weights(scaled_q[rows], k[rows], _select_rows(bias, rows))
+                weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])
             out.mul_(kept_scale)
         if weights is not None and len(weights) < len(q):
@@ -272,7 +272,7 @@ class _BiasedAttention(torch.autograd.Function):
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
             weights = all_weights
             if weights is None:
-                weights = _compute_weights(scaled_q[rows], k[rows], _select_rows(bias, rows))
+                weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
             # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
             grad_out, used_weights, kept_weights = grad[rows], weights, None
             weighted_sum = (grad_out * out[rows]).sum(-1, keepdim=True)
@@ -290,7 +290,7 @@ class _BiasedAttention(torch.autograd.Function):
             if grad_bias is not None:
                 is_shared = len(bias) == 1
                 summed = grad_logits.sum(0, keepdim=True) if is_shared else grad_logits
-                _select_rows(grad_bias, rows).add_(summed)
+                select_rows(grad_bias, rows).add_(summed)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
 
@@ -301,9 +301,9 @@ def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     return (scaled_q @ k.mT).add_(bias).softmax(-1, dtype=dtype).to(k.dtype)
 
 
-def _select_rows(bias: Tensor, rows: slice) -> Tensor:
-    """Return the bias [1 or b, h, t, t] of some sequences of the batch, which may share it."""
-    return bias if len(bias) == 1 else bias[rows]
+def select_rows(bias: Any, rows: slice) -> Any:
+    """Return the bias [1 or b, ...] of some sequences of the batch, which may share it, or None."""
+    return bias if bias is None or len(bias) == 1 else bias[rows]
 
 
 def biased_attention(

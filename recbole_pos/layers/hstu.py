@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, select_rows
 from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
@@ -113,7 +113,7 @@ class _PointwiseAttention(torch.autograd.Function):
         ctx.n = n
         out = torch.empty_like(v)
         for rows in iterate_chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
-            weight = _compute_weights(q[rows], k[rows], _slice_bias(bias, rows), n)
+            weight = _compute_weights(q[rows], k[rows], select_rows(bias, rows), n)
             torch.matmul(weight, v[rows], out=out[rows])
         return out
 
@@ -131,7 +131,7 @@ class _PointwiseAttention(torch.autograd.Function):
         for rows in iterate_chunks(len(q), q.size(1) * q.size(2) ** 2, q.device):
             logits = q[rows] @ k[rows].transpose(-1, -2)
             if bias is not None:
-                logits += _slice_bias(bias, rows)
+                logits += select_rows(bias, rows)
             sigmoid = logits.sigmoid()
             weight = (logits * sigmoid).masked_fill_(future, 0).div_(ctx.n)
             grad_v[rows] = weight.transpose(-1, -2) @ grad[rows]
@@ -142,15 +142,10 @@ class _PointwiseAttention(torch.autograd.Function):
             grad_q[rows] = grad_logits @ k[rows]
             grad_k[rows] = grad_logits.transpose(-1, -2) @ q[rows]
             if grad_bias is not None:
-                bias_rows = _slice_bias(grad_bias, rows)
+                bias_rows = select_rows(grad_bias, rows)
                 bias_rows += grad_logits.sum_to_size(bias_rows.shape)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_q, grad_k, grad_v, grad_bias, None
-
-
-def _slice_bias(bias: Any, rows: slice) -> Any:
-    """Return the bias of some sequences, given [1 or b, 1 or h, t, t] of all sequences or None."""
-    return bias if bias is None or bias.size(0) == 1 else bias[rows]
 
 
 def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
