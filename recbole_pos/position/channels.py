@@ -119,10 +119,11 @@ class FuXiLinear(AttentionPosition):
 
     g_h falls from head to head and is learned, as are the rows p of size s, sines and cosines when
     fresh, alpha and beta. Every pair of columns of v^t has a period, log-spaced over all heads.
-    Sums are computed in chunks, so that the cost is linear in the length. Differences to the
-    authors' code: channels share the width of one value and are not normalised one by one, the gate
-    and the feed-forward network are the backbone's (``block: ligr`` comes near), and t_i is the
-    request's time only with ``request_time: target``, which the code always takes.
+    Sums are computed in chunks, so that the cost is linear in the length; dropout of weights falls
+    on the values. Differences to the authors' code: channels share the width of one value and are
+    not normalised one by one, the gate and the feed-forward network are the backbone's
+    (``block: ligr`` comes near), and t_i is the request's time only with ``request_time: target``,
+    which the code always takes.
 
     Args:
         dimensions: sizes of the model; heads of at least three numbers.
