@@ -93,7 +93,8 @@ def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
     query_times, key_times = pad_times(ctx)
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
-    unit = unit.masked_fill(unit.isinf(), 1)  # without a gap so far all intervals are 0
+    # without a gap so far: intervals of interactions are 0, that to a later request is in seconds
+    unit = unit.masked_fill(unit.isinf(), 1)
     intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
     return intervals.clamp(0, longest).long()
 
