@@ -113,7 +113,10 @@ def test_names_in_python(tmp_path: Path) -> None:
         assert len(rp.convert(frame, **roles, **options, dry_run=True).columns) == 3
     (column,) = rp.convert(frame, **roles, types="3=token", dry_run=True).columns[3:]
     assert column.kind == "token"
-    for wrong, word in (({"rename": {3: 1}}, "^rename: 3=1"), ({"types": 5}, "^type: expected C")):
+    for wrong, word in (
+        ({"rename": {3: 1}}, "^rename: 3=1"),
+        ({"types": 5}, "^types: expected types="),
+    ):
         with pytest.raises(UsageError, match=word):
             rp.convert(frame, **roles, **wrong, dry_run=True)
 

@@ -12,7 +12,14 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
+from recbole_pos.cli.parser import (
+    Argument,
+    Parser,
+    list_config_files,
+    option,
+    read_settings,
+    trained_run,
+)
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -43,6 +50,7 @@ _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
     option("--config_files YAML...", "configuration", default=[]),
 )
+_CHECKPOINT = trained_run("folder of a run, or a checkpoint in it")
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
 _AT = option(
     "--at TIME",
@@ -55,22 +63,6 @@ _ENVIRONMENT = (
 _GROUPS = {"inspect": "Look into a trained model, or at encodings."}
 # Name of a command -> function that adds its parser to the subparsers of its group.
 _COMMANDS: dict[str, Callable[[Any], None]] = {}
-
-
-def _inspected(text: str) -> Argument:
-    """Return a function that adds the argument RUN_DIR, in place of which --checkpoint can be."""
-
-    def add(parser: Parser) -> None:
-        group = parser.add_mutually_exclusive_group(required=True)
-        group.add_argument(
-            "checkpoint", metavar="RUN_DIR", nargs="?", default=argparse.SUPPRESS, help=text
-        )
-        group.add_argument("--checkpoint", metavar="RUN_DIR", help="the same")
-
-    return add
-
-
-_CHECKPOINT = _inspected("folder of a run, or a checkpoint in it")
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -424,7 +416,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 
 @_command(
     "inspect because",
-    _inspected("folder of a run"),
+    trained_run("folder of a run"),
     option("--user USER", "name of a user of the data", group="who"),
     option("--history ITEM...", "items, oldest first", group="who"),
     option("--items ITEM...", "items to explain (the k recommended)"),
