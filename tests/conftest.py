@@ -120,7 +120,10 @@ def fork(action: Callable[[], Any], stdout: int | None = None) -> subprocess.Com
                 os.dup2(out.fileno() if stdout is None else stdout, 1)
                 os.dup2(errors.fileno(), 2)
                 sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-                code = action() or 0
+                try:
+                    code = action() or 0
+                except SystemExit as ended:
+                    code = int(ended.code or 0)
                 sys.stdout.flush()  # as Python does at exit
             except BaseException:
                 code = 120
