@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from conftest import fork
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -401,13 +401,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in (folder / "shop").iterdir()}
     file = write_orders(tmp_path / "a.csv", "new" * 1000)
     command = ["convert", str(file), "--name=shop", f"--data_path={folder}", "--overwrite"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recbole_pos.cli.main", *command],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)),
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-    )
+
+    def convert_on_a_small_disk() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
+        return main(command)
+
+    done = fork(convert_on_a_small_disk)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
     assert [file.name for file in folder.iterdir()] == ["shop"]

@@ -1,4 +1,4 @@
-"""The HTTP service: a real server process, asked over real connections."""
+"""The HTTP service: a server process, asked over real connections."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import builtins
 import http.client
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ JSON = {"Content-Type": "application/json"}
 class Server:
     """One that runs."""
 
-    process: subprocess.Popen
+    process: Any
     port: int
 
     def client(self) -> http.client.HTTPConnection:
@@ -61,23 +61,34 @@ class Server:
 
 @contextmanager
 def serving(*words: str | Path) -> Iterator[Server]:
-    """One that is ready; ended with SIGTERM, if it still runs, which must go well."""
-    command = [sys.executable, "-m", "recbole_pos.cli.main", "serve", "--port=0", *map(str, words)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, **pipes)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("http://127.0.0.1:"), line
-        server = Server(process, int(line.split(":")[2].split()[0]))
-        wait(lambda: server.ask("/health")[0] == 200)
-        yield server
-        process.terminate()
-        message, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0 and "Traceback" not in message, message
-    finally:
-        process.kill()
-        process.wait()
+    """One that is ready, forked from this process; ended with SIGTERM, which must go well."""
+    reader, writer = os.pipe()
+
+    def child() -> None:
+        for output in (1, 2):
+            os.dup2(writer, output)
+        sys.stdout, sys.stderr = (open(output, "w", closefd=False) for output in (1, 2))
+        code = main(["serve", "--port=0", *map(str, words)])
+        sys.stdout.flush()
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    os.close(writer)
+    with open(reader) as printed:
+        try:
+            line = printed.readline()
+            assert line.startswith("http://127.0.0.1:"), line
+            server = Server(process, int(line.split(":")[2].split()[0]))
+            wait(lambda: server.ask("/health")[0] == 200)
+            yield server
+            process.terminate()
+            message = printed.read()
+            process.join(PATIENCE)
+            assert process.exitcode == 0 and "Traceback" not in message, message
+        finally:
+            process.kill()
+            process.join()
 
 
 def assert_same(answer: list[dict], trained: Recommender, asked: dict[str, Any]) -> None:
@@ -253,7 +264,7 @@ def test_reloads_lose_no_request(server: Server, runs: list[Path]) -> None:
             assert status == 200 and found["run_dir"] == str(run)
         status, output = server.ask("/reload", {"run_dir": str(runs[0].parent)})
         assert status == 422 and "is not reloaded and stays as it was" in output["error"]
-        server.process.send_signal(signal.SIGHUP)
+        os.kill(server.process.pid, signal.SIGHUP)
         done = 'recbole_pos_reloads_total{model="default",outcome="done"} 4.0'
         wait(lambda: done in server.ask("/metrics")[1])
     finally:
@@ -367,9 +378,10 @@ def test_sigterm_ends_it_when_requests_are_answered(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as under_way:
         under_way.sendall(head + body[:3])
         server.ask("/health")  # by now, it is read
-        server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(0.5)
+        server.process.terminate()
+        server.process.join(0.5)
+        assert server.process.is_alive()
         under_way.sendall(body[3:])
         assert under_way.recv(65536).startswith(b"HTTP/1.1 200")
-    assert server.process.wait(60) == 0
+    server.process.join(PATIENCE)
+    assert server.process.exitcode == 0
