@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import ContextRecommender, SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
 from recbole.utils import get_model, get_trainer
-from small_study import NOPE, study
 from torch import nn
 
 import recbole_pos
@@ -29,6 +28,7 @@ from recbole_pos.config import plugins
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment import launch
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.fparec import FPARec
 from recbole_pos.model.models import ADDED, ensure_registered
@@ -448,25 +448,25 @@ def test_a_file_does_not_choose_code(stranger: Path, monkeypatch, capsys) -> Non
     assert not (stranger / "ran").exists()
 
 
-OLD_PYTHON = pytest.mark.skipif(sys.version_info < (3, 11), reason="it has no PYTHONSAFEPATH")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param("run --resume . --nproc=2", marks=OLD_PYTHON),
-        "compare study.json --run_dir s",
-    ],
-)
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="it has no PYTHONSAFEPATH")
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_processes_import_nothing_from_the_working_directory(
-    stranger: Path, tiny: Path, command: str
+    stranger: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Python and Ray would search it before installed packages."""
+    """Python would search it before installed packages; Ray's processes: test_study_driver.py."""
     for module in ("numpy", "pickle", "multiprocessing", "recbole_pos"):
         shutil.copy("mine.py", f"{module}.py")
-    (stranger / "study.json").write_text(json.dumps(study(tiny, rows=NOPE, seeds=1)))
-    done = subprocess.run([sys.executable, SCRIPT, *command.split()], capture_output=True)
-    assert done.returncode == 0 and not (stranger / "ran").exists(), done.stderr
+    if whole:
+        run_python(SCRIPT, "run", "--resume", ".", "--nproc=2")
+    else:
+
+        def start(*_: Any, **__: Any) -> Any:
+            run_python("-c", "import pickle")
+            return Mock(processes=[])
+
+        monkeypatch.setattr(torch.multiprocessing, "start_processes", start)
+        launch._run_processes([])
+    assert not (stranger / "ran").exists()
 
 
 def test_code_that_the_user_names_runs(stranger: Path) -> None:

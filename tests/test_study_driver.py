@@ -7,14 +7,13 @@ import json
 import linecache
 import os
 import shutil
-import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import yaml
 from conftest import make_log, wait, write_atomic
@@ -235,34 +234,43 @@ def test_a_dry_run_trains_nothing(tiny: Path, tmp_path: Path, capsys, monkeypatc
     assert "2 configurations, 3 seeds, 6 runs" in printed and not list(tmp_path.iterdir())
 
 
-def start(*arguments: Any) -> subprocess.Popen:
-    command = [sys.executable, str(SCRIPT), "compare", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_a_study_resumes_after_kill_minus_nine(cluster, tiny: Path, tmp_path: Path) -> None:
+    """The driver by kill -9, then a worker of the next one; finished runs are not trained again.
 
-
-def test_a_study_resumes_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> None:
-    """The driver by kill -9, then a worker of the next one; finished runs are not trained again."""
-    folder = tmp_path / "s"
+    The first has a Ray of its own, in a folder of a stranger and where no home can be written: no
+    process imports what lies there, and no token is left.
+    """
+    folder, strange, home = (tmp_path / name for name in ("s", "strange", "home"))
+    strange.mkdir()
+    home.touch()
+    for module in ("numpy", "pickle", "multiprocessing", "recbole_pos"):
+        (strange / f"{module}.py").write_text(f"open({str(strange / 'ran')!r}, 'w').close()\n")
     rows = {"Pop": {"model": "Pop"}, "NoPE": {"position": ["nope"]}}
     rows["Learned"] = {"position": ["learned"]}
     long = {"base": {**BASE, "data_path": str(tiny), "epochs": 40, "stopping_step": 100}}
     (tmp_path / "study.yaml").write_text(json.dumps(study(tiny, seeds=1, rows=rows, **long)))
-    process = start(tmp_path / "study.yaml", "--run_dir", folder)
+    command = [sys.executable, SCRIPT, "compare", tmp_path / "study.yaml", "--run_dir", folder]
+    given = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    given["HOME"] = str(home)
+    process = subprocess.Popen(command, cwd=strange, env=given, stdout=subprocess.DEVNULL)
     try:
-        wait(lambda: times(folder) and _epochs(folder) > 4)  # a run is done, and one is not
-        with pytest.raises(UsageError, match="is being compared by process"):
+        wait(lambda: times(folder) and _epochs(folder) > 4 or process.poll() is not None)
+        with pytest.raises(UsageError, match=f"is being compared by process {process.pid}"):
             recbole_pos.compare(folder, verbose=False)
     finally:
         process.kill()
-        process.communicate()
-    finished, epochs = times(folder), _epochs(folder)
-    again = start(folder)
-    wait(lambda: _epochs(folder) > epochs or again.poll() is not None)
-    for worker in _workers(again.pid) if again.poll() is None else []:
-        os.kill(worker, signal.SIGKILL)
-    out, error = again.communicate(timeout=300)
-    assert again.returncode == 0, out + error
-    runs = pd.read_csv(folder / "runs.csv")
+        process.wait()
+    assert not (strange / "ran").exists()
+    finished, before = times(folder), len(notes(cluster))
+
+    def kill_a_worker() -> None:
+        wait(lambda: any(what == "epoch" for _, what, _ in notes(cluster)[before:]))
+        os.kill(next(n for n, what, _ in notes(cluster)[before:] if what == "epoch"), 9)
+
+    killer = threading.Thread(target=kill_a_worker)
+    killer.start()
+    runs = recbole_pos.compare(folder, verbose=False).runs
+    killer.join()
     assert set(runs["status"]) == {"done"} and set(runs["epochs"][1:]) == {40}
     assert finished and times(folder).items() >= finished.items()
     alone = recbole_pos.run(
@@ -276,12 +284,6 @@ def test_a_study_resumes_after_kill_minus_nine(tiny: Path, tmp_path: Path) -> No
 def _epochs(folder: Path) -> int:
     """Epochs of all runs: the one that was killed may have been at its last."""
     return sum(len(p.read_text().splitlines()) for p in folder.glob("runs/*/metrics.jsonl"))
-
-
-def _workers(driver: int) -> list[int]:
-    """Processes of Ray's that train, of this driver and no other."""
-    family = psutil.Process(driver).children(recursive=True)
-    return [one.pid for one in family if "train_run" in " ".join(one.cmdline())]
 
 
 def test_code_of_ones_own_counts(tiny: Path, tmp_path: Path, monkeypatch) -> None:
