@@ -191,7 +191,7 @@ def there(model: str, folder: Path, **options: Any) -> Experiment:
 def test_trains_and_predicts(tiny: Path, monkeypatch, model: str, options: dict) -> None:
     """Nothing stays on the CPU; and within a step nothing is read from where the model is."""
     with elsewhere(monkeypatch):
-        made = there(model, tiny, **options)
+        made = there(model, tiny, train_batch_size=128, **options)
         trainer, loaders = made.trainer, made.loaders
         if options.get("loss_type") not in ("SCE", "in_batch"):  # which look at values
             monkeypatch.setattr(trainer, "_step", no_reads()(trainer._step))

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import shop
-import torch
 import yaml
 from recbole.utils import ModelType
 
-from recbole_pos.config.option import IGNORED
-from recbole_pos.config.options import find_option
+from recbole_pos.config.option import DATA, IGNORED
+from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
+from recbole_pos.data import cache
 from recbole_pos.data.loaders import TargetLoader
 from recbole_pos.errors import UnknownKey, UsageError
-from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.evaluation import collect_test_ranks
 
 # Change where and how fast a run computes, how long it may, what it shows, or where it begins.
@@ -53,7 +53,8 @@ VALUES: dict[str, Any] = {
     **{"position": ["nope"], "relations": ["brand"], "block": "ligr", "layer_norm_eps": 0.1},
     **{"bank_size": 3, "cross_sequence": "none", "train_windows": "last"},
 }
-MODELS = ["PosSASRec", "SASRecF", "BPR", "ItemKNN", "SPop"]
+MODELS = ["PosSASRec", "BPR", "SASRecF", "ItemKNN", "SPop"]
+READERS = MODELS[:2]  # by their two datasets, sequential and general, all models read their data
 MODELS += [pytest.param(name, marks=pytest.mark.long) for name in ("AttrFormer", "TORoPE")]
 
 
@@ -80,9 +81,14 @@ def make_base(model: str, shops: Path) -> dict[str, Any]:
     return shop.drop_unread(model, base)
 
 
-def outcome(model: str, given: dict[str, Any]) -> str:
-    """Everything that a short run finds, as text: columns of its data, losses, metrics."""
-    made = prepare(PosConfig(model, "shop", None, given))
+def outcome(model: str, given: dict[str, Any], dataset: Any = None) -> str:
+    """Everything that a short run finds, as text: columns of its data, losses, metrics.
+
+    Args:
+        dataset: the data under other options of the model, or None to read them.
+    """
+    config = PosConfig(model, "shop", None, given)
+    made = prepare(config, dataset=dataset and dataset.for_config(config))
     trainer, loaders = made.trainer, made.loaders
     trainer.fit(loaders["train"], loaders["valid"], saved=False, verbose=False)
     story = [(line["loss"], line["valid"]) for line in trainer.progress.history]
@@ -132,12 +138,13 @@ def options_of(config: PosConfig) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_an_option_changes_something_or_is_refused(model: str, shops: Path) -> None:
-    """Every option of the table that a model has, set alone."""
-    torch.set_num_threads(1)
+    """Every option of the table that a model has, set alone; those of reading data by READERS."""
     base = make_base(model, shops)
-    usual = outcome(model, base)
-    silent, refused = [], 0
     config = PosConfig(model, "shop", None, base)
+    dataset = read_dataset(config)
+    dataset.build()
+    usual = outcome(model, base, dataset)
+    silent, refused, of_data = [], 0, {*cache.READ, *list_by_role(DATA)}
     for key, default in options_of(config).items():
         value = another(key, default, config)
         if value is None or value == default:
@@ -145,9 +152,11 @@ def test_an_option_changes_something_or_is_refused(model: str, shops: Path) -> N
         if (model, key) == ("BPR", "stopping_step"):  # it is better after each epoch here
             continue
         name, _, part = key.partition(".")
+        if name in cache.READ and model not in READERS:
+            continue
         given = {**base, name: {**(base.get(name) or {}), part: value} if part else value}
         try:
-            if outcome(model, given) == usual:
+            if outcome(model, given, None if name in of_data else dataset) == usual:
                 silent.append(f"{key}={value}")
         except UsageError as error:
             assert name in str(error)

@@ -270,8 +270,12 @@ def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
         ),
     ],
 )
-def test_two_processes_take_the_steps_of_one(tiny, tmp_path, model, options) -> None:
+def test_two_processes_take_the_steps_of_one(
+    tiny, tmp_path, monkeypatch, model, options
+) -> None:
     """Up to rounding, without dropout; the last epoch is trained by one process again."""
+    start = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", start)
     given = {"MAX_ITEM_LIST_LENGTH": 12, "learning_rate": 0.01, "data_path": str(tiny)}
     if model == "FPARec":
         given |= {**OPTIONS, "hidden_dropout_prob": 0.0}

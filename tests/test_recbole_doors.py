@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,9 +157,12 @@ def test_what_models_keep_beside_their_weights(tiny) -> None:
     assert again.evaluate(test, load_best_model=False) == result["test_result"]
 
 
-def test_layers_beside_weights_come_from_the_weights() -> None:
+def test_layers_beside_weights_come_from_the_weights(tmp_path) -> None:
+    folder = Path(shutil.copytree(ROOT / "dataset" / "toyshop", tmp_path / "toyshop"))
+    lines = (folder / "toyshop.inter").read_text().splitlines(keepends=True)
+    (folder / "toyshop.inter").write_text("".join(lines[:400]))
     columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "brand"]}
-    given = {**SASREC, "data_path": str(ROOT / "dataset"), "checkpoint_dir": "kept"}
+    given = {**SASREC, "data_path": str(tmp_path), "checkpoint_dir": "kept"}
     given |= {"load_col": columns, "selected_features": ["brand"]}
     result = run_recbole(model="SASRecF", dataset="toyshop", config_dict=given)
     (file,) = Path("kept").glob("*.pth")

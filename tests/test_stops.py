@@ -29,13 +29,21 @@ from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.inspect.run_pictures import read_metrics
 from recbole_pos.study.collect import _read_finished_config
 
 SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 
 
-def start(tiny: Path, folder: Path, *more: str, epochs: int = 5000, heeds: bool = True) -> Any:
+def start(
+    tiny: Path,
+    folder: Path,
+    *more: str,
+    epochs: int = 5000,
+    heeds: bool = True,
+    pauses: bool = False,
+) -> Any:
     """The command line in a process of its own, once it has finished three epochs.
 
     It is forked from this one, which has imported everything, unless it starts others; its stderr
@@ -44,13 +52,20 @@ def start(tiny: Path, folder: Path, *more: str, epochs: int = 5000, heeds: bool 
     Args:
         epochs: 0 where ``more`` is the whole command.
         heeds: whether it heeds SIGINT, unlike a command that a script starts in the background.
+        pauses: whether it stands still within the fourth.
     """
     given = {**OPTIONS, "data_path": tiny, "epochs": epochs, "stopping_step": epochs}
     words = ["run", "-m", "FPARec", "-d", "tiny", *(f"--{k}={v}" for k, v in given.items())]
     words = [*words, f"--run_dir={folder}", *more] if epochs else [*more, "--quiet"]
-    until = epochs_done(folder) + 3
+    until, step = epochs_done(folder) + 3, PosTrainer._step
+
+    def pause(self: PosTrainer, *given: Any) -> None:
+        if (self.progress.next_epoch, given[-1]) == (until, 2):
+            signal.pause()
+        step(self, *given)
 
     def child() -> None:
+        PosTrainer._step = pause if pauses else step
         signal.signal(signal.SIGINT, signal.default_int_handler if heeds else signal.SIG_IGN)
         with open(f"{folder}.err", "w") as sys.stderr, open(os.devnull, "w") as sys.stdout:
             code = main(words)
@@ -88,14 +103,14 @@ def is_running(pid: int) -> bool:
 
 
 def test_resume_after_kill_minus_nine(tiny, tmp_path) -> None:
-    """A real process, killed in the middle of training, twice."""
+    """A process that is killed in the middle of an epoch, twice."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(tiny, whole, epochs=60, stopping_step=60)
+    run(tiny, whole, epochs=9, stopping_step=9)
     for more in ((), ("run", f"--resume={killed}")):
-        process = start(tiny, killed, *more, epochs=0 if more else 60)
+        process = start(tiny, killed, *more, epochs=0 if more else 9, pauses=True)
         os.kill(process.pid, signal.SIGKILL)
         assert ended(process) == -signal.SIGKILL
-    assert 6 <= epochs_done(killed) < 60
+    assert epochs_done(killed) == 6
     recbole_pos.run(resume=killed, verbose=False)
     assert_same(whole, killed)
 

@@ -248,7 +248,7 @@ def here(shop, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def words(epochs: int = 20) -> list[str]:
+def words(epochs: int = 12) -> list[str]:
     command = ["update", "old", "--run_dir", "new", "--data_path=.", "--quiet"]
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
 
@@ -281,7 +281,7 @@ def test_the_same_line_again_after_kills_at_any_moment(here) -> None:
     kill_update(folder.exists)
     kill_update((folder / "config.yaml").exists)
     kill_update(lambda: epochs(folder) >= 3)
-    kill_update(lambda: epochs(folder) >= 20 and (folder / "test_ranks.parquet").exists())
+    kill_update(lambda: epochs(folder) >= 12 and (folder / "test_ranks.parquet").exists())
     assert main(words()) == 0
     before = (folder / "result.json").read_bytes()
     assert main(words()) == 0  # nothing is left to do
