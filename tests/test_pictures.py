@@ -57,12 +57,13 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tiny, tmp_path_factory.mktemp("run") / "run", "PosSASRec", **given)
 
 
-def test_the_command_plot(run: Path, trained, tmp_path: Path, capsys) -> None:
+def test_the_command_plot(run: Path, trained, tmp_path: Path, capsys, monkeypatch) -> None:
     """What a model has is drawn, the best epoch marked where lower is better."""
     files = ["curves.png", "attention.png", "kernel.png", "positions.png"]
     assert main(["plot", str(run)]) == 0
     assert capsys.readouterr().out.split() == [str(run / f) for f in files]
     assert all((run / file).read_bytes().startswith(PNG) for file in files)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     other = plot_run(trained("FPARec", position=["fparec"]))
     assert [file.name for file in other] == files[:2]
     assert main(["plot", str(tmp_path)]) == 2
@@ -157,6 +158,7 @@ def test_fixed_encodings(tmp_path: Path, monkeypatch, capsys) -> None:
     np.testing.assert_array_equal(short, np.hstack((long[:10, :50], long[10:, 50:])))
     assert short.shape == (10, 100) and long[0, 50] == pytest.approx(np.sin(19))
     # in float32 sines of the slowest columns would be straight lines
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     arguments = ["aspe", "--length", "3", "--out", str(tmp_path / "new")]
     assert main(["inspect", "encoding", *arguments]) == 0
     assert row(capsys.readouterr().out, "aspe")[1:3] == ["no", "no"]
