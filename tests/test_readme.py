@@ -92,7 +92,9 @@ def few_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return write_scripts(tmp_path)
 
 
-@pytest.mark.parametrize("script", ["quick_start", "recency", "first_steps", "tiny_gru"])
+@pytest.mark.parametrize(
+    "script", ["quick_start", "recency", "tiny_gru", pytest.param("first_steps", marks=long)]
+)
 def test_an_example(few_users: set[str], script: str) -> None:
     names = "recency tiny_gru day_part looks_ahead dilated first_steps quick_start"
     assert few_users == {f"{name}.py" for name in names.split()}
@@ -100,6 +102,7 @@ def test_an_example(few_users: set[str], script: str) -> None:
 
 
 # dilated.py and day_part.py are also run by tests/test_wheel.py, as a package of their own
+@long
 def test_the_scheme_that_reads_the_clock_and_does_not_look_ahead(few_users: set[str]) -> None:
     run_program("day_part.py")
     printed = run_program("looks_ahead.py", "day-part-run")
