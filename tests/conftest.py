@@ -146,9 +146,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
-    readme tune.py study_driver tune_faults device.py pages export.py stops pictures fuzz_options
+    study_driver tune.py export.py tune_faults pages readme pictures stops device.py fuzz_options
     serve_http wheel recommend.py recbole_doors successive tune_space
-    inspect trainer ray_token update recbole_ compile warm_start
+    inspect trainer ray_clusters update recbole_ compile warm_start
     convert tables launch cache evaluate tune checkpoint_files options moved_runs
     splits study_statistics study_report fuzz loading bench paths_of_runs run_device
 """.split()
@@ -183,9 +183,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-# Files that study on ``cluster``, in one process one after another: a Ray of each would start two
-# workers, which import torch and RecBole. test_tune.py, as long as these, has another.
-STUDIES = tuple(f"tests/test_{name}.py" for name in ("study_driver", "study_packed", "pages"))
+# Files that study or search on ``cluster``, in one process one after another: a Ray of each would
+# start two workers, which import torch and RecBole.
+STUDIES = tuple(f"tests/test_{x}.py" for x in ("study_driver", "study_packed", "pages", "tune"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -270,9 +270,7 @@ def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
         ),
     ],
 )
-def test_two_processes_take_the_steps_of_one(
-    tiny, tmp_path, monkeypatch, model, options
-) -> None:
+def test_two_processes_take_the_steps_of_one(tiny, tmp_path, monkeypatch, model, options) -> None:
     """Up to rounding, without dropout; the last epoch is trained by one process again."""
     start = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
     monkeypatch.setattr(torch.multiprocessing, "start_processes", start)

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -376,21 +375,3 @@ def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:
     with pytest.raises(KeyError) as caught:
         mine.TinyGRU({}, None)  # in code of the user, who needs the place
     assert "(<string>, line " in explain_failure(caught.value)
-
-
-def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
-    wrong = (
-        ("tune", "auto"),
-        ("tune", address),
-        ("compare", "-inf"),
-        ("tune", "localhost:99999"),
-        ("tune", "a..b:80"),
-    )
-    for command, given in wrong:
-        refused([command, *what, f"--address={given}"], "--address")
-        assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Ray's tokens: used where there is one. That of an own cluster: test_study_driver.py."""
+"""Clusters to join: nothing answers, or a token is wanted. One's own: test_study_driver.py."""
 
 from __future__ import annotations
 
@@ -58,3 +58,21 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
             assert "wants another token: copy ~/.ray/auth_token of the machine" in printed
         finally:
             head.terminate()
+
+
+def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, refused) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
+    wrong = (
+        ("tune", "auto"),
+        ("tune", address),
+        ("compare", "-inf"),
+        ("tune", "localhost:99999"),
+        ("tune", "a..b:80"),
+    )
+    for command, given in wrong:
+        refused([command, *what, f"--address={given}"], "--address")
+        assert not (tmp_path / "out").exists()
