@@ -251,11 +251,15 @@ FORGED: list[tuple[str, str, Callable]] = [
 ]
 
 
+USED = ("best_valid", "valid.ndcg@10", "items")  # of each file one, whose values tables show
+
+
 @pytest.mark.parametrize(("file", "field", "change"), FORGED)
 def test_a_forged_pack_leaves_the_study_as_it_was(
     made: dict, file: str, field: str, change: Callable, tmp_path: Path, refused
 ) -> None:
-    """One run of a pack is enough; the pack and the field are named."""
+    """One run of a pack is enough; the pack and the field are named. USED are tried on a study that
+    has its runs, which takes nothing of them."""
     files = made["files"]
     name = [name for name in files if name.endswith(file)][-1]
     files = {**files, name: change(files[name])}
@@ -265,6 +269,8 @@ def test_a_forged_pack_leaves_the_study_as_it_was(
     file = "ranks.npy" if "precision" in field else file  # which it does not follow from
     refused([*command, tmp_path / "new"], "forged.tar.xz", file, field)
     assert not (tmp_path / "new").exists()
+    if field not in USED:
+        return
     before = content(made["there"])
     assert main([*map(str, command), str(made["there"])]) in (0, 2)  # 0: none is used
     assert content(made["there"]) == before
@@ -317,7 +323,7 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 BOMBS = {
     "extended header": member("x", 2**26, tarfile.XHDTYPE) + bytes(2**26),
     "size that is not there": member("runs/a/ranks.npy", 2**32) + bytes(512),
-    "many members": member("runs/a/fit.json", 0) * 500_000,
+    "many members": member("runs/a/fit.json", 0) * 120_000,
     "strange member": member("../fit.json", 0),
     "a link": member("runs/a/fit.json", 0, tarfile.SYMTYPE),
 }
