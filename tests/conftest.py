@@ -76,6 +76,7 @@ def train(data: Path, run_dir: Path, model: str = "FPARec", **options: Any) -> P
 
 
 PATIENCE = 300  # seconds, on a machine that has other things to do
+SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 
 
 def wait(what: Callable[[], Any]) -> Any:

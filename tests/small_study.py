@@ -19,14 +19,12 @@ ROWS = {**NOPE, "Learned": {"position": ["learned"]}}
 
 
 def study(tiny: Path, **more: Any) -> dict[str, Any]:
-    """Two rows and two seeds; more keys of a study win."""
     base = {**BASE, "data_path": str(tiny)}
     content = {"dataset": "tiny", "title": "A study", "base": base, "rows": ROWS, "seeds": 2}
     return {**content, **more}
 
 
 def plan(tiny: Path, **more: Any) -> Plan:
-    """The plan of this study."""
     return make_plan(Source("study", study(tiny, **more)))
 
 

@@ -57,7 +57,6 @@ ROLES = {"user": "customer", "item": "Produkt Größe", "time": "bought at"}
 
 
 def convert(file: Any, folder: Path, **given: Any) -> Any:
-    """The report of converting a file (or frame) to ``folder/shop``."""
     return recbole_pos.convert(
         file, **{"name": "shop", "verbose": False, **given}, data_path=folder
     )

@@ -179,7 +179,6 @@ CASES = [*FEW, *(pytest.param(*case, marks=pytest.mark.long) for case in MANY)]
 
 
 def there(model: str, folder: Path, **options: Any) -> Experiment:
-    """A model elsewhere, with its data here."""
     config = small(model, data_path=str(folder), **options)
     config["device"] = ELSEWHERE
     experiment = prepare(config)

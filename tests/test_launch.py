@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 import torch.multiprocessing
-from conftest import wait
+from conftest import SCRIPT, wait
 from test_trainer import OPTIONS as SIZES
 from test_trainer import assert_same, outcome
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from recbole_pos.experiment.rendezvous import Rendezvous
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 EPOCHS = 30
 OPTIONS = {
     **{**SIZES, "epochs": EPOCHS, "stopping_step": EPOCHS, "learning_rate": 0.01},
@@ -44,7 +43,6 @@ OPTIONS = {
 
 
 def words(tiny: Path, *more: str, epochs: int = EPOCHS) -> list[str]:
-    """Of the command line, after the program."""
     given = {**OPTIONS, "data_path": tiny, "epochs": epochs, "stopping_step": epochs}
     options = [f"--{key}={value}" for key, value in given.items()]
     return ["-m", "FPARec", "-d", "tiny", *options, "--quiet", *more]

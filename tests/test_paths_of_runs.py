@@ -37,7 +37,6 @@ COMMANDS = {
 
 @pytest.fixture
 def here(trained, tmp_path, monkeypatch) -> Path:
-    """A working directory with the run."""
     shutil.copytree(trained("FPARec"), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return tmp_path

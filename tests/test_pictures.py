@@ -307,7 +307,6 @@ def figures(monkeypatch) -> dict[str, Figure]:
 
 
 def ticks(axis: Axis) -> list[Text]:
-    """The labels of an axis that can be seen."""
     low, high = sorted(axis.get_view_interval())
     labels = [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
     return [label for label in labels if label.get_visible() and label.get_text()]

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
-from conftest import run_python, train
+from conftest import SCRIPT, run_python, train
 from own_models import GRU, MODULE, REGISTER, config_of, options
 from recbole.config import Config
 from recbole.model.abstract_recommender import ContextRecommender, SequentialRecommender
@@ -36,7 +36,6 @@ from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 HOOKED = """
 import beside
 import recbole_pos
@@ -306,8 +305,6 @@ def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
     """Windows have a loss of their own, which such a class does not define."""
 
     class OwnLoss(PosSASRec):
-        """SASRec with its own loss."""
-
         def calculate_loss(self, interaction):
             return 0 * super().calculate_loss(interaction)
 

@@ -224,7 +224,6 @@ def test_all_notebooks_were_run_to_their_end(notebook: Path) -> None:
 
 
 def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
-    """The cells of every table below a heading (of all, without one)."""
     under = text(page).partition(section)[2] if section else text(page)
     under = under.split("\n## ")[0] if section else under
     for line in under.splitlines():

@@ -195,8 +195,6 @@ def test_a_model_of_ones_own_must_be_registered_again(tiny) -> None:
 
 
 class Call:
-    """Pickled, it is a call."""
-
     def __init__(self, function: Any, *args: Any, state: Any = None) -> None:
         self.parts = (function, args) if state is None else (function, args, state)
 

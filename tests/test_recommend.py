@@ -48,7 +48,6 @@ def torope(runs: dict[str, Path]) -> Recommender:
 
 
 def interactions(folder: Path) -> dict[str, pd.DataFrame]:
-    """Events of each user by time, ties as in the file."""
     log = pd.read_csv(folder / "tiny" / "tiny.inter", sep="\t")
     log.columns = [column.split(":")[0] for column in log]
     return dict(list(log.sort_values("timestamp", kind="stable").groupby("user_id")))

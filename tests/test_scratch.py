@@ -21,7 +21,7 @@ from recbole_pos.data.scratch import Scratch
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
-EVENTS = 12_000
+EVENTS = 6_000
 COLUMNS = ["user_id", "item_id", "timestamp", "stars", "channel", "note"]
 
 
@@ -41,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     table.loc[::500, "user_id:token"] = None
-    copied = rng.integers(0, EVENTS, 1500)
+    copied = rng.integers(0, EVENTS, 750)
     table = table.iloc[np.sort(np.append(np.arange(EVENTS), copied))].reset_index(drop=True)
     folder = tmp_path_factory.mktemp("logs")
     for name in ("text", "columns", "parts"):
         (folder / name).mkdir()
     table.to_csv(folder / "text" / "text.inter", sep="\t", index=False)
     table.to_parquet(folder / "columns" / "columns.inter.parquet", index=False)
-    for part, rows in (("train", slice(0, 9000)), ("test", slice(9000, None))):
+    for part, rows in (("train", slice(0, 4500)), ("test", slice(4500, None))):
         file = folder / "parts" / f"parts.{part}.inter"
         table[rows].to_csv(file, sep="\t", index=False)
     return folder
@@ -63,7 +63,7 @@ def read(folder: Path, name: str, model: str = "PosSASRec", **options: Any) -> A
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("text", {}),
-    ("columns", {"item_inter_num_interval": "[30,inf)", "rm_copies": True}),
+    ("columns", {"item_inter_num_interval": "[15,inf)", "rm_copies": True}),
     ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
     ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
     ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),

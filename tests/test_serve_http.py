@@ -36,8 +36,6 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Server:
-    """One that runs."""
-
     process: Any
     port: int
 

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
-from conftest import wait
+from conftest import SCRIPT, wait
 from test_trainer import OPTIONS, assert_same, run
 
 import recbole_pos
@@ -32,8 +32,6 @@ from recbole_pos.experiment.result import read_result
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.inspect.run_pictures import read_metrics
 from recbole_pos.study.collect import _read_finished_config
-
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 
 
 def start(
@@ -83,7 +81,6 @@ def start(
 
 
 def ended(process: Any) -> int:
-    """Its exit code."""
     if isinstance(process, psutil.Popen):
         return process.wait(60)
     process.join(60)

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from conftest import make_log, wait, write_atomic
+from conftest import SCRIPT, make_log, wait, write_atomic
 from small_study import BASE, SMALL, study
 from spy import notes
 
@@ -30,8 +30,6 @@ from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
-
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 
 
 def compare(given: Any, folder: Path, **more: Any) -> Any:

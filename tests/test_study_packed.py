@@ -226,7 +226,6 @@ def npy(values: Any, shape: str = "", kind: str = "") -> bytes:
 
 
 def best_of_all(ranks: bytes) -> bytes:
-    """Ranks from which the run's metrics do not follow."""
     return pd.read_parquet(io.BytesIO(ranks)).assign(rank=0).to_parquet()
 
 

@@ -51,7 +51,6 @@ def outcome(folder: Path) -> tuple[dict, list[dict], dict]:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Bit for bit."""
     first, second = outcome(one), outcome(two)
     torch.testing.assert_close(dict(first[0]), dict(second[0]), rtol=0, atol=0)
     assert first[1:] == second[1:]

@@ -61,7 +61,6 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 def found(
     cluster: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SearchResult, Any]:
-    """A search of four trials, and what its workers did."""
     before = len(notes(cluster))
     made = tune(tiny, tmp_path_factory.mktemp("tune"), num_samples=4, max_concurrent=2)
     return made, notes(cluster)[before:]

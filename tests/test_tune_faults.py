@@ -17,14 +17,13 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from conftest import PATIENCE, wait
+from conftest import PATIENCE, SCRIPT, wait
 from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.tuning import search
 
 pytestmark = pytest.mark.long
-SCRIPT = Path(__file__).parent.parent / "run_recbole_pos.py"
 FAST = {
     "hidden_size": 16,
     "inner_size": 16,
@@ -56,8 +55,6 @@ def each_epoch(act: Callable[[Any, int, Callable[[], Any]], Any]) -> dict[str, C
 
 
 def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
-    """Workers that take their time for an epoch, and note it."""
-
     def act(trainer: Any, epoch: int, train: Callable[[], Any]) -> Any:
         import os
         import time
@@ -124,7 +121,6 @@ def run(folder: Path, tiny: Path, epochs: int, space: str = SPACE, **more: Any) 
 
 @pytest.fixture
 def two_machines(no_ray: None) -> Iterator[Any]:
-    """Two raylets on loopback, one CPU each."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     yield made

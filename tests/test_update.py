@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_log, train, wait, write_atomic
+from test_stops import epochs_done
 from test_trainer import assert_same
 
 import recbole_pos
@@ -234,7 +235,6 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> Path:
-    """A finished run, and data that have grown since."""
     folder = tmp_path_factory.mktemp("shop")
     train(write_atomic(make_log(), folder), folder / "old")
     write_atomic(grow(make_log(), shuffle=False), folder)
@@ -254,7 +254,6 @@ def words(epochs: int = 12) -> list[str]:
 
 
 def kill_update(is_reached: Callable[[], bool]) -> None:
-    """Kill an update, in a process forked from this one, at some moment."""
     process = multiprocessing.get_context("fork").Process(target=main, args=(words(),))
     process.start()
     try:
@@ -264,13 +263,7 @@ def kill_update(is_reached: Callable[[], bool]) -> None:
         process.join()
 
 
-def epochs(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
-
-
 def stop(folder: Path) -> None:
-    """As a run is that was killed before its test."""
     for name in ("result.json", "test_ranks.parquet"):
         (folder / name).unlink()
 
@@ -280,8 +273,8 @@ def test_the_same_line_again_after_kills_at_any_moment(here) -> None:
     folder = here / "new"
     kill_update(folder.exists)
     kill_update((folder / "config.yaml").exists)
-    kill_update(lambda: epochs(folder) >= 3)
-    kill_update(lambda: epochs(folder) >= 12 and (folder / "test_ranks.parquet").exists())
+    kill_update(lambda: epochs_done(folder) >= 3)
+    kill_update(lambda: epochs_done(folder) >= 12 and (folder / "test_ranks.parquet").exists())
     assert main(words()) == 0
     before = (folder / "result.json").read_bytes()
     assert main(words()) == 0  # nothing is left to do
@@ -298,7 +291,8 @@ def test_it_begins_again_if_the_data_have_grown(here) -> None:
     grown.loc[len(grown)] = ("u5", "another", 3e9)
     write_atomic(grown, here)
     assert main(words(2)) == 0
-    assert "another" in recbole_pos.Recommender.load("new", ".").items and epochs(Path("new")) == 2
+    assert "another" in recbole_pos.Recommender.load("new", ".").items
+    assert epochs_done(Path("new")) == 2
     grown.loc[len(grown)] = ("u5", "one more", 3e9)
     write_atomic(grown, here)
     assert main(words(2)) == 2  # a finished run is never removed
@@ -316,7 +310,7 @@ def test_another_run_in_the_folder_is_left_alone(here, capsys) -> None:
     assert main(words(3)) == 2
     assert "epochs" in capsys.readouterr().err
     Path("new/checkpoint.pt").unlink()  # as between removing and beginning
-    assert main(words(2)) == 0 and epochs(here / "new") == 2
+    assert main(words(2)) == 0 and epochs_done(here / "new") == 2
 
 
 @pytest.mark.parametrize("more", [False, True])
