@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import logging
 import os
 import signal
@@ -17,6 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 gc.disable()  # until all is imported, see pytest_collection
+os.fsync = lambda file: None  # no test cuts the power
+importlib.metadata.version = functools.cache(importlib.metadata.version)  # every run asks for five
 
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402

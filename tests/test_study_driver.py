@@ -253,6 +253,7 @@ def test_a_study_resumes_after_kill_minus_nine(cluster, tiny: Path, tmp_path: Pa
     process = subprocess.Popen(command, cwd=strange, env=given, stdout=subprocess.DEVNULL)
     try:
         wait(lambda: times(folder) and _epochs(folder) > 4 or process.poll() is not None)
+        assert process.poll() is None
         with pytest.raises(UsageError, match=f"is being compared by process {process.pid}"):
             recbole_pos.compare(folder, verbose=False)
     finally:
