@@ -39,13 +39,11 @@ def convert(arguments: list[str], folder: Path, steps: int | None = None) -> boo
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Files below a folder, with their text."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
 def worker(file: str, folder: Path, stride: int) -> None:
-    """Kill it at every ``stride``-th step until it ends."""
     command = ["convert", file, "--name=shop", f"--data_path={folder}", "--quiet", "--overwrite"]
     before = folder.with_name("before")
     shutil.copytree(folder, before)

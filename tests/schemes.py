@@ -30,7 +30,6 @@ def attribute(field: str) -> Tensor:
 
 
 def defaults(*names: str) -> dict[str, Any]:
-    """Options of schemes as their yaml files have them."""
     found: dict[str, Any] = {}
     for name in names:
         found |= read_yaml(ROOT / "position" / f"{name}.yaml")
@@ -47,7 +46,6 @@ def build(cls: type, dimensions: Dimensions, options: dict[str, Any]) -> Any:
 
 
 def scheme(name: str, heads: int = 1, n: int = N, d: int = D, **options: Any) -> Any:
-    """A scheme with the defaults of its yaml."""
     return build(SCHEMES[name], sizes(heads, n, d), {**defaults(name), **options})
 
 
@@ -108,7 +106,6 @@ def rows_of(lengths: list[int]) -> list[slice]:
 
 
 def shake(module: torch.nn.Module) -> None:
-    """Random parameters instead of identity and zero."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += 0.7 * torch.randn_like(parameter)

@@ -47,12 +47,10 @@ _ROWS = {
 
 
 def example_plan() -> Plan:
-    """Its plan."""
     return make_plan(Source("shop.yaml", yaml.safe_load(STUDY)))
 
 
 def example(users: int = 1500, seed: int = 0) -> Results:
-    """All that there is to show of it."""
     rng = np.random.default_rng(seed)
     popularity = rng.negative_binomial(1, 0.01, users)
     history = 1 + rng.geometric(0.1, users)

@@ -46,7 +46,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
-    """The shop, after ``build``."""
     given = shop_options(folder, **{"eval_args": {"split": {"GT": [0.8, 0.9]}}, **options})
     if model != "AttrFormer":
         given = {k: given[k] for k in given if k in (*cache.READ, "cache", "data_path")}
@@ -174,8 +173,6 @@ def test_options_of_model_and_training_share_one(folder: Path, any_size: list[st
 
 
 class Recorder(PosConfig):
-    """Knows which options were read."""
-
     def __getitem__(self, key: str) -> Any:
         self.__dict__.setdefault("read", set()).add(key)
         return super().__getitem__(key)

@@ -158,7 +158,6 @@ def _new(folder: Path) -> Experiment:
 
 
 def _state(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint as torch reads it."""
     return torch.load(file, weights_only=True)
 
 
@@ -243,8 +242,6 @@ CYCLE.append(CYCLE)
 
 
 class Call:
-    """Pickled, it is a call."""
-
     def __reduce__(self) -> tuple:
         return os.mkdir, ("touched",)
 

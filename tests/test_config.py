@@ -104,8 +104,6 @@ def test_a_copy_in_data_path_wins_over_the_wheel(opened, tmp_path: Path) -> None
 
 
 class _Recording(PosConfig):
-    """Notes every key that is read."""
-
     read: set[str]
 
     def __getitem__(self, key: str):

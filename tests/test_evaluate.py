@@ -33,7 +33,6 @@ def run(trained, tmp_path) -> Path:
 
 @pytest.fixture
 def away(run) -> Path:
-    """The same without data: only ranks are left to answer from."""
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub("data_path: .*", "data_path: away", config))
     return run

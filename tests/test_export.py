@@ -105,9 +105,7 @@ def options_of(position: list[str], **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("names", "block"), [*(([name], "transformer") for name in FACTS), (EXPORTED[0], "hstu")]
 )
-def test_rows_with_padding_are_what_packed_events_are(
-    experiment: Build, tmp_path: Path, names: list[str], block: str
-) -> None:
+def test_rows_with_padding_are_packed_events(experiment, tmp_path, names, block) -> None:
     made = experiment("PosSASRec", **options_of(names, block=block))
     check(make_encoder(shaken(made)), "eager", tmp_path)
 
@@ -323,9 +321,7 @@ def test_models_that_cannot_be_exported(experiment: Any, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [pytest.param("onnx", marks=long), "torch_export"])
-def test_a_full_disk(
-    trained: Callable[..., Path], tmp_path: Path, monkeypatch: Any, form: str
-) -> None:
+def test_a_full_disk(trained, tmp_path: Path, monkeypatch, form: str) -> None:
     """No file may grow beyond 20 kB. In a process of its own, since torch used to end it."""
     if form == "torch_export":  # any program of 40 kB
         program = torch.export.export(torch.nn.Linear(100, 100), (torch.zeros(1, 100),))
@@ -343,9 +339,7 @@ def test_a_full_disk(
 
 
 @pytest.mark.slow
-def test_what_differs_is_not_written(
-    trained: Callable[..., Path], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_what_differs_is_not_written(trained, tmp_path: Path, monkeypatch) -> None:
     encoder = make_encoder(recbole_pos.load(trained("PosSASRec")).model)
     program = lambda given: [encoder(*given.values()) + 1e-2]  # noqa: E731
     monkeypatch.setattr(module, "_write_program", lambda *given: None)

@@ -319,7 +319,6 @@ def test_histories_say_what_happened(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shopping(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> recbole_pos.Recommender:
-    """A model of the shop, which reads the newest 5 interactions."""
     given = options(folder, epochs=1)
     run_dir = tmp_path_factory.mktemp("shopping")
     return recbole_pos.load(

@@ -30,7 +30,6 @@ SHORT = {**SMALL, **UNTRAINED}
 
 
 def orders(rows: int = 300) -> pd.DataFrame:
-    """Orders with a column of every kind."""
     rng = np.random.default_rng(0)
     item = rng.integers(0, 30, rows)
     begin = pd.Timestamp("2024-03-02 08:00:00.5", tz="UTC")
@@ -53,7 +52,6 @@ def orders(rows: int = 300) -> pd.DataFrame:
 
 
 def items_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """A line a product, with lists."""
     one = frame.drop_duplicates("product")[["product"]].reset_index(drop=True)
     tags = [["warm", "red"][: n % 3] for n in range(len(one))]
     return one.assign(product=one["product"].astype(str), tags=tags)
@@ -68,7 +66,6 @@ KINDS = {
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The tables and the yaml of a dataset."""
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.suffix != ".json"}
 
 
@@ -216,7 +213,6 @@ def test_what_is_no_frame_of_interactions() -> None:
 
 @pytest.fixture(scope="module")
 def fitted() -> rp.Recommender:
-    """Trained on a frame, in temporary folders."""
     data = rp.Dataset.from_frame(make_log(), user="user_id", item="item_id", time="timestamp")
     return rp.fit("PosSASRec", data, **SHORT)
 

@@ -35,7 +35,6 @@ TENSORS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 
 
 def list_parts(value: Any, name: str = "") -> list[str]:
-    """The dotted names of all parts of a tree."""
     parts = value.items() if isinstance(value, dict) else ()
     if isinstance(value, (list, tuple)):
         parts = list(enumerate(value))[:8]  # of 625 words a few will do

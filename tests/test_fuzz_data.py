@@ -47,7 +47,6 @@ def flip(rng: random.Random, data: bytes) -> bytes:
 
 
 def insert(rng: random.Random, data: bytes) -> bytes:
-    """A byte, or some that are there already."""
     at, size = rng.randrange(len(data) + 1), rng.choice([5, 500])
     return data[:at] + rng.choice([*BYTES, data[at : at + size]]) + data[at:]
 
@@ -88,7 +87,6 @@ DAMAGES: list[Damage] = [
 
 
 def damage_files(rng: random.Random) -> dict[str, bytes]:
-    """Files with one to three damages."""
     texts = {suffix: ("\n".join(rows) + "\n").encode() for suffix, rows in FILES.items()}
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         suffix = rng.choice(["inter", "inter", "item", "user"])
@@ -195,7 +193,6 @@ def compare(dataset: Any, texts: dict[str, bytes]) -> None:
 
 
 def load(folder: Path, texts: dict[str, bytes], config: PosConfig) -> Any:
-    """The files, read and built."""
     for suffix, data in texts.items():
         (folder / "shop" / f"shop.{suffix}").write_bytes(data)
     dataset = read_dataset(config)

@@ -61,7 +61,6 @@ TINY = {
 
 
 def make_tiny(model: str, data_path: str) -> dict[str, Any]:
-    """Small sizes, as far as the model reads them."""
     layers = 2 if model == "FEARec" else 1
     return shop.drop_unread(model, {**TINY, "n_layers": layers, "data_path": data_path})
 

@@ -154,7 +154,6 @@ def test_samples_are_users(experiment) -> None:
 
 @pytest.fixture(scope="module")
 def runs(trained) -> dict[int, Path]:
-    """Folders of the same model after 1 and after 3 epochs."""
     return {n: trained("PosSASRec", position=["rope"], epochs=n) for n in (1, 3)}
 
 
@@ -359,7 +358,6 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def whole(folder: Path, trained, tmp_path_factory) -> dict[str, Path]:
-    """A small run of each model."""
     run = tmp_path_factory.mktemp("runs") / "AttrFormer"
     shop.train(folder, run, epochs=1)
     encoded = trained("PosSASRec", position=["ldpe", "to_rope", "kernel"])

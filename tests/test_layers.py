@@ -135,8 +135,6 @@ def test_no_tensor_of_batch_times_pairs(monkeypatch, kind: str, name: str) -> No
 
 
 class _PlainBias(AttentionPosition):
-    """A learned bias of a given shape, as a scheme of a user's own may have."""
-
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(shape))

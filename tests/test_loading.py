@@ -184,7 +184,6 @@ def test_names_that_a_run_could_not_keep(tmp_path: Path, field: str, name: str) 
 
 
 def _names(shop: Path) -> list[str]:
-    """Names of users that have interactions."""
     lines = (shop / "toyshop" / "toyshop.inter").read_text().splitlines()
     return [line.split("\t")[0] for line in lines[1:]]
 
@@ -210,7 +209,6 @@ class RecBoleTables(Dataset):
         self.inter_feat, self.user_feat, self.item_feat = tables
 
     def lines(self) -> list[list[int] | None]:
-        """The lines that are left of each table."""
         feats = (self.inter_feat, self.user_feat, self.item_feat)
         return [None if feat is None else list(feat.index) for feat in feats]
 

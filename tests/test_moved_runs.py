@@ -32,7 +32,6 @@ HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
 
 
 def train_elsewhere(folder: Path, model: str, **more: Any) -> Path:
-    """A run and its data, both moved away from where it was trained."""
     train(write_atomic(make_log(), folder / "before"), folder / "run", model, **more)
     (folder / "before").rename(folder / "now")
     return (folder / "run").rename(folder / "moved")
@@ -213,7 +212,6 @@ def test_best_weights_in_a_file_of_their_own(old, tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def shop_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on a shop, which is beside it."""
     folder = shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
     shop.train(folder, folder / "run", epochs=1)
     return folder / "run"

@@ -54,13 +54,11 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What fills the tables of pages."""
     return load_script("pages", monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def packed(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study, trained and packed once."""
     folder = tmp_path_factory.mktemp("packed")
     write_atomic(make_log(), folder / "data")
     given = {"data_path": str(folder / "data")}

@@ -96,7 +96,6 @@ def yoochoose(folder: Path) -> list[Path]:
 
 
 def gowalla(folder: Path) -> list[Path]:
-    """The newest first."""
     lines = [
         f"{u}\t2010-10-1{1 + u % 9}T23:55:{i:02}Z\t30.2359091167\t-97.{i}\t{i}"
         for u, i, _ in reversed(pairs())

@@ -81,7 +81,6 @@ def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
 
 
 def by_user(events: list[Event]) -> dict[int, list[int]]:
-    """The rows of each user, in their order."""
     rows: dict[int, list[int]] = defaultdict(list)
     for row in sorted(range(len(events)), key=lambda row: (events[row].time, row)):
         rows[events[row].user].append(row)
@@ -130,7 +129,6 @@ def session_split(events: list[Event], value: Any, fraction: Any) -> list[str] |
 
 
 def brute_force(events: list[Event], phases: list[str], options: dict[str, Any]):
-    """{phase: rows}, and counts of everything."""
     trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
     counts: dict[str, Counter] = defaultdict(Counter)
     rows: dict[str, list] = {phase: [] for phase in PHASES}

@@ -34,14 +34,7 @@ from recbole_pos.inspect.run_pictures import read_metrics
 from recbole_pos.study.collect import _read_finished_config
 
 
-def start(
-    tiny: Path,
-    folder: Path,
-    *more: str,
-    epochs: int = 5000,
-    heeds: bool = True,
-    pauses: bool = False,
-) -> Any:
+def start(tiny: Path, folder: Path, *more: str, epochs=5000, heeds=True, pauses=False) -> Any:
     """The command line in a process of its own, once it has finished three epochs.
 
     It is forked from this one, which has imported everything, unless it starts others; its stderr

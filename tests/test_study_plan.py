@@ -45,8 +45,6 @@ tables:
 
 @pytest.fixture
 def study(tmp_path: Path):
-    """Reads a study's text."""
-
     def read(text: str = STUDY) -> Plan:
         file = tmp_path / "study.yaml"
         file.write_text(text)

@@ -209,7 +209,6 @@ def test_findings_say_no_more_than_the_intervals(results, found):
 
 
 def words_of(page: str) -> str:
-    """The text of a page, without tags and styles."""
     bare = re.sub(r"<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
     return " ".join(unescape(bare).split())
 

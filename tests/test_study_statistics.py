@@ -25,7 +25,6 @@ from recbole_pos.study.statistics import (
 
 
 def table_of(case: Case, rng: np.random.Generator, names: str = "ABCDEFGH") -> RankTable:
-    """A generated study as the ranks of its runs."""
     ranks, unit = case.ranks(rng)
     frames = {
         (name, 2020 + seed): pd.DataFrame(

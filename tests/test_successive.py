@@ -43,7 +43,6 @@ def late_log() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """data_path of the late log."""
     return str(write_atomic(late_log(), tmp_path_factory.mktemp("late")))
 
 

@@ -50,7 +50,6 @@ def load(file: Path, source: Any = INTER, **options: Any) -> pd.DataFrame:
 
 
 def compare(file: Path, source: Any = INTER, **options: Any) -> pd.DataFrame:
-    """Read a file by our reader and by RecBole's; return the table, which must be the same."""
     ours, peer = Reader(**options), Reader(**options)
     table = spell_out(ours._load_feat(str(file), source))
     expected = Dataset._load_feat(peer, str(file), source)

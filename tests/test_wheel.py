@@ -32,7 +32,6 @@ packages = ["my_package"]
 
 
 def write_package(folder: Path) -> Path:
-    """``my_package`` with the examples of the documents."""
     (folder / "my_package").mkdir(parents=True)
     (folder / "my_package" / "__init__.py").touch()
     for page in ("add_a_model", "add_a_scheme"):

@@ -168,7 +168,6 @@ def test_linked_windows_of_a_user_are_in_one_batch(experiment) -> None:
 
 
 def compute(model: Any, loss: Any, batch: Any) -> list[Tensor]:
-    """Loss and gradients, by the same random numbers."""
     torch.manual_seed(3)
     value = loss(batch)
     return [value, *torch.autograd.grad(value, list(model.parameters()), allow_unused=True)]
