@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import yaml
-from conftest import SCRIPT, make_log, wait, write_atomic
+from conftest import PATIENCE, SCRIPT, make_log, wait, write_atomic
 from small_study import BASE, SMALL, study
 from spy import notes
 
@@ -254,11 +255,13 @@ def test_a_study_resumes_after_kill_minus_nine(cluster, tiny: Path, tmp_path: Pa
     try:
         wait(lambda: times(folder) and _epochs(folder) > 4 or process.poll() is not None)
         assert process.poll() is None
+        family = psutil.Process(process.pid).children(recursive=True)
         with pytest.raises(UsageError, match=f"is being compared by process {process.pid}"):
             recbole_pos.compare(folder, verbose=False)
     finally:
         process.kill()
         process.wait()
+    psutil.wait_procs(family, PATIENCE)  # a worker holds its run until it has noticed
     assert not (strange / "ran").exists()
     finished, before = times(folder), len(notes(cluster))
 
