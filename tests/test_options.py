@@ -100,7 +100,7 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARec", {"embedding_size": 8}, "; here it is hidden_size"),
         ("GRU4Rec", {"dropout": 0.1}, "; here it is dropout_prob"),
         (
-            "lightgcn",
+            "LightGCN",
             {},
             "; to try it, give -m LightGCN --plugins=recbole.model.general_recommender",
         ),
