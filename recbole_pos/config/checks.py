@@ -109,9 +109,9 @@ def check_together(config: dict[str, Any], model: str) -> None:
     _check_metrics(config)
     check_sizes(config, model)
     loss = config.get("loss_type", "CE")
-    losses, sampled = ("CE", "BPR"), "loss_type: BPR"
-    if is_on_our_base(model):
-        losses, sampled = LOSSES, "loss_type: sampled_softmax and negatives"
+    is_ours = is_on_our_base(model)
+    losses = LOSSES if is_ours else ("CE", "BPR")
+    sampled = "sampled_softmax and negatives" if is_ours else "BPR"
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     sampling = config["train_neg_sample_args"]
     mode = config["eval_args"]["mode"]
@@ -150,7 +150,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
         (
             config.get("loss_type") == "CE" and is_sequential and sampling is not None,
             f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
-            f"with all items; leave it out, or to sample items set {sampled}",
+            f"with all items; leave it out, or to sample items set loss_type: {sampled}",
         ),
     ):
         if is_wrong:
