@@ -217,7 +217,7 @@ def test_every_row_is_counted_under_its_number(tmp_path: Path, capsys) -> None:
     }
     assert (lines.read, lines.kept) == (11, 2)
     shown = capsys.readouterr().out
-    assert "dropped: no user" in shown and "guessed: --user customer, --item product" in shown
+    assert "dropped: no user" in shown and "guessed: --user=customer, --item=product" in shown
     assert shown.splitlines()[-1] == report.command
     assert report.command == f"recbole-pos run -m PosSASRec -d orders --data_path={tmp_path}"
 

@@ -73,7 +73,7 @@ def test_a_row_is_not_taken_for_names(run: Run, capsys, text: str, options: list
     """Nor a row of items for columns, nor the order of rows for times."""
     assert run(text, *options) == 2
     error = capsys.readouterr().err
-    assert any(way in error for way in ("--columns user,item", "awk", "--time row_order"))
+    assert any(way in error for way in ("--columns=user,item", "awk", "--time=row_order"))
 
 
 def test_names_that_the_first_line_says_as_well(tmp_path: Path, run: Run) -> None:

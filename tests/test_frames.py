@@ -414,7 +414,7 @@ class Fails(rp.Callback):
 
 
 def test_messages_in_python_have_arguments() -> None:
-    """A value as Python writes it, where the command line has --time COLUMN, --type COLUMN=TYPE."""
+    """A value as Python writes it, where the command line has --time=COLUMN, --type=COLUMN=TYPE."""
     frame = pd.DataFrame({"user": ["a", "b"], "item": ["x", "y"], "at": ["1/2/2024", "3/4/2024"]})
     for given, words in (
         ({"drop": "at"}, r"with time='COLUMN', or time='row_order' if .*\)$"),  # no word of headers
@@ -424,7 +424,7 @@ def test_messages_in_python_have_arguments() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             rp.Dataset.from_frame(frame, **given)
-    note = "1.5 twice; --thousands at='.' or --columns user,item,... (--rm_copies)"
+    note = "1.5 twice; --thousands=at='.' or --columns=user,item,... (--rm_copies)"
     expected = "thousands={'at': '.'} or columns=['user', 'item', '...'] (rm_copies)"
     assert write_as_python(note) == f"1.5 twice; {expected}"
     for path in (__file__, frame):

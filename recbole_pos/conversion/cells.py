@@ -333,7 +333,7 @@ def read_numbers(
     if not (decimal or thousands):
         with suppress(pa.ArrowException):
             numbers = values.cast(pa.float64()).to_numpy()
-            note = f"the point is read as decimal; --thousands {column}='.' if it is not decimal"
+            note = f"the point is read as decimal; --thousands={column}='.' if it is not decimal"
             return numbers, note if _all_match(values, _GROUPED) else ""
     text = _normalize(values)
     readings: dict[tuple[str, str], np.ndarray] = {}  # by decimal and thousands separator
@@ -355,7 +355,7 @@ def read_numbers(
         (chosen,) = readings
         has_spaces_only = chosen[1] == " " and not _any_match(text, re.escape(chosen[0]))
         if has_spaces_only and not (decimal or thousands):  # 101 205 may be two names
-            return None, f"{values[0]} may be a number or a list: --thousands {column}=' '"
+            return None, f"{values[0]} may be a number or a list: --thousands={column}=' '"
     unit = _find_unit(pc.utf8_trim_whitespace(values))
     note = f"decimal separator {chosen[0]!r}, thousands {chosen[1]!r}"
     return readings[chosen], f"{note}, without {unit!r}" if unit else note
@@ -379,7 +379,7 @@ def _describe_ambiguity(
     first, second, *_ = readings.values()
     index = int(np.flatnonzero(first != second)[0])
     options = [
-        f"--decimal {column}={decimal!r} ({numbers[index]:.15g})"
+        f"--decimal={column}={decimal!r} ({numbers[index]:.15g})"
         for (decimal, _), numbers in readings.items()
     ]
     return (

@@ -59,11 +59,8 @@ _PARTS = ("train", "valid", "test")
 # Options of single columns, and the arguments that have them.
 _BY_COLUMN = {"type": "types", "table": "tables"}
 _BY_COLUMN |= {option: option for option in ("rename", "decimal", "thousands")}
-# An option in a message with its value, which stands after = or is no word of a sentence.
-_OPTION = re.compile(
-    r"(?<![\w-])--([a-z_]+)(?:(?:=| (?=[A-Z']|row_order|user,|\S+=))"
-    r"((?:'[^']*'|user,item,[.]{3}|user,item|[^\s',;.)])+))?"
-)
+# An option in a message, and its value after =, without a comma or period that ends a clause.
+_OPTION = re.compile(r"--([a-z_]+)(?:=((?:'[^']*'|[^\s',;.)]|,(?! )|\.(?! [A-Z]))+))?")
 _NAME = re.compile(r"\w[\w.-]*")
 _MAX_NAME_BYTES = 200  # file systems allow 255, of which suffixes need some
 
@@ -125,7 +122,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
 
 
 def write_as_python(text: str) -> str:
-    """Return a message with arguments for options: ``time='COLUMN'`` for ``--time COLUMN``."""
+    """Return a message with arguments for options: ``time='COLUMN'`` for ``--time=COLUMN``."""
 
     def write(match: re.Match[str]) -> str:
         name, value = _BY_COLUMN.get(match[1], match[1]), (match[2] or "").replace("'", "")
@@ -157,7 +154,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     check_roles(overrides, roles, _list_columns(sources))
     if not args.columns:
         require_header(source.columns, roles, args.date_format)
-    guessed = [f"--{role} {column}" for role, column in roles.items() if given_names[role] is None]
+    guessed = [f"--{role}={column}" for role, column in roles.items() if given_names[role] is None]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args.date_format)
@@ -171,7 +168,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         if roles["time"] not in source.columns:
             raise UsageError(
                 "rm_copies: copies have the same user, item and time, and there are no times "
-                f"(--time {roles['time']}); leave it out"
+                f"(--time={roles['time']}); leave it out"
             )
         is_copy = find_copies(interactions)
         interactions.keep(~is_copy, "exact copy of an earlier row (user, item, time)")
@@ -333,7 +330,7 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
     for word in [words] if isinstance(words, str) or not isinstance(words, Iterable) else words:
         column, equals, value = str(word).rpartition("=")
         if not (column and equals and value):
-            raise UsageError(f"{option}: expected --{option} COLUMN=VALUE, found {shown(word)}")
+            raise UsageError(f"{option}: expected --{option}=COLUMN=VALUE, found {shown(word)}")
         pairs[column] = value
     return pairs
 
@@ -348,7 +345,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         option = f"{role}_columns" if role in ("item", "user") else "columns"
         if table is None:
             if getattr(args, option) and option != "columns":
-                raise UsageError(f"{option}: found no file of {role}s; add --{role}s FILE")
+                raise UsageError(f"{option}: found no file of {role}s; add --{role}s=FILE")
         elif isinstance(table, (str, os.PathLike)):
             sources[role] = read_files(Path(table), args, option)
         elif getattr(args, option):

@@ -82,7 +82,7 @@ def read_interactions(
     time_column = columns.get(roles["time"])
     if time_column is None:  # ROW_ORDER
         if date_format:
-            raise UsageError(f"date_format: with --time {ROW_ORDER} there are no dates to read")
+            raise UsageError(f"date_format: with --time={ROW_ORDER} there are no dates to read")
         # of each row among those of its user, which serves as time
         ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
         times = Times(ranks, Counter({_ORDER_NOTE: source.num_rows}))

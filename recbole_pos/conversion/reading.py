@@ -219,7 +219,7 @@ class TextReader:
                 f"{file}: separated by spaces, line {bad_rows[0][0] + line_number + 1} has "
                 f"{bad_rows[0][1]}; if each is a user and the items in order, write pairs: "
                 f"`awk '{{for (n = 2; n <= NF; n++) print $1, $n}}' {file.name} > pairs.txt` for "
-                f"--{names_option} user,item --time row_order"
+                f"--{names_option}=user,item --time=row_order"
             )
         if num_columns < 2 and not args.separator:
             raise UsageError(

@@ -43,7 +43,7 @@ NAMES = {
     ),
 }
 _NO_HEADER = (
-    "there is no header; name them with --columns user,item,... (a frame: read its file with "
+    "there is no header; name them with --columns=user,item,... (a frame: read its file with "
     "header=None)"
 )
 _TIME_LIKE = re.compile(r"_at$|time|date")
@@ -119,9 +119,9 @@ def _make_guess_error(
     if not names:
         problem = "no column is known to be"
     advice = "" if names or has_header else f"; if these are no names, {_NO_HEADER}"
-    option = f"--{role} COLUMN"
+    option = f"--{role}=COLUMN"
     if role == "time":
-        option += f", or --time {ROW_ORDER} if none exists and the rows of a user are in order"
+        option += f", or --time={ROW_ORDER} if none exists and the rows of a user are in order"
     return UsageError(
         f"{problem} the {role}: name it with {option}. The columns are {examples}{advice}"
     )

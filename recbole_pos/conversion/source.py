@@ -167,7 +167,7 @@ def stack_columns(tables: list[tuple[Columns, int]]) -> Columns:
             names = ", ".join(sorted(map(str, types)))
             raise UsageError(
                 f"column {shown(name)} holds {names} in different places, which do not go "
-                f"together; leave it out with --drop {shown(name)}"
+                f"together; leave it out with --drop={shown(name)}"
             ) from error
         stacked[name] = pa.chunked_array(chunks, common_type)
     return stacked
