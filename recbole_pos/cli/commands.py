@@ -390,7 +390,9 @@ def _inspect_relations(args: argparse.Namespace) -> None:
     option(
         "SCHEME...",
         "folder of a run; encodings (those of the model; else spe and dpe)",
-        **{"dest": "schemes", "nargs": "*", "metavar": "RUN_DIR | SCHEME"},
+        dest="schemes",
+        nargs="*",
+        metavar="RUN_DIR | SCHEME",
     ),
     option("--length N...", "of the sessions (10 20)", default=[10, 20]),
     option("--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it"),
