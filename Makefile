@@ -88,7 +88,7 @@ bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds 
 bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md (ARGS="--quick")
 	$(BIN)/python benchmarks/scale.py $(ARGS)
 
-bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items; writes results/sce.md
+bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items, all losses; writes results/sce.md, docs/losses.md
 	$(BIN)/python benchmarks/sce.py
 
 bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--data_path ..." for diginetica)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from page import HERE, machine, replace_section, table
+from page import DOCS, machine, replace_section, table
 from recbole.data.interaction import Interaction
 
 import recbole_pos  # noqa: F401  RecBole with its fixes
@@ -92,7 +92,7 @@ def main() -> None:
         f"default sizes, {machine()}; written by `make bench-export`."
     )
     text = table(("model", "eager", "torch_export", "onnx"), rows)
-    replace_section(HERE.parent / "docs" / "export.md", "latency", f"{text}\n\n{note}")
+    replace_section(DOCS / "export.md", "latency", f"{text}\n\n{note}")
 
 
 if __name__ == "__main__":

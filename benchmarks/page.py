@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results"
+DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
 Side, Run = TypeVar("Side"), TypeVar("Run")
 
 

@@ -1,8 +1,9 @@
 """``make bench-sce``: scalable cross-entropy against full cross-entropy on 500,000 items.
 
 Every run has a process of its own, so that peak memory is each side's own; sides take turns. Then
-training steps over a million items. Prints the tables and writes ``results/sce.md``;
-``sce.py losses`` or ``sce.py million`` makes one of them.
+training steps over a million items, and all losses on three sizes of catalogue. Prints the tables
+and writes ``results/sce.md`` and ``docs/losses.md``; ``sce.py losses``, ``million`` or ``sampled``
+makes one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import psutil
 import torch
-from page import RESULTS, Report, in_turns, least, machine, replace_section, run_alone, table
+from page import DOCS, RESULTS, Report, in_turns, least, machine, replace_section, run_alone, table
 from torch import Tensor
 from torch.nn import functional as F
 from training import Size, make_step, make_trainer
@@ -26,6 +27,7 @@ from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.row_gradients import kept_gradient
+from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -39,6 +41,14 @@ NAMES = {
 }
 MILLION = Size(7_000, 1_000_000, 1_000_000, length=50, d=64, layers=2, batch=128)
 MILLION_ROUNDS, MILLION_STEPS = 3, 5
+SAMPLED = {
+    "CE": {},
+    "sampled_softmax": {"negatives": 256},
+    "gBCE": {"negatives": 256, "gbce_t": 0.75},
+    "BCE": {"negatives": 1},
+    "in_batch": {},
+}
+SAMPLED_ITEMS, SAMPLED_POSITIONS, SAMPLED_STEPS = (3_706, 11_000, 100_000), 6_400, 5
 PARTS = {
     "zero": "zeroing",
     "forward": "encoder, choosing items, loss and its gradient",
@@ -190,8 +200,40 @@ def million() -> str:
     return f"{words}\n\n{table(('', 'new gradients', 'one kept'), rows)}"
 
 
+def time_loss(loss_type: str, items: int) -> float:
+    """Return the fewest CPU-seconds of a loss and its gradients, in this process, once warm."""
+    keep_freed_memory()
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(0.02 * torch.randn(items + 1, D))
+    hidden = torch.randn(SAMPLED_POSITIONS, D, requires_grad=True)
+    loss_function = full_cross_entropy
+    if loss_type != "CE":
+        loss_function = SampledLoss(loss_type, torch.ones(items + 1), **SAMPLED[loss_type])
+    seconds = []
+    for _ in range(SAMPLED_STEPS + 1):
+        targets = torch.randint(1, items + 1, (SAMPLED_POSITIONS,))
+        weight.grad = hidden.grad = None
+        started = time.process_time()
+        loss_function(hidden, weight, targets).backward()
+        seconds.append(time.process_time() - started)
+    return min(seconds[1:])
+
+
+def sampled() -> str:
+    """Return the table of the milliseconds of each loss, by the number of items."""
+    heads = [f"`{name}`" for name in SAMPLED]
+    for i, options in enumerate(SAMPLED.values()):
+        heads[i] += f", {options['negatives']}" if options else ""
+    rows = []
+    for items in SAMPLED_ITEMS:
+        milliseconds = (1000 * run_alone(time_loss, name, items) for name in SAMPLED)
+        rows.append([f"{items:,}", *(f"{value:,.0f}" for value in milliseconds)])
+    return table(("items", *heads), rows)
+
+
 if __name__ == "__main__":
     names, sys.argv = sys.argv[1:], sys.argv[:1]  # RecBole's configuration reads it
-    sections = {"losses": losses, "million": million}
+    sections = {"losses": losses, "million": million, "sampled": sampled}
     for name in names or sections:
-        replace_section(RESULTS / "sce.md", name, sections[name]())
+        page = DOCS / "losses.md" if name == "sampled" else RESULTS / "sce.md"
+        replace_section(page, name, sections[name]())

@@ -27,7 +27,7 @@ os.environ.update(ONE_CORE)
 
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from page import HERE, machine, replace_section, table  # noqa: E402
+from page import DOCS, machine, replace_section, table  # noqa: E402
 
 import recbole_pos  # noqa: E402
 
@@ -163,7 +163,7 @@ def main() -> None:
         ]
     note = f"{given.requests:,} requests, {os.cpu_count()} cores, {machine(1)}, "
     load = f"load of the machine {os.getloadavg()[0]:.1f}"
-    page = HERE.parent / "docs" / "serving.md"
+    page = DOCS / "serving.md"
     replace_section(page, "speed", f"{table(HEAD, rows)}\n\n{note}{load}.")
 
 
