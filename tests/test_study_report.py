@@ -179,6 +179,7 @@ def test_numbers_are_written_for_people():
         format_duration(90_000): "1 d 1 h",
         format_count(812): "812",
         format_count(1_234_000): "1.23 M",
+        format_count(999_700): "1 M",
         join_names("abc"): "a, b and c",
         join_names("abcdefgh"): "a, b, c, d, e and 3 more",
         format_metric("hit@10"): "HR@10",

@@ -174,11 +174,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Return a count as ``812``, ``45.1 k`` or ``1.20 M``; empty for nan."""
+    """Return a count as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan."""
     if math.isnan(value):
         return ""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
+        if round(value / size, 3) >= 1:  # 999,700 is 1 M, and not 1e+03 k
             return f"{value / size:.3g} {suffix}"
     return f"{value:.0f}"
 
