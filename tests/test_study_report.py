@@ -37,7 +37,7 @@ from recbole_pos.study.result_tables import (
     render_markdown,
     tabulate,
 )
-from recbole_pos.study.results import Comparison, Results, compare_rows
+from recbole_pos.study.results import RUN_FOLDERS, Comparison, Results, compare_rows
 from recbole_pos.study.statistics import estimate_difference
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
@@ -203,6 +203,10 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     name = one.differences["row"].iloc[0]
     message = " ".join(write_findings(results, one))
     assert f"{name} does not differ significantly from NoPE (Holm-corrected)." in message
+    folders = results.plan.model_copy(update={"source": Source(RUN_FOLDERS, {})})
+    given = dataclasses.replace(results, plan=folders)  # whose rows have seeds of their own
+    assert "not finished" not in " ".join(write_findings(given, found))
+    assert "8 configurations, trained with 3 seeds" in " ".join(describe_protocol(given))
     message = " ".join(describe_protocol(results))
     assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
     assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message

@@ -20,8 +20,8 @@ from recbole_pos.files import atomic_write, write_text
 from recbole_pos.study.configs import INDIFFERENT, require_twins
 from recbole_pos.study.plan import METRICS, Plan, list_fits
 from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
-from recbole_pos.study.result_tables import RUN_FOLDERS, render_markdown, tabulate
-from recbole_pos.study.results import DONE, FAILED, VALIDATION, Results
+from recbole_pos.study.result_tables import render_markdown, tabulate
+from recbole_pos.study.results import DONE, FAILED, RUN_FOLDERS, VALIDATION, Results
 from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import (

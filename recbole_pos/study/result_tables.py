@@ -28,8 +28,6 @@ from recbole_pos.study.results import (
 )
 from recbole_pos.study.statistics import ALL
 
-RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
-
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
 # Source of an interval's noise between seeds -> note, whose first character marks the interval.
 SEED_NOISE_NOTES = {
@@ -273,8 +271,8 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
     num_seeds = len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"] == row, "status"]
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
-    is_planned = results.plan.source.name != RUN_FOLDERS  # which have seeds of their own
-    text = f"{num_done} of {num_seeds}" if is_planned and num_done < num_seeds else f"{num_done}"
+    is_partial = results.is_planned and num_done < num_seeds
+    text = f"{num_done} of {num_seeds}" if is_partial else f"{num_done}"
     return Cell(text, f"{num_failed} failed" if num_failed else "")
 
 

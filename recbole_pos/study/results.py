@@ -17,6 +17,7 @@ from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
 from recbole_pos.study.statistics import DIFFERENCES, compute_differences, compute_means
 
 DONE, FAILED = "done", "failed"
+RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction
 _CONTENT = ("item_vectors", "preload_weight", "item_features")  # options to score cold items by
@@ -92,6 +93,11 @@ class Results:
     def done(self) -> pd.DataFrame:
         """The finished runs."""
         return self.runs[self.runs["status"] == DONE]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan asked for the runs, and each row for all seeds."""
+        return self.plan.source.name != RUN_FOLDERS
 
     def is_ranked(self, row: str) -> bool:
         """Return whether a row can be compared by target: all of its finished runs have ranks."""

@@ -47,7 +47,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     num_runs = len(table.rows) * len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
-    if num_unfinished > 0:
+    if results.is_planned and num_unfinished > 0:
         findings.append(
             f"{num_unfinished} of {num_runs} runs are not finished; these figures are preliminary."
         )
@@ -101,8 +101,9 @@ def describe_protocol(results: Results) -> list[str]:
             name = "interactions" if key == "events" else key
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
+    each = "each " if results.is_planned else ""
     sentences.append(
-        f"{num_rows} configuration{'s' * (num_rows > 1)}, each trained with {num_seeds} "
+        f"{num_rows} configuration{'s' * (num_rows > 1)}, {each}trained with {num_seeds} "
         f"seed{'s' * (num_seeds > 1)} ({join_names(map(str, plan.seeds))})."
     )
     sentences.append(_describe_search(plan))
