@@ -250,6 +250,12 @@ def test_given_options_are_above_those_of_the_base(tmp_path):
         change_plan(plan, {"bins": {"age": [86400, 87000, 87500]}}, {})
 
 
+@pytest.mark.parametrize("seeds", ["2", 2.5, True])
+def test_what_is_no_number_of_seeds_is_refused_in_words(study, seeds):
+    with pytest.raises(UsageError, match="seeds: expected how many"):
+        change_plan(study(), {"seeds": seeds}, {})
+
+
 def test_every_row_and_value_is_checked(study):
     seen = []
 

@@ -16,7 +16,7 @@ from recbole_pos.config.presets import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source
-from recbole_pos.values import listed, shown, suggest
+from recbole_pos.values import is_whole, listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_yaml
 
 # Options that a trained model may be tested again with.
@@ -165,7 +165,7 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         for key in _read_files(base["config_files"]).keys() - base.keys():
             content["base"].pop(key, None)
     seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
-    if isinstance(seeds, list) and num_seeds is not None and num_seeds > 0:
+    if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
         content["seeds"] = [*seeds, *further][:num_seeds]
     return make_plan(replace(plan.source, content=content))
