@@ -62,6 +62,9 @@ def test_ranks_suffice_or_not(away, capsys) -> None:
     assert list(json.loads(capsys.readouterr().out)) == ["hit@1", "hit@5", "mrr@1", "mrr@5"]
     for more in (["--topk=30"], ["--metrics=ItemCoverage"], ["--part=valid"], ["--mask_history=1"]):
         assert main(["evaluate", str(away), *more]) == 2
+    capsys.readouterr()
+    assert main(["evaluate", str(away), "--metrics={"]) == 2
+    assert "--metrics: '{'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["zero", "fewer", "result"])

@@ -478,16 +478,16 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    def parse_list(words: list[str] | None) -> list[Any] | None:
+    def parse_list(words: list[str] | None, name: str) -> list[Any] | None:
         """Parse values given as words, with commas, or as a list of yaml."""
         if words is None:
             return None
         values = re.findall(r"[^\s,\[\]]+", " ".join(words))
-        return [parse_scalar(value, "--topk") for value in values]
+        return [parse_scalar(value, name) for value in values]
 
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = parse_list(args.metrics)
-    topk = parse_list(args.topk)
+    metrics = parse_list(args.metrics, "--metrics")
+    topk = parse_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
