@@ -224,11 +224,13 @@ def test_compare_fails_if_a_run_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So that a script stops; a report of what there is does not."""
-    found = SimpleNamespace(runs=pd.DataFrame({"status": ["done", "failed"]}))
+    runs = pd.DataFrame({"row": ["A", "B"], "status": ["done", "failed"]})
+    found = SimpleNamespace(runs=runs)
     monkeypatch.setattr("recbole_pos.study.comparing.compare", lambda *_, **__: found)
     words = ["compare", "-m", "Pop", "-d", "ml-100k"]
     assert main(words) == 1 and "1 of 2 runs failed" in capsys.readouterr().err
     assert main([*words, "--report"]) == 0
+    assert main([*words, "--rows", "B"]) == 1 and main([*words, "--rows", "A"]) == 0
 
 
 # --- models and schemes ---

@@ -103,14 +103,12 @@ def _command(
     """
 
     def decorate(function: Callable) -> Callable:
-        """Register the function as a command with its docstring as help, and return it."""
         docstring = function.__doc__ or ""
         settings.update(help=docstring.partition("\n\n")[0], description=docstring)
         if environment:
             settings["epilog"] = _ENVIRONMENT
 
         def add_command(subparsers: Any) -> None:
-            """Add a parser with the command's arguments to the subparsers of its group."""
             parser = subparsers.add_parser(name.rpartition(" ")[2], **settings)
             parser.add_argument("--debug", action="store_true", help="show tracebacks")
             for argument in arguments:
@@ -273,11 +271,13 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
     if comparison is None or settings.report:
         return
-    statuses = list(comparison.runs["status"])
-    num_failed = statuses.count("failed")
+    runs = comparison.runs
+    if settings.rows:  # others failed in an earlier call, and this command does not train them
+        runs = runs[runs["row"].isin(settings.rows)]
+    num_failed = int((runs["status"] == "failed").sum())
     if num_failed:  # an error, so that a script stops; the tables have the reasons
         raise PosError(
-            f"{num_failed} of {len(statuses)} runs failed; the same command trains them again"
+            f"{num_failed} of {len(runs)} runs failed; the same command trains them again"
         )
 
 
