@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 def make_resume_command(
     folder: str | os.PathLike[str], plugins: Iterable[str] | None = None, command: str = "run"
 ) -> str:
-    """Return the command that resumes the run, or the search (``tune``), in a folder.
+    """Return the command that resumes a run, search (``tune``) or study (``compare``) in a folder.
 
     ``plugins`` are modules that it must name again.
     """
-    text = f"recbole-pos {command} --resume {shlex.quote(str(folder))}"
+    option = "" if command == "compare" else "--resume "
+    text = f"recbole-pos {command} {option}{shlex.quote(str(folder))}"
     if plugins:
         text += " --plugins=" + shlex.quote(f"[{','.join(plugins)}]")
     return text

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from small_study import NOPE, ROWS, plan, study, train
+from small_study import BASE, NOPE, ROWS, plan, study, train
 
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
+from recbole_pos.reporter import Reporter
+from recbole_pos.study import dispatcher
 from recbole_pos.study.collect import collect_results
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
+from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.result_tables import make_search_table
@@ -55,6 +59,24 @@ def test_a_report_has_no_run_of_the_options_before(
     assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
     assert train(Scheduler(first, folder)) == [] and len(done(first, folder)) == 2
     assert pack(first, folder, tmp_path / "all.tar.xz") == 2
+
+
+def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """In words that a shell takes, with the modules that the command has to name again."""
+
+    def interrupt(job: Any) -> None:
+        raise KeyboardInterrupt
+
+    made = plan(tiny, base={**BASE, "data_path": str(tiny), "plugins": ["json.tool"]})
+    scheduler = Scheduler(made, StudyFolder(tmp_path / "my study"))
+    runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
+    monkeypatch.setattr(dispatcher, "connect", lambda address: False)
+    monkeypatch.setattr(dispatcher, "count_concurrent_runs", lambda resources: 1)
+    monkeypatch.setattr(runs, "_start", interrupt)
+    command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
+    with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):
+        runs.train(scheduler.next_job())
+    assert collect_results(made, scheduler.folder).command == command
 
 
 def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from recbole_pos.config.posconfig import STARTS
-from recbole_pos.errors import UsageError
+from recbole_pos.config.checks import as_list
+from recbole_pos.config.posconfig import PLUGINS, STARTS
+from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
@@ -131,7 +132,8 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     if versions:
         facts.versions = {name: ", ".join(dict.fromkeys(used)) for name, used in versions.items()}
     searches = _tabulate_trials(plan, facts, trials)
-    command = f"recbole-pos compare {folder.path}"
+    plugins = [str(name) for name in as_list(plan.base.options.get(PLUGINS) or [])]
+    command = make_resume_command(folder.path, plugins, "compare")
     return collector.make_results(plan, facts, command, searches)
 
 

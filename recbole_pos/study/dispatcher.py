@@ -11,8 +11,9 @@ import ray
 
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.posconfig import PLUGINS, PosConfig
 from recbole_pos.data.targets import make_warnings
+from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
@@ -155,14 +156,19 @@ class ActiveRuns:
         except KeyboardInterrupt:
             for task in self.running:
                 ray.cancel(task, force=True)
-            folder = self.folder.path
             raise KeyboardInterrupt(
                 "interrupted; finished runs and the last checkpoints of others are kept in "
-                f"{folder}; continue with `recbole-pos compare {folder}`"
+                f"{self.folder.path}; {self.explain_resume()}"
             ) from None
         finally:
             write_state(self.scheduler)
             stop(is_started)
+
+    def explain_resume(self, command: str = "compare") -> str:
+        """Return the advice on unfinished runs, the end of a message."""
+        configs = self.scheduler.configs.values()
+        plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
+        return f"continue with `{make_resume_command(self.folder.path, plugins, command)}`"
 
     def _start(self, job: Job) -> ray.ObjectRef:
         """Start and return the Ray task of a run; it starts again if its process is lost."""

@@ -18,11 +18,10 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
-from recbole_pos.errors import TrainingError, UsageError, make_resume_command
+from recbole_pos.errors import TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, find_versions
 from recbole_pos.experiment.state import copy_run
@@ -206,7 +205,7 @@ def _train(
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; {_write_table(runs.scheduler)} has the trials so far; the last "
-            f"checkpoints of trials that have not ended are kept; {_how_to_resume(runs)}"
+            f"checkpoints of trials that have not ended are kept; {runs.explain_resume('tune')}"
         ) from None
 
 
@@ -219,7 +218,7 @@ def _run_trials(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
             tuner.fit()
     except Exception as error:  # Ray raises errors of callbacks as text with their stack
         problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        advice = _how_to_resume(runs)
+        advice = runs.explain_resume("tune")
         raise TrainingError(f"the search stopped: {problem}; then {advice}") from error
     job = searcher.waiting or runs.scheduler.next_job()
     if runs.running or (job is not None and job.fit.trial is not None):
@@ -229,16 +228,9 @@ def _run_trials(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
         raise TrainingError(
             f"{len(lost)} of {len(ended)} trials could not be trained; trial {lost[0].number}: "
             f"{lost[0].reason}. Nothing was tested; {_write_table(runs.scheduler)} has the reasons "
-            f"of all; {_how_to_resume(runs)}"
+            f"of all; {runs.explain_resume('tune')}"
         )
     return job
-
-
-def _how_to_resume(runs: ActiveRuns) -> str:
-    """Return the advice on an unfinished search, the end of a message."""
-    configs = runs.scheduler.configs.values()
-    plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
-    return f"continue with `{make_resume_command(runs.folder.path, plugins, 'tune')}`"
 
 
 def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
