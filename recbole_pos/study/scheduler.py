@@ -149,7 +149,7 @@ class Scheduler:
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):
-            if self.folder.has_checkpoint(job.digest):
+            if self.folder.run(job.digest).checkpoint.is_file():
                 states[job.fit.name] = CONTINUED
             else:
                 is_trained = job.fit.repeats and job.tested_run
@@ -209,12 +209,12 @@ class Scheduler:
     def _is_sampled(self, fit: Fit) -> bool:
         """Return whether the options of a trial are known without sampling any."""
         search = self.searches[fit.row]
-        return search.is_grid or fit.trial in search.asked or self._recall(fit) is not None
+        return fit.trial in search.asked or self._recall(fit) is not None
 
     def _recall(self, fit: Fit) -> dict[str, Any] | None:
         """Return the options that an earlier run of a trial was sampled with; None without one."""
         search = self.searches[fit.row]
-        if search.is_grid or fit.trial in search.asked:
+        if fit.trial in search.asked:
             return None
         earlier_digest = self.earlier.get(fit.name, {}).get("run", "")
         runs = [(earlier_digest, self.folder.read_fit(earlier_digest))]
@@ -324,17 +324,13 @@ class RowSearch:
 
     A grid is tried point by point; a space is sampled, by default by Optuna (TPE).
 
-    Raises:
-        UsageError: for options that the row's model does not take, or that are given and searched.
-
     Attributes:
         num_seeds: number of seeds of every trial.
         metric: validation metric of early stopping, by which trials are compared.
         mode: max or min, whichever is better.
-        asked: trial -> options that the search gives it.
+        asked: trial -> options that the search gives it; at first those of a grid.
         values: trial -> best validation value of each seed that has ended, None if it failed.
-        is_grid: whether the trials are the points of a grid.
-        searcher: where the options of trials come from.
+        searcher: where the options of trials come from that are sampled.
         fixed: options that a space sets for all trials.
         searched: the space; without parameters for a grid.
         space: digest of a space and its sampler; empty for a grid.
@@ -348,25 +344,24 @@ class RowSearch:
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
-        self.asked: dict[int, dict[str, Any]] = {}
+        self.asked = dict(enumerate(search.list_points() if search.grid else []))
         self.values: dict[int, list[float | None]] = {}
         self.fixed: dict[str, Any] = {}
         self.searched = Space([])
         self.space = ""
-        self.searcher = Searcher(iter(search.list_points()))
-        self.is_grid = not search.space
+        self.searcher = Searcher(iter(()))
         if search.space:
-            if isinstance(search.space, str):
-                self.searched = read_space(find_space_file(search.space, ""))
-            else:
-                self.searched = parse_space(search.space, plan.locate_searched(name))
             self._sample_space(plan, name, search, config)
         for option in search.grid or self.searched.names:
             _require_not_given(plan, name, option)
 
     def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
-        """Set ``fixed``, ``searcher`` and ``space``; the user's options win over fixed ones."""
-        space = self.searched
+        """Set what depends on a space; the user's options win over its fixed ones."""
+        if isinstance(search.space, str):
+            space = read_space(find_space_file(search.space, ""))
+        else:
+            space = parse_space(search.space or {}, plan.locate_searched(name))
+        self.searched = space
         seed = plan.seeds[0] if search.seed is None else search.seed
         user_options = config.external_config_dict
         self.fixed = {key: value for key, value in space.fixed.items() if key not in user_options}

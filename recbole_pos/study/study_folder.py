@@ -175,10 +175,6 @@ class StudyFolder:
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
         return cls(path)
 
-    def has_checkpoint(self, digest: str) -> bool:
-        """Return whether a run has a checkpoint to resume from."""
-        return self.run(digest).checkpoint.is_file()
-
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, so that the study can be resumed and reported without its file."""
         self._write("study.json", {"name": plan.source.name, "content": plan.source.content})
@@ -208,7 +204,7 @@ class StudyFolder:
         """Return whether a run is finished and has its weights, not only its results."""
         facts = self.read_fit(digest)
         is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
-        return is_trained_here and self.has_checkpoint(digest)
+        return is_trained_here and self.run(digest).checkpoint.is_file()
 
     def read_current(self) -> dict[str, dict[str, str]]:
         """Return name of a fit -> digests of its ``run`` and of what was ``asked`` of it."""
