@@ -13,7 +13,6 @@ import pandas as pd
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.values import shown, suggest
 
 # Metric -> gain of ranks below the cutoff k; a target is the only relevant item of its list.
 _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
@@ -43,22 +42,12 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
     Args:
         rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
             ties, infinity for a target that cannot be ranked.
-        metric: name and cutoff: ``ndcg@10``.
-
-    Raises:
-        UsageError: for a metric that does not follow from ranks.
+        metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
     """
-    match = _METRIC.fullmatch(metric.lower())
-    if not match or match[1] not in _GAINS:
-        hint = suggest(metric.partition("@")[0], _GAINS)
-        raise UsageError(
-            f"metric {shown(metric)} does not follow from ranks; known are "
-            f"{', '.join(f'{name}@K' for name in _GAINS)}{hint}"
-        )
-    rank = np.asarray(rank, dtype=float)
-    cutoff = int(match[2])
+    name, _, cutoff = metric.lower().partition("@")
+    rank, k = np.asarray(rank, dtype=float), int(cutoff)
     with np.errstate(invalid="ignore"):
-        return np.where(rank < cutoff, _GAINS[match[1]](rank, cutoff), 0.0)
+        return np.where(rank < k, _GAINS[name](rank, k), 0.0)
 
 
 def require_metrics(
