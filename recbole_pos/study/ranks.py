@@ -27,6 +27,7 @@ _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
 # Columns of targets beside the user, which not all runs have.
 _OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")
 KINDS = ("history", "age", "popularity")  # kinds of bins that have edges
+EVERY = slice(None)  # mask of all targets
 COLD = "cold"  # kind of the two bins of cold and of other items
 
 
@@ -123,20 +124,18 @@ class RankTable:
         return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
 
     def sum_gains(
-        self, metric: str, mask: np.ndarray | None = None
+        self, metric: str, mask: np.ndarray | slice = EVERY
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Sum the gains of each user's targets in every run.
 
         Args:
             metric: as in :func:`compute_gains`.
-            mask: [targets] whether a target counts; all if None.
+            mask: [targets] whether a target counts.
 
         Returns:
             Row -> sums [seeds, users], seeds ascending; and the number of targets of each user
             [users]. Users without a target that counts are left out.
         """
-        if mask is None:
-            mask = np.full(len(self.targets), True)
         _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
         num_targets = np.bincount(user_index)
         gains = compute_gains(self.rank[:, mask], metric)

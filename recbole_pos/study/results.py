@@ -14,7 +14,7 @@ from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.targets import find_ties
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
-from recbole_pos.study.statistics import DIFFERENCES, compute_differences, compute_means
+from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, compute_differences, compute_means
 
 DONE, FAILED = "done", "failed"
 RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
@@ -175,7 +175,7 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
         ranked = [row for row in table.rows if results.is_ranked(row)]
     if results.ranks is not None and ranked:
         is_cold = metric != base_metric
-        bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else None
+        bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
         means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
     if metric in results.runs.columns:

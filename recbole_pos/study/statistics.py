@@ -19,11 +19,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from recbole_pos.study.ranks import RankTable
+from recbole_pos.study.ranks import EVERY, RankTable
 
 LEVEL = 0.95
 POWER = 0.8
 ALL = "all targets"  # the bin that has every target
+ONE_BIN = {ALL: EVERY}
 _FEW = 13  # units of which all 2^13 flips are tried
 _ROUNDS = 9_999  # random flips for more units
 _CELLS = 20_000_000  # most signs in memory at a time
@@ -269,21 +270,20 @@ def correct_by_holm(p: np.ndarray) -> np.ndarray:
 
 
 def compute_means(
-    table: RankTable, metric: str, bins: Mapping[str, np.ndarray] | None = None
+    table: RankTable, metric: str, bins: Mapping[str, np.ndarray | slice] = ONE_BIN
 ) -> pd.DataFrame:
     """Return the mean of a metric of each row.
 
     Args:
         metric: a name such as ``ndcg@10``.
-        bins: name of a bin -> [targets] whether a target is in it; one bin of all if None.
+        bins: name of a bin -> [targets] whether a target is in it.
 
     Returns:
         A line for each row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
         bin), deviation (between seeds; nan for a single seed), seeds, targets, units.
     """
     lines = []
-    masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
-    for bin_name, mask in masks.items():
+    for bin_name, mask in bins.items():
         totals, num_targets = table.sum_gains(metric, mask)
         units, targets = len(num_targets), int(num_targets.sum())
         for row, row_totals in totals.items():
@@ -300,7 +300,7 @@ def compute_differences(
     metric: str,
     reference: str,
     rows: Sequence[str],
-    bins: Mapping[str, np.ndarray] | None = None,
+    bins: Mapping[str, np.ndarray | slice] = ONE_BIN,
     are_coupled: Callable[[str, str], bool] = lambda row, other: False,
 ) -> pd.DataFrame:
     """Return the difference of each row from the reference, paired by target.
@@ -325,8 +325,7 @@ def compute_differences(
         unknown), seeds, reference_seeds, targets, units.
     """
     lines: list[dict[str, Any]] = []
-    masks: Mapping[str, np.ndarray | None] = {ALL: None} if bins is None else bins
-    for bin_name, mask in masks.items():
+    for bin_name, mask in bins.items():
         totals, num_targets = table.sum_gains(metric, mask)
         for line in _compare_rows(table, totals, num_targets, reference, rows, are_coupled):
             lines.append({**line, "metric": metric, "bin": bin_name})
