@@ -22,11 +22,10 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """Return a function that converts a word to a finite number of ``kind``, int or float.
 
-    Its error says what was ``expected``.
+    Its error, argparse's, says what was ``expected``.
     """
 
     def read(text: str) -> Any:
-        """Return the number; raise argparse's error if ``text`` is not a finite number."""
         try:
             value = kind(text)
         except ValueError:
@@ -117,11 +116,7 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
 
     def read_environment(self) -> None:
-        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
-
-        Raises:
-            UsageError: for a value that an option does not take, naming the variable.
-        """
+        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options."""
         for action in self._actions:
             variable = f"RECBOLE_POS_{action.dest.upper()}"
             text = os.environ.get(variable, "")
@@ -244,9 +239,6 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return ``--key=value`` arguments as a dict, values read as yaml.
 
     ``--eval_args.split=...`` is the key ``split`` of the mapping ``eval_args``.
-
-    Raises:
-        UsageError: for an argument of another form, or a key given twice with different values.
     """
     from recbole_pos.yaml_files import parse_scalar
 

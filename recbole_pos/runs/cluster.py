@@ -35,9 +35,6 @@ def connect(address: str | None) -> bool:
 
     Returns:
         Whether this call joined or started a cluster, which the caller then has to :func:`stop`.
-
-    Raises:
-        UsageError: if nothing answers at the address.
     """
     if ray.is_initialized():
         return False
@@ -126,8 +123,7 @@ def stop(has_connected: bool) -> None:
 def count_concurrent_runs(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
 
-    Raises:
-        UsageError: if no machine has the resources of a run; Ray would wait for one that has.
+    A UsageError says that no machine has the resources of a run: Ray would wait for one that has.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     required = {"CPU": resources.cpus, "GPU": resources.gpus}

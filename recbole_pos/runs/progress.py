@@ -18,11 +18,8 @@ def live_view(reporter: Reporter, get_lines: Callable[[], list[str]]) -> Iterato
     """Show the progress of runs; for use in a ``with`` block.
 
     A terminal and a notebook show all lines as they change; elsewhere the first line is printed
-    every ``reporter.every`` seconds.
-
-    Args:
-        reporter: where the progress is shown.
-        get_lines: returns an overview and a line for each active run; called by another thread.
+    every ``reporter.every`` seconds. ``get_lines`` returns an overview and a line for each active
+    run; another thread calls it.
     """
     is_terminal = reporter.console.is_terminal and not reporter.console.quiet
     view: AbstractContextManager = Live(

@@ -17,11 +17,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Searcher:
-    """A sequence of configurations, random or a grid, which no results of trials change.
-
-    Args:
-        sequence: the options of each trial.
-    """
+    """A sequence of configurations, random or a grid, which no results of trials change."""
 
     def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
         self.sequence = sequence
@@ -51,11 +47,7 @@ class OptunaSearcher(Searcher):
 
     Ray's own OptunaSearch cannot resume from a record, and gives failed trials a bad score. Here
     trials in progress count with a bad score (constant liar), so that parallel trials differ.
-
-    Args:
-        space: the space that is searched.
-        mode: max or min.
-        seed: seed of the random state.
+    ``mode`` is max or min.
     """
 
     def __init__(self, space: Space, mode: str, seed: int) -> None:
@@ -87,12 +79,7 @@ class OptunaSearcher(Searcher):
 
 
 def make_searcher(name: str, space: Space, mode: str, seed: int) -> Searcher:
-    """Return a new searcher: optuna, random or grid.
-
-    Args:
-        name: name of the searcher.
-        space, mode, seed: as of :class:`OptunaSearcher`.
-    """
+    """Return a new searcher: optuna, random or grid; the rest is as of :class:`OptunaSearcher`."""
     if name == "optuna":
         return OptunaSearcher(space, mode, seed)
     points = iter(space.list_points()) if name == "grid" else sample_space(space, seed)

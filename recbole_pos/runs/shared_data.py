@@ -16,10 +16,6 @@ class SharedData:
     Arrays are mapped into every process on the machine that reads them; tensors would be copied.
     Test interactions are cut out first: a trial cannot read what it does not have.
 
-    Args:
-        dataset: the dataset, after ``build``.
-        includes_test: whether to keep test interactions, for runs that are tested.
-
     Attributes:
         columns: the arrays of the interactions, by field.
         template: the dataset without them.
@@ -28,7 +24,7 @@ class SharedData:
     def __init__(
         self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
     ) -> None:
-        """Separate the columns of a copy of the dataset from the rest, its ``template``."""
+        """Separate the columns of a copy of the dataset, after ``build``, from the rest."""
         template = copy.copy(dataset) if includes_test else dataset.without_test()
         template.identity = dataset.identity  # computed while the columns are still there
         split = template.split

@@ -127,11 +127,7 @@ class Parameter:
         return math.inf if self.codes is None else self.codes.stop - self.codes.start
 
     def list_values(self) -> list[Any]:
-        """Return every value, for a grid.
-
-        Raises:
-            UsageError: where there are infinitely many, or too many to list.
-        """
+        """Return every value, for a grid; a UsageError refuses too many to list."""
         if self.codes is None or self.num_values > MOST_POINTS:
             self._refuse(
                 f"a grid needs values to list, and {self.kind} has {self.num_values:,}; use "
@@ -234,8 +230,7 @@ class Space:
     def list_points(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
         """Return all combinations, in the order of the file, the last parameter changing first.
 
-        Args:
-            most: the list ends once it has more combinations than this.
+        The list ends once it has more than ``most``.
         """
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
@@ -252,11 +247,7 @@ class Space:
         return combinations
 
     def iterate_extremes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter with options that have one of its extremes, under which it exists.
-
-        Raises:
-            UsageError: for a condition that never holds.
-        """
+        """Yield each parameter with each of its extremes, in options under which it exists."""
         for parameter in self.parameters:
             required = self._meet_conditions(parameter)
             for value in parameter.extremes:
@@ -289,11 +280,7 @@ class Space:
 
 
 def find_space_file(name: str | Path | None, model: str) -> Path:
-    """Return a space file: the named one, one of that name in ``properties/tune/``, or the model's.
-
-    Raises:
-        UsageError: if there is no such file.
-    """
+    """Return the named space file, one of that name in ``properties/tune/``, or the model's own."""
     folder = ROOT / "tune"
     if name is None:
         candidates = [folder / f"{model}.yaml"]
@@ -312,11 +299,7 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
-
-    Raises:
-        UsageError: naming file and line of what is wrong.
-    """
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test)."""
     path = Path(path)
     if path.suffix in RECBOLE_SUFFIXES:
         return parse_space(*_read_recbole(path))
@@ -376,9 +359,6 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     Args:
         content: option -> how it is sampled, or its fixed value.
         lines: option -> file and line, for messages.
-
-    Raises:
-        UsageError: naming file and line of what is wrong.
     """
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}
@@ -430,9 +410,6 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
         space: the space, whose ``context`` gets the options that conditions name and that are not
             searched.
         build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
-
-    Raises:
-        UsageError: naming the line of the file.
     """
     try:
         config = build({})

@@ -190,14 +190,9 @@ def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
 
 
 def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
-    """Return the results of runs that exist already, of the same data and split.
+    """Return the results of runs in folders, which must be finished, of the same data and split.
 
-    Args:
-        paths: folders of the runs.
-        reference: name of the row that others are compared to; the first if None.
-
-    Raises:
-        UsageError: naming a run that is not finished, or two of different data or splits.
+    ``reference`` is the row that others are compared to; the first if None.
     """
     configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)

@@ -141,9 +141,6 @@ def check_plan(plan: Plan, check: Check) -> dict[str, dict[str, Any]]:
 
     Returns:
         Row -> its complete options, with the first values of a grid.
-
-    Raises:
-        UsageError: naming file and line of the option, or of the row.
     """
     configs = {}
     for name in plan.sort_rows():
@@ -178,9 +175,6 @@ def digest(options: Mapping[str, Any], *values: Any) -> str:
     """Return a digest of options and further values: 16 hex digits.
 
     The order of keys does not matter. 1 equals 1.0, and a tuple equals a list, but True is not 1.
-
-    Raises:
-        UsageError: naming the option of a value that is not plain.
     """
     plain_options = {name: _to_canonical(value, str(name)) for name, value in options.items()}
     plain_values = [_to_canonical(value, "digest") for value in values]
@@ -259,8 +253,7 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
 
 
 def digest_code(config: PosConfig) -> list[str]:
-    """Return digests of the modules of a custom model and custom schemes, so that edits make new
-    runs.
+    """Return digests of the modules of a custom model and schemes, so that edits make new runs.
 
     Code without a file, such as that of a notebook, gets another digest in each process, and for
     each execution of its class.
@@ -283,13 +276,7 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     """Require that all models of a table know the time of the request, or none does.
 
     A model that knows it may also have a twin that differs in nothing else, since the table then
-    measures the effect of that knowledge.
-
-    Args:
-        configs: name -> complete options.
-
-    Raises:
-        UsageError: naming a model that knows the time and has no twin.
+    measures the effect of that knowledge. ``configs`` are name -> complete options.
     """
     twins: dict[str, dict[str, str]] = {}  # digest of the shared options -> request_time -> name
     ignored = {*INDIFFERENT, "seed", "request_time"}

@@ -59,9 +59,7 @@ class ActiveRuns:
     def share(self, config: PosConfig, includes_test: bool) -> ray.ObjectRef:
         """Return Ray's reference of the data of a configuration, which all its runs share.
 
-        Args:
-            config: configuration of a run.
-            includes_test: whether they include test interactions, which trials must not have.
+        ``includes_test`` is whether they have test interactions, which trials must not have.
         """
         key = digest_data_options(config), includes_test
         if key not in self.shared:
@@ -134,8 +132,7 @@ class ActiveRuns:
     def train(self, waiting: Job | None) -> None:
         """Train all fits as Ray tasks; ``waiting`` is the scheduler's first job, None without any.
 
-        Raises:
-            KeyboardInterrupt: with the command that resumes the study.
+        A KeyboardInterrupt has the command that resumes the study.
         """
         write_state(self.scheduler)
         if waiting is None:

@@ -68,14 +68,11 @@ _NPY = re.compile(
 
 
 class PackedStudy:
-    """The runs of a file that :func:`pack` wrote.
+    """The runs of a file that :func:`pack` wrote; a UsageError refuses any other, or a damaged one.
 
     Attributes:
         fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
         used: digests of its runs that belong to the present study, which a scheduler adds.
-
-    Raises:
-        UsageError: if the file is not a packed study, or is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -93,13 +90,12 @@ class PackedStudy:
     def read_ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
         """Return the table of ranks that the folder of a run has; None if the run has no ranks.
 
+        A UsageError refuses ranks that do not fit the dataset, or the metrics of the run.
+
         Args:
             digest: digest of a run in this file.
             config: configuration of the run, with paths of this machine.
             dataset: dataset of the configuration.
-
-        Raises:
-            UsageError: if the ranks do not fit the dataset, or the metrics of the run.
         """
         name = f"runs/{digest}/{_RANKS}"
         if name not in self.files:
@@ -191,16 +187,9 @@ def require_writable(path: str | Path) -> None:
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
-    """Write the finished runs of a study into one file; the same runs give the same bytes.
+    """Write the finished runs of a study into a file, and return their number.
 
-    Args:
-        path: path of the file, by convention ending in ``.tar.xz``.
-
-    Returns:
-        The number of runs in the file.
-
-    Raises:
-        UsageError: if no run is finished.
+    The same runs give the same bytes. By convention the name of the file ends in ``.tar.xz``.
     """
     digests = sorted(set(folder.find_current_digests(plan).values()))
     finished = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]

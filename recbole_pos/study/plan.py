@@ -297,11 +297,7 @@ class Plan(_Layout):
         return {option: self.source.locate(*path, option) for option in options}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of all rows, each after its parent.
-
-        Raises:
-            UsageError: if configurations are made of each other in a circle.
-        """
+        """Return the names of all rows, each after its parent; a UsageError refuses a circle."""
         parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
         try:
             return list(graphlib.TopologicalSorter(parents).static_order())

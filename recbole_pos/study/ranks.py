@@ -60,7 +60,7 @@ def require_metrics(
         metrics: name -> value; a metric that does not follow from ranks is not checked.
         rank: [targets] ranks.
         decimals: number of decimals that the values are rounded to.
-        name: name of the file, for messages.
+        name: of the file, for messages.
     """
     if not len(rank):
         return
@@ -94,14 +94,11 @@ class RankTable:
 
     @classmethod
     def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
-        """Align the ranks of runs by target.
+        """Align the ranks of runs by target; a UsageError names runs of different targets.
 
         Args:
             frames: row and seed -> a line for each test target, in any order, with the columns
                 user and rank, and perhaps item, history, age and popularity.
-
-        Raises:
-            UsageError: naming runs of other targets, or one without ranks.
         """
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         targets = pd.DataFrame()
@@ -172,9 +169,6 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
 
     Returns:
         Kind -> name of the bin -> [targets] whether a target is in it.
-
-    Raises:
-        UsageError: if the runs have not recorded the column of the bins.
     """
     masks: dict[str, dict[str, np.ndarray]] = {}
     for kind, edges in bins.items():

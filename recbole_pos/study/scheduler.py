@@ -94,9 +94,6 @@ class Scheduler:
         Args:
             sample: whether searches may sample new trials.
             restore: whether runs of packed studies are copied into the folder, or only validated.
-
-        Raises:
-            UsageError: for a damaged run in the folder or a packed study.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
@@ -138,14 +135,11 @@ class Scheduler:
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def preview(self) -> dict[str, str]:
-        """Return the state of every fit for a preview, which ends this scheduler.
+        """Return the state of every fit, and write nothing; the scheduler has ended then.
 
         Returns:
             Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``
             (its run depends on a search that has not ended).
-
-        Raises:
-            UsageError: for a damaged run of a packed study; nothing has been written.
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):

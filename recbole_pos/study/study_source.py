@@ -52,12 +52,7 @@ class Source:
 def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
     """Return the study in a file, with the content that it inherits by its key ``like``.
 
-    Args:
-        heirs: files that inherit from this one.
-
-    Raises:
-        UsageError: naming the line, if a file cannot be read, is not yaml or has no mapping, or if
-            files inherit from each other.
+    ``heirs`` are files that inherit from this one. A UsageError names the line of a mistake.
     """
     path = Path(path)
     source = Source(str(path), *read_with_lines(path, "study"))

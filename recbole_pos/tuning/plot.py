@@ -38,16 +38,13 @@ ENDS = {
 def draw_pictures(
     trials: list[Trial], best: Trial, space: Space, metric: str, mode: str, title: str, folder: Path
 ) -> list[Path]:
-    """Draw the trials of a search, in curves.png and, if any has a score, options.png.
+    """Draw curves.png and, if a trial has a score, options.png; return these files.
 
     Args:
         trials, best, space: trials of a search, the best of them, and the searched space.
         metric, mode: name of the validation metric; max or min.
         title: model and dataset, with which the titles begin.
         folder: folder of the pictures.
-
-    Returns:
-        The files written.
     """
     ordered = sorted(trials, key=lambda trial: trial is best)  # the best is drawn on top
     scored = [trial for trial in ordered if trial.score is not None and trial.state != "failed"]

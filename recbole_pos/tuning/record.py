@@ -87,11 +87,7 @@ def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
 def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
     """Write trials.csv: a row for each trial, with an empty cell for an option it does not have.
 
-    Args:
-        trials: trials of the search.
-        names: names of the searched options, a column each.
-        metric: name of the validation metric.
-        file: path of the table.
+    ``names`` are those of the searched options, a column each; ``metric`` is that of validation.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -58,10 +58,7 @@ class SearchFacts(Layout):
     def read(cls, folder: StudyFolder, args: SearchArguments, plan: Plan) -> SearchFacts:
         """Return the facts of a search that is resumed.
 
-        Raises:
-            UsageError: if the file is damaged, trials would start from other weights, or the search
-                had a scheduler object and ``args`` have none or one of another class, or the
-                reverse.
+        A UsageError refuses other weights to start from, and another class of a scheduler object.
         """
         file = folder.path / SEARCH
         facts = parse(cls, read_bounded(file), f"--resume: {file}")
@@ -117,9 +114,6 @@ def plan_search(
 
     Returns:
         The plan, and the options of the space that are given and therefore not searched.
-
-    Raises:
-        UsageError: naming the option, or the file and line, that is wrong.
     """
     for key in _REMOVED.keys() & config_dict.keys():
         text = f"--{key} has no effect any more: {_REMOVED[key]}; leave it out"
@@ -205,17 +199,13 @@ def extend_plan(
     config_dict: dict[str, Any],
     not_allowed: dict[str, Any],
 ) -> Plan:
-    """Return the plan of a search to resume, with more trials or its data elsewhere.
+    """Return the plan of the search in a folder to resume, with more trials or its data elsewhere.
 
     Args:
         folder: folder of the search.
         args: arguments of the call.
         config_dict: options of the configuration that the call gives.
         not_allowed: further arguments by name, none of which may have a value.
-
-    Raises:
-        UsageError: for an argument that may not change, fewer trials than there are, or a folder
-            without a search.
     """
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose", "scheduler")
     refused = [name for name in list_changed(args) if name not in allowed]
