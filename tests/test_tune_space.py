@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import shop
 import torch
@@ -321,6 +322,21 @@ def test_tpe_recalls_what_it_asked() -> None:
     ]
     assert trials[0] == trials[1] and set(old.active) == set(new.active)
     assert new.ask(8) == old.ask(8)
+
+
+def test_tpe_copies_no_trials_to_count_them(monkeypatch) -> None:
+    """For each new trial it copied all before it: minutes until 1,000 of them were resumed."""
+    read, copies = optuna.Study.get_trials, []
+
+    def get_trials(self: Any, deepcopy: bool = True, **more: Any) -> Any:
+        copies.append(deepcopy)
+        return read(self, deepcopy, **more)
+
+    monkeypatch.setattr(optuna.Study, "get_trials", get_trials)
+    searcher = OptunaSearcher(Space(SEARCHED), "max", 0)
+    searcher.recall(0, {"n_layers": 1, "dropout": 0.1, "learning_rate": 0.01})
+    searcher.ask(1)
+    assert not any(copies)
 
 
 def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:

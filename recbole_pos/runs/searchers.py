@@ -57,7 +57,8 @@ class OptunaSearcher(Searcher):
 
     def ask(self, trial_number: int) -> dict[str, Any]:
         """Let TPE suggest the options of the next trial."""
-        seed = _derive_seed(self.seed, len(self.study.trials))
+        num_trials = len(self.study.get_trials(deepcopy=False))  # ``trials`` copies each of them
+        seed = _derive_seed(self.seed, num_trials)
         self.study.sampler = TPESampler(seed=seed, constant_liar=True)
         self.active[trial_number] = self.study.ask()
         return self.space.suggest(self.active[trial_number])
