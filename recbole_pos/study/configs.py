@@ -205,14 +205,8 @@ def digest_requests(plan: Plan) -> dict[str, str]:
     search, which decides later runs, and all options of the base but ``data_path``.
     """
     requests = {row: _collect_request(plan, row) for row in plan.rows}
-    digests: dict[tuple[str, int], str] = {}  # of a row and a seed, the same for all trials
-    fit_digests = {}
-    for fit in list_fits(plan):
-        key = fit.row, fit.seed
-        if key not in digests:
-            digests[key] = digest(requests[fit.row], fit.seed)
-        fit_digests[fit.name] = digests[key]
-    return fit_digests
+    by_seed = {(row, seed): digest(requests[row], seed) for row in requests for seed in plan.seeds}
+    return {fit.name: by_seed[fit.row, fit.seed] for fit in list_fits(plan)}
 
 
 def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
