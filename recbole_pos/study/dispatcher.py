@@ -12,6 +12,7 @@ import ray
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PLUGINS, PosConfig
+from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
@@ -196,20 +197,17 @@ def write_state(scheduler: Scheduler) -> None:
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     facts = StudyFacts(versions=find_versions())
     if scheduler.datasets:
-        dataset = next(iter(scheduler.datasets.values()))  # of the first run
-        _add_data(facts, dataset)
+        _add_data(facts, next(iter(scheduler.datasets.values())))  # of the first run
     _write_outcomes(scheduler, facts)
 
 
 def _add_data(facts: StudyFacts, dataset: Any) -> None:
     """Add the size of a dataset, its warnings, and how many test items depend on ties of times."""
-    log, summary = dataset.log, dataset.split.summary
-    # users and items without the padding
-    counts = {"users": dataset.user_num - 1, "items": dataset.item_num - 1, "events": len(log)}
-    facts.data = {**counts, "checksum": dataset.identity["data"][:16]}
+    summary = dataset.split.summary
+    facts.data = {**count_dataset(dataset), "checksum": dataset.identity["data"][:16]}
     facts.warnings = make_warnings(summary)
     if "LS" in (summary.get("split") or {}):
-        ties = count_ties(log)
+        ties = count_ties(dataset.log)
         if ties.test or not facts.warnings:  # "none depends on ties" would mislead beside one
             facts.ties = ties
 
