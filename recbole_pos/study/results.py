@@ -170,9 +170,7 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     """Return a line for each row with its mean of a metric: from ranks, or else as reported."""
     frames = [pd.DataFrame(columns=_MEANS)]
     base_metric = metric.removesuffix(COLD)
-    ranked = []
-    if results.ranks is not None and is_from_ranks(base_metric):
-        ranked = [row for row in table.rows if results.is_ranked(row)]
+    ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
         is_cold = metric != base_metric
         bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
