@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.dispatcher import write_state
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source

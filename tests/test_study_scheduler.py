@@ -13,6 +13,7 @@ from small_study import BASE, NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study import dispatcher
 from recbole_pos.study.collect import collect_results
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
@@ -20,7 +21,6 @@ from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan, list_fits
 from recbole_pos.study.result_tables import make_search_table
-from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_report import describe_protocol

@@ -3,3 +3,5 @@
 ``worker`` trains one run in a process of Ray's; ``cluster`` starts Ray, ``progress`` shows what
 happens; ``space`` and ``searchers`` say which configurations a search tries.
 """
+
+DONE, FAILED = "done", "failed"  # statuses of a run that has ended

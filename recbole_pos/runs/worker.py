@@ -24,10 +24,10 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import Resources
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
-DONE, FAILED = "done", "failed"
 QUIET = {"show_progress": False}  # which has no use in a process of Ray
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE

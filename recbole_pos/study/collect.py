@@ -18,11 +18,12 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_twins
 from recbole_pos.study.plan import METRICS, Plan, list_fits
 from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
 from recbole_pos.study.result_tables import render_markdown, tabulate
-from recbole_pos.study.results import DONE, FAILED, RUN_FOLDERS, VALIDATION, Results
+from recbole_pos.study.results import RUN_FOLDERS, VALIDATION, Results
 from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import (

@@ -29,6 +29,7 @@ from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
@@ -39,7 +40,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
-from recbole_pos.study.results import DONE, Results, concatenate
+from recbole_pos.study.results import Results, concatenate
 from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
 from recbole_pos.study.statistics import ALL
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan

@@ -17,13 +17,14 @@ from recbole_pos.data.targets import make_warnings
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.study.results import DONE, FAILED, count_ties
+from recbole_pos.study.results import count_ties
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts
 from recbole_pos.version import find_commit

@@ -29,10 +29,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import make_rank_table
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import atomic_write, write_text
+from recbole_pos.runs import DONE
 from recbole_pos.study.configs import INDIFFERENT
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks, require_metrics
-from recbole_pos.study.results import DONE
 from recbole_pos.study.study_folder import (
     KNOWN_FROM,
     RunFacts,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
@@ -17,15 +18,7 @@ from recbole_pos.study.rendered_table import (
     format_number,
     join_names,
 )
-from recbole_pos.study.results import (
-    COLD,
-    DONE,
-    FAILED,
-    VALIDATION,
-    Comparison,
-    Results,
-    concatenate,
-)
+from recbole_pos.study.results import COLD, VALIDATION, Comparison, Results, concatenate
 from recbole_pos.study.statistics import ALL
 
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}

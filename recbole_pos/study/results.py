@@ -12,11 +12,11 @@ from pydantic import Field
 
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.targets import find_ties
+from recbole_pos.runs import DONE
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
 from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, compute_differences, compute_means
 
-DONE, FAILED = "done", "failed"
 RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction

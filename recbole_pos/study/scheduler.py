@@ -10,6 +10,7 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.searchers import Searcher, make_searcher
 from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import (
@@ -21,7 +22,6 @@ from recbole_pos.study.configs import (
 )
 from recbole_pos.study.packed import PackedStudy
 from recbole_pos.study.plan import Fit, Plan, Search, list_fits
-from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
 _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import write_json
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.results import DONE, FAILED, TieCount
+from recbole_pos.study.results import TieCount
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import short, shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.plan import Plan, Search
 from recbole_pos.study.rendered_table import PAGES, format_duration, format_number, join_names
@@ -13,7 +14,7 @@ from recbole_pos.study.result_tables import (
     make_failures_table,
     make_search_table,
 )
-from recbole_pos.study.results import DONE, FAILED, Comparison, Results
+from recbole_pos.study.results import Comparison, Results
 
 
 def render_report(results: Results) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.files import write_text
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import Fit
-from recbole_pos.study.results import DONE, FAILED
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import read_curve
 from recbole_pos.values import escape_formula

@@ -19,8 +19,9 @@ from ray import tune
 from ray.tune.search import Searcher as RaySearcher
 
 from recbole_pos.experiment.result import count_parameters
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import Resources
-from recbole_pos.runs.worker import DONE, FAILED, MOST_LOSSES, train_run
+from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.scheduler import Job
 

@@ -27,13 +27,13 @@ from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, f
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET
 from recbole_pos.study.configs import digest_data_options, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.results import DONE
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning.plot import draw_pictures
