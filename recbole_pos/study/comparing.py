@@ -18,7 +18,7 @@ from recbole_pos.config.arguments import (
     require_shares,
     split_keywords,
 )
-from recbole_pos.config.checks import list_metrics
+from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.item_vectors import open_files
@@ -172,8 +172,7 @@ def compare(
     _require_same_study(plan, folder)
     if args.pack:
         require_writable(args.pack)
-    known_paths = [args.known] if isinstance(args.known, (str, Path)) else args.known
-    packed = [PackedStudy(path) for path in known_paths]
+    packed = [PackedStudy(path) for path in as_list(args.known)]
     unmade: dict[str, str] = {}
     if packed or not args.report:
         models = _check_rows(plan)
