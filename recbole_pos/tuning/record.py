@@ -15,8 +15,6 @@ from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import read_curve
 from recbole_pos.values import escape_formula
 
-STATES = ("finished", "stopped", "failed", "interrupted")
-
 
 @dataclass
 class Trial:

@@ -37,7 +37,7 @@ from recbole_pos.study.plan import Plan
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning.plot import draw_pictures
-from recbole_pos.tuning.record import STATES, Trial, read_trials, write_trials
+from recbole_pos.tuning.record import Trial, read_trials, write_trials
 from recbole_pos.tuning.search_plan import SearchFacts, check_arguments, extend_plan, plan_search
 from recbole_pos.tuning.trials import BEST, TrialSearcher, name_trial_folder, quiet_tune, run_trial
 from recbole_pos.values import use_plain_numbers
@@ -362,7 +362,7 @@ def _report_result(scheduler: Scheduler, result: SearchResult, reporter: Reporte
     content: dict[str, Any] = {
         "search": plan.source.content,
         "trials": len(trials),
-        "states": {state: states.count(state) for state in STATES[:3]},
+        "states": {state: states.count(state) for state in ("finished", "stopped", "failed")},
         "seconds": round(result.seconds, 1),
         "best": {
             "trial": best.number,
