@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.live import Live
@@ -13,26 +13,21 @@ from recbole_pos.reporter import SECOND, Reporter, call_every
 from recbole_pos.values import shown
 
 
-@contextmanager
-def live_view(reporter: Reporter, get_lines: Callable[[], list[str]]) -> Iterator[None]:
-    """Show the progress of runs; for use in a ``with`` block.
+def live_view(reporter: Reporter, get_lines: Callable[[], list[str]]) -> AbstractContextManager:
+    """Return a ``with`` block that shows the progress of runs.
 
     A terminal and a notebook show all lines as they change; elsewhere the first line is printed
     every ``reporter.every`` seconds. ``get_lines`` returns an overview and a line for each active
     run; another thread calls it.
     """
-    is_terminal = reporter.console.is_terminal and not reporter.console.quiet
-    view: AbstractContextManager = Live(
-        get_renderable=lambda: Text("\n".join(get_lines())),
-        console=reporter.console,
-        transient=True,
-    )
+    console = reporter.console
     if reporter.shows_in_cell:
-        view = call_every(SECOND, lambda: reporter.update_cell("\n".join(get_lines())))
-    elif not is_terminal:
-        view = call_every(reporter.every, lambda: reporter.line(get_lines()[0]))
-    with view:
-        yield
+        return call_every(SECOND, lambda: reporter.update_cell("\n".join(get_lines())))
+    if console.is_terminal and not console.quiet:
+        return Live(
+            get_renderable=lambda: Text("\n".join(get_lines())), console=console, transient=True
+        )
+    return call_every(reporter.every, lambda: reporter.line(get_lines()[0]))
 
 
 def format_options(options: dict[str, Any]) -> str:
