@@ -50,9 +50,8 @@ class _StoreOnce(argparse.Action):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        if not hasattr(namespace, _GIVEN):
-            setattr(namespace, _GIVEN, {})
-        earlier = getattr(namespace, _GIVEN).setdefault(self.dest, values)
+        given = vars(namespace).setdefault(_GIVEN, {})
+        earlier = given.setdefault(self.dest, values)
         if earlier != values:
             raise argparse.ArgumentError(
                 self, f"it is given twice, with {shown(earlier)} and {shown(values)}"
@@ -144,8 +143,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words as argparse does; lists that are not given come from the environment."""
         parsed, unread = super().parse_known_args(args, namespace)
-        if hasattr(parsed, _GIVEN):
-            delattr(parsed, _GIVEN)
+        vars(parsed).pop(_GIVEN, None)
         for name, values in self._from_environment.items():
             if not getattr(parsed, name):
                 setattr(parsed, name, values)
