@@ -187,7 +187,7 @@ def test_a_checkpoint_file(runs: dict[int, Path]) -> None:
 def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
     """Sorted, in hours and days, marked; heads together where they are the same."""
     run, day = runs[3], 86400.0
-    same = [[6.2 * day, 90 * day, math.inf, 3600.0]] * 2
+    same = [[6.2 * day, 41.665 * day, math.inf, 3600.0]] * 2
     differ = [[math.inf] * 4, [400 * day, 1.1 * day, 34 * day, 5.0]]
     given = iter([torch.tensor(same), torch.tensor(differ)])
     monkeypatch.setattr(RotaryPosition, "time_periods", lambda self: next(given))
@@ -199,9 +199,9 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
         (2, [1], 4),
         (2, [2], 0),
     ]
-    assert found[0]["scheme"] == "rope" and found[0]["hours"] == pytest.approx([1, 148.8, 2160])
+    assert found[0]["scheme"] == "rope" and found[0]["hours"] == pytest.approx([1, 148.8, 999.96])
     assert [p["near"] for p in found] == [["", "week", ""], [], ["", "day", "month", "year"]]
-    for text in ("periods of rope, layer 1", "149", "a week", "(1 plane without time)"):
+    for text in ("periods of rope, layer 1", "149", "1,000 ", "a week", "(1 plane without time)"):
         assert text in printed
     assert (run / "periods.png").read_bytes().startswith(b"\x89PNG")
 

@@ -271,7 +271,7 @@ def _make_periods_table(groups: list[Periods]) -> pd.DataFrame:
 
 def _format_number(value: float) -> str:
     """Return a number of hours or days with three digits or, from 1000 on, as a whole number."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"  # else 1e+03
 
 
 def draw_measures(measured: Measured, title: str, file: Path) -> Path:
