@@ -27,9 +27,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.serve import history_files
 from recbole_pos.serve.histories import read_histories, read_moment
-from recbole_pos.serve.history_files import read_parts
+from recbole_pos.serve.recommend import read_parts
 from recbole_pos.serve.recommender import Growth, Recommender
 
 pytestmark = pytest.mark.slow
@@ -421,7 +420,7 @@ def find_polars() -> list[Any]:
 
 def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames; tables of any type of text, that do not begin at 0; files, in parts."""
-    monkeypatch.setattr(history_files, "PART", 9)
+    monkeypatch.setattr("recbole_pos.serve.recommend.PART", 9)
     rng, rows = np.random.default_rng(1), []
     for number, n in enumerate([0, *rng.integers(0, 20, 49)]):  # with unknown items and ties
         items, times = rng.integers(0, 50, n), rng.integers(0, 6, n)

@@ -7,22 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
-from recbole_pos.serve.histories import Histories
-from recbole_pos.serve.history_files import name_read_errors, read_parts
+from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
 from recbole_pos.serve.recommender import MODEL, Recommender
 from recbole_pos.values import escape_formula, shown
 
+PART = 1 << 14  # histories of a file that are read at once
 _MAX_PRINTED = 30  # recommendations
 _TYPES = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # id, ..., by
 _REASON_TYPES = (pa.string(), pa.int64(), pa.float32(), pa.int64())  # item, steps_back, ...
@@ -84,8 +87,7 @@ def write_recommendations(
         run_dir, users, k, data_path: as in :func:`recommend`.
         out: a file named ``.parquet``, or a csv file; by default ``recommendations.csv`` in the run
             folder. A pipe or ``/dev/stdout`` is written to as it is. It is returned.
-        histories: a file of histories instead of users, see
-            :func:`~recbole_pos.serve.history_files.read_parts`.
+        histories: a file of histories instead of users, see :func:`read_parts`.
         exclude_seen, because: as in :meth:`Recommender.recommend`.
         items, exclude: files with names of the items to choose from and to leave out, one a line.
         at: time of the requests, see :func:`read_at`.
@@ -153,6 +155,42 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
         num_read += len(part)
     if num_read == 0:  # an empty file gives a table without rows
         yield trained.read([])
+
+
+def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
+    """Yield the histories of a file, at most ``PART`` at a time; raise a UsageError for a fault.
+
+    A folder, or a file named ``.parquet``, is parquet; any other file has json lines, in which a
+    history without an id gets its number, from 0.
+    """
+    if Path(file).suffix != ".parquet" and not os.path.isdir(file):
+        histories = _read_lines(file)
+        while part := list(islice(histories, PART)):
+            yield part
+        return
+    with name_read_errors(file):
+        data = ds.dataset(str(file), format="parquet")
+        require_columns(data.schema.names, file)
+        names = [name for name in KEYS if name in data.schema.names]
+        for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
+            batch.validate(full=True)  # a damaged file may hold invalid text
+            if len(batch):
+                yield pa.Table.from_batches([batch])
+
+
+def _read_lines(file: str | Path) -> Iterator[History]:
+    """Yield the histories of a file of json lines."""
+    with name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
+        num_histories = 0
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    history = History.model_validate_json(line)
+                except ValidationError as error:
+                    raise UsageError(describe_invalid(error, f"{file}, line {number}")) from None
+                history.id = num_histories if history.id is None else history.id
+                num_histories += 1
+                yield history
 
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
@@ -249,6 +287,15 @@ def report_unknown(
                 f"--{option}: {len(unknown):,} of {len(names):,} names are of no item that "
                 f"the model knows, {shown(unknown[0])} first; they count for nothing{hint}"
             )
+
+
+@contextmanager
+def name_read_errors(file: str | Path) -> Iterator[None]:
+    """Turn errors of reading a file into a UsageError that names it."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
 
 
 @contextmanager
