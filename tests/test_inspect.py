@@ -61,7 +61,7 @@ def test_attention_maps_average_the_weights(experiment) -> None:
     made = experiment("PosSASRec", position=["cape", "rope"])
     shake(made.model)
     model, loader, newest = made.model.eval(), made.loaders["test"], 5
-    found = average_attention(model, loader, newest)
+    found, caption = average_attention(model, loader, newest)
     total, count = np.zeros((newest, newest)), 0
     layer = model.trm_encoder.layer[0].multi_head_attention
     for batch in loader:
@@ -72,13 +72,11 @@ def test_attention_maps_average_the_weights(experiment) -> None:
                 weights = layer.weights(model.item_embedding(items), ctx)[0, 1].detach().numpy()
                 total += weights[-newest:, -newest:]
                 count += 1
-    assert [m.shape for m in found.weights] == [(2, newest, newest)] * 2
-    np.testing.assert_allclose(found.weights[0][1], total / count, rtol=1e-4, atol=1e-6)
-    assert found.num_histories == count and found.max_length == 12
+    assert [m.shape for m in found] == [(2, newest, newest)] * 2
+    np.testing.assert_allclose(found[0][1], total / count, rtol=1e-4, atol=1e-6)
+    assert caption == f"newest 5 of up to 12 interactions of {count} histories"
     fparec = experiment("FPARec").model  # by position
-    assert (
-        average_attention(fparec, loader) is None and compute_positional_weights(made.model) == []
-    )
+    assert average_attention(fparec, loader)[0] == compute_positional_weights(made.model) == []
     for layer in compute_positional_weights(fparec):
         np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-5)
         assert layer.shape == (1, 12, 12) and (np.triu(layer, 1) == 0).all()
@@ -117,11 +115,11 @@ def test_a_model_is_measured_history_by_history(experiment, monkeypatch, options
     shake(made.model)
     model, loader = made.model.double().eval(), made.loaders["test"]
     monkeypatch.setattr(attention, "chunk_elements", lambda _: 1000)
-    sample = sample_histories(model, loader, 9, 5, seed=1)
-    assert len(sample.rows) == 9 and len(set(sample.lengths)) > 2
-    found = measure_attention(model, sample)
+    rows, lengths, _ = sample_histories(model, loader, 9, 5, seed=1)
+    assert len(rows) == 9 and len(set(lengths)) > 2
+    found = measure_attention(model, loader, rows)
     layers, want = find_attention_layers(model), []
-    for number in sample.rows.tolist():
+    for number in rows.tolist():
         inputs, ctx = compute_layer_inputs(model, layers, loader.collate_fn([number])[0])
         t = int(ctx.lengths)
         for layer, x in zip(layers, inputs, strict=True):
@@ -143,12 +141,12 @@ def test_samples_are_users(experiment) -> None:
     table = loader._dataset.inter_feat
     user, length = table[model.USER_ID].numpy(), table[model.ITEM_SEQ_LEN].numpy()
     assert len(set(user)) < len(user)
-    everyone = sample_histories(model, loader, 10**6, 6, seed=0)
-    assert everyone.num_qualified == len(everyone.rows)
-    assert set(user[everyone.rows]) == set(user[length >= 6])
-    for row in everyone.rows:
+    everyone, _, num_qualified = sample_histories(model, loader, 10**6, 6, seed=0)
+    assert num_qualified == len(everyone)
+    assert set(user[everyone]) == set(user[length >= 6])
+    for row in everyone:
         assert row == np.flatnonzero(user == user[row])[-1]
-    few = [sample_histories(model, loader, 5, 6, seed).rows.tolist() for seed in (0, 0, 1)]
+    few = [sample_histories(model, loader, 5, 6, seed)[0].tolist() for seed in (0, 0, 1)]
     assert few[0] == few[1] != few[2] and len(set(few[0])) == 5
 
 

@@ -150,9 +150,9 @@ def _encode_batches(
     layers: list[MultiHeadAttention],
     loader: Any,
     rows: np.ndarray,
-    lengths: np.ndarray,
 ) -> Iterator[tuple[list[Tensor], SequenceContext]]:
     """Yield inputs of layers and context in batches of ``rows`` [n] of a loader, longest first."""
+    lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
     num_heads = max(layer.n_heads for layer in layers)
     max_weights = chunk_elements(torch.device(model.device)) // num_heads
     order = np.argsort(-lengths, kind="stable")
@@ -164,45 +164,27 @@ def _encode_batches(
         start += batch_size
 
 
-@dataclass(frozen=True)
-class AttentionMaps:
-    """Attention weights averaged over histories.
-
-    Attributes:
-        weights: for each layer [h, queries, keys], both the newest n interactions.
-        num_histories: number of histories averaged.
-        max_length: number of interactions of the longest history.
-    """
-
-    weights: list[np.ndarray]
-    num_histories: int
-    max_length: int
-
-    @property
-    def caption(self) -> str:
-        """Text that says which histories are shown."""
-        n = self.weights[0].shape[-1]
-        histories = f"{self.num_histories:,} histories"
-        if self.max_length > n:
-            return f"newest {n} of up to {self.max_length} interactions of {histories}"
-        return f"{histories} of {n} interactions"
-
-
 @torch.no_grad()
-def average_attention(model: PosRecommender, loader: Any, newest: int = 30) -> AttentionMaps | None:
+def average_attention(
+    model: PosRecommender, loader: Any, newest: int = 30
+) -> tuple[list[np.ndarray], str]:
     """Return the attention weights of every layer, averaged over the histories of a loader.
 
     Keys and queries are the ``newest`` interactions. Histories with fewer are left out; if all have
-    fewer, the longest are taken. Returns None if all layers attend by positions only.
+    fewer, the longest are taken.
+
+    Returns:
+        Weights [h, newest, newest] of each layer, none of those that attend by positions only; and
+        a text that says which histories are averaged.
     """
     layers = [layer for layer in find_attention_layers(model) if weighs_content(layer)]
     if not layers:
-        return None
+        return [], ""
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
     totals: list[Any] = [0.0 for _ in layers]
-    for inputs, ctx in _encode_batches(model, layers, loader, rows, lengths[rows]):
+    for inputs, ctx in _encode_batches(model, layers, loader, rows):
         # [b, newest] positions of the newest interactions from the start of each history
         index = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
         row = torch.arange(len(index), device=index.device)[:, None, None]
@@ -210,27 +192,13 @@ def average_attention(model: PosRecommender, loader: Any, newest: int = 30) -> A
             weights = layer.weights(x, ctx).transpose(1, 2)  # [b, t, h, t]
             totals[i] += weights[row, index[:, :, None], :, index[:, None, :]].sum(0)
     means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
-    return AttentionMaps(means, len(rows), int(lengths[rows].max()))
+    histories, longest = f"{len(rows):,} histories", lengths.max()
+    if longest > newest:
+        return means, f"newest {newest} of up to {longest} interactions of {histories}"
+    return means, f"{histories} of {newest} interactions"
 
 
 # --- distance, entropy and hours ---
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Histories to measure: rows of a loader, one per user.
-
-    Attributes:
-        loader: RecBole's loader of validation or test rows.
-        rows: [users] indices of rows of the loader.
-        lengths: [users] numbers of interactions of the histories.
-        num_qualified: number of users with enough interactions, sampled or not.
-    """
-
-    loader: Any
-    rows: np.ndarray
-    lengths: np.ndarray
-    num_qualified: int
 
 
 @dataclass(frozen=True)
@@ -251,10 +219,14 @@ class Measured:
 
 def sample_histories(
     model: PosRecommender, loader: Any, max_users: int, min_events: int, seed: int
-) -> Sample:
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Sample at most ``max_users`` users with at least ``min_events`` interactions from a loader.
 
     Of a user with several rows, the newest is taken, whose history is longest.
+
+    Returns:
+        Rows [users] of the loader, numbers of interactions [users] of their histories, and the
+        number of users with enough interactions, sampled or not.
 
     Raises:
         UsageError: if no history is long enough.
@@ -273,12 +245,12 @@ def sample_histories(
         )
     num_users = min(max_users, len(qualified))
     rows = np.sort(np.random.default_rng(seed).choice(qualified, num_users, replace=False))
-    return Sample(loader, rows, length[rows], len(qualified))
+    return rows, length[rows], len(qualified)
 
 
 @torch.no_grad()
-def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
-    """Measure attention distance and entropy of every layer and head, averaged over histories.
+def measure_attention(model: PosRecommender, loader: Any, rows: np.ndarray) -> Measured:
+    """Measure attention of every layer and head, averaged over ``rows`` [users] of a loader.
 
     Raises:
         UsageError: if a scheme of the model has no attention weights.
@@ -287,7 +259,7 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
     totals: list[Any] = [0.0 for _ in layers]
     uniform: Any = 0.0
     is_rescaled = False
-    for inputs, ctx in _encode_batches(model, layers, sample.loader, sample.rows, sample.lengths):
+    for inputs, ctx in _encode_batches(model, layers, loader, rows):
         for i, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
             weights = compute_attention_weights(layer, x, ctx)
             _, scheme = find_replacement(layer)
@@ -298,9 +270,8 @@ def measure_attention(model: PosRecommender, sample: Sample) -> Measured:
             totals[i] += measure_weights(weights, ctx).sum(0)
         equal_weights = torch.ones(ctx.width, ctx.width, device=ctx.lengths.device).tril()
         uniform += measure_weights(equal_weights.expand(ctx.batch_size, 1, -1, -1), ctx).sum(0)
-    num_users = len(sample.rows)
-    means = [(total / num_users).cpu().numpy() for total in totals]
-    return Measured(means, (uniform / num_users)[..., 0].cpu().numpy(), is_rescaled)
+    means = [(total / len(rows)).cpu().numpy() for total in totals]
+    return Measured(means, (uniform / len(rows))[..., 0].cpu().numpy(), is_rescaled)
 
 
 def measure_weights(weights: Tensor, ctx: SequenceContext) -> Tensor:

@@ -152,8 +152,9 @@ def inspect_attention(
     folder, experiment = open_run(path, data_path)
     model, config = experiment.model, experiment.config
     phase = _find_phase(experiment)
-    sample = sample_histories(model, experiment.loaders[phase], users, min_events, seed)
-    measured = measure_attention(model, sample)
+    loader = experiment.loaders[phase]
+    rows, lengths, num_qualified = sample_histories(model, loader, users, min_events, seed)
+    measured = measure_attention(model, loader, rows)
     require_finite(measured.layers, "attention")
     periods = find_periods(model)
     content = {
@@ -163,11 +164,11 @@ def inspect_attention(
         "position": scheme_names(config["position"]),
         "phase": phase,
         "seed": seed,
-        "users": len(sample.rows),
+        "users": len(rows),
         "users_asked": users,
         "min_events": min_events,
-        "users_with_min_events": sample.num_qualified,
-        "events_per_history": float(sample.lengths.mean()),
+        "users_with_min_events": num_qualified,
+        "events_per_history": float(lengths.mean()),
         "measures": {name: MEANING[name] for name in MEASURES[: measured.uniform.shape[1]]},
         "rows_rescaled": measured.is_rescaled,
         "layers": [
@@ -184,8 +185,8 @@ def inspect_attention(
     file = folder.path / "attention.json"
     write_json(file, content)
     name = describe_run(experiment)
-    num_users = f"{'all ' if len(sample.rows) < users else ''}{len(sample.rows):,}"
-    limit = f"at least {min_events} interactions, {sample.lengths.mean():.1f} on average"
+    num_users = f"{'all ' if len(rows) < users else ''}{len(rows):,}"
+    limit = f"at least {min_events} interactions, {lengths.mean():.1f} on average"
     headline = f"{name}: {num_users} {phase} users with {limit}"
     files = [file, draw_measures(measured, headline, folder.path / "attention_distance.png")]
     if any(group.hours for group in periods):

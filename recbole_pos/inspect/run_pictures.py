@@ -87,14 +87,13 @@ def _draw_model_attention(experiment: Experiment, name: str, file: Path) -> list
         titles = (f"{name}: attention by position", "every row divided by its largest weight")
         return [draw_attention(scaled, titles, "weight / largest of its row", file)]
     loader = experiment.loaders["test"] or experiment.loaders["valid"]
-    maps = None
     if isinstance(experiment.model, PosRecommender) and loader:
-        maps = average_attention(experiment.model, loader)
-    if maps is None:
+        weights, caption = average_attention(experiment.model, loader)
+    if not weights:
         return []
-    require_finite(maps.weights, "attention")
-    titles = (f"{name}: attention weights", maps.caption)
-    return [draw_attention(maps.weights, titles, "weight, mean of histories", file)]
+    require_finite(weights, "attention")
+    titles = (f"{name}: attention weights", caption)
+    return [draw_attention(weights, titles, "weight, mean of histories", file)]
 
 
 def draw_attention(
