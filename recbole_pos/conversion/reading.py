@@ -395,23 +395,14 @@ def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]
     faults: list[tuple[int, str]] = []
     for number, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
         try:
-            rows.append(_parse_object(line))
+            row = from_json(line)  # refuses deep nesting and lone surrogates, too
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+            rows.append(row)
         except ValueError as error:
             faults.append((number, f"no json: {error}" if line.strip() else "empty line"))
     names = dict.fromkeys(itertools.chain(*rows))
     return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), faults
-
-
-def _parse_object(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line.
-
-    Raises:
-        ValueError: if it is no JSON object, nested too deeply, or has a lone surrogate.
-    """
-    row = from_json(line)
-    if not isinstance(row, dict):
-        raise ValueError("not an object")
-    return row
 
 
 def _make_array(values: list[Any]) -> pa.Array:

@@ -171,15 +171,6 @@ class _Line(BaseModel):
     valid: dict[str, _Number] | None
 
 
-def _describe_problem(error: ValueError) -> tuple[str, bool]:
-    """Return what is wrong with a line, and whether the line is json at all."""
-    if not isinstance(error, ValidationError):
-        return str(error), True
-    first = error.errors(include_url=False, include_context=False)[0]
-    problem = ": ".join([*map(str, first["loc"]), first["msg"]])
-    return problem, first["type"] != "json_invalid"
-
-
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
     """Read the epochs of a run's metrics.jsonl with loss and, where validated, ``metric``.
 
@@ -205,7 +196,11 @@ def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:
             if epochs and line["epoch"] <= epochs[-1]["epoch"]:
                 raise ValueError(f"epoch {line['epoch']} comes after {epochs[-1]['epoch']}")
         except ValueError as error:
-            problem, is_json = _describe_problem(error)
+            problem, is_json = str(error), True
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False, include_context=False)[0]
+                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+                is_json = first["type"] != "json_invalid"
             if epochs and number == len(lines) and not is_json:
                 logging.getLogger(__name__).warning("%s: %s", file.parent, HALF_A_LINE)
                 return epochs, HALF_A_LINE
