@@ -292,6 +292,22 @@ def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_pa
     assert out.decode().split() == expected["item"].tolist()
 
 
+def test_a_copy_counts_only_when_it_is_whole(
+    fitted: rp.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves no model without its data in the way of the next try."""
+
+    def fail(_: Any, target: Path, **__: Any) -> None:
+        target.mkdir(parents=True)
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("shutil.copytree", fail)
+        fitted.save(tmp_path / "live")
+    fitted.save(tmp_path / "live")
+    pd.testing.assert_frame_equal(rp.load(tmp_path / "live").recommend(k=1), fitted.recommend(k=1))
+
+
 def test_temporary_folders_go_with_their_objects() -> None:
     data = rp.Dataset.from_frame(make_log())
     model = rp.fit("Pop", data, **UNTRAINED)

@@ -16,7 +16,7 @@ from recbole_pos.data.identity import Growth
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, evaluate
-from recbole_pos.experiment.folder import SEARCH, RunFolder
+from recbole_pos.experiment.folder import SEARCH, RunFolder, make_folder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
 from recbole_pos.experiment.run import Catalogue, load, load_without_data
 from recbole_pos.experiment.state import copy_run
@@ -126,11 +126,12 @@ class FittedModel:
                 f"save: the {added:,} items of add_items are not saved; add them again after load"
             )
             warnings.warn(text, RunWarning, 2)
-        copy_run(folder, target, with_results=True)
+        make_folder(target.path)
         if data:
             without_cache = shutil.ignore_patterns(".recbole_pos")
             copy = target.data / self.config["dataset"]
-            shutil.copytree(dataset_folder, copy, ignore=without_cache)
+            shutil.copytree(dataset_folder, copy, ignore=without_cache, dirs_exist_ok=True)
+        copy_run(folder, target, with_results=True)  # the checkpoint last, which makes it a run
         return target.path
 
     def pack(self) -> dict[str, bytes]:
