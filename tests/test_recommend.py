@@ -26,6 +26,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
+from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.recommend import read_parts
@@ -258,6 +259,24 @@ def test_scores_are_products_of_vectors(torope: Recommender) -> None:
         torope.similar("i07")
     with pytest.raises(UsageError, match="item '5' is not known"):  # a number, not a list
         torope.similar(5)  # type: ignore[arg-type]
+
+
+def test_neighbours_of_many_items_are_found_in_batches(
+    torope: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cosines of all items with all items would be the square of the catalogue in memory."""
+    names, sizes = list(torope.items), []
+    expected = torope.similar(names, k=3)
+
+    def record(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(states))
+        return products(states, *others)
+
+    monkeypatch.setattr("recbole_pos.serve.recommender.products", record)
+    monkeypatch.setattr("recbole_pos.serve.recommender.BATCH", 7)
+    pd.testing.assert_frame_equal(torope.similar(names, k=3), expected)
+    assert max(sizes) == 7 and sum(sizes) == len(names)
+    assert list(torope.similar([])) == list(expected) and torope.similar([]).empty
 
 
 def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:

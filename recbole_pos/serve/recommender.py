@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -560,9 +560,13 @@ class Recommender(FittedModel):
         k = require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        barred = torch.arange(len(ids)), ids
-        best = find_best_items(lambda x: products(vectors[ids], vectors, x), choice, k, barred)
-        return to_columns(names, np.arange(len(ids)), *best)
+        parts = []
+        for rows in torch.arange(len(ids)).split(BATCH):
+            states = vectors[ids[rows]]
+            barred = rows - rows[:1], ids[rows]
+            best = find_best_items(partial(products, states, vectors), choice, k, barred)
+            parts.append(to_columns(names, rows.numpy(), *best))
+        return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
     @cached_property
     def _unit_vectors(self) -> Tensor:
