@@ -53,7 +53,6 @@ _DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
 # Names of frames in messages.
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
-_FRAMES |= {"valid": "valid", "test": "test"}
 _MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
 _PARTS = ("train", "valid", "test")
 # Options of single columns, and the arguments that have them.
@@ -351,7 +350,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         elif getattr(args, option):
             raise UsageError(f"{option}: a frame names its columns; leave the option out")
         else:
-            sources[role] = read_frame(table, _FRAMES[role])
+            sources[role] = read_frame(table, _FRAMES.get(role, role))
     dropped = read_names(args.drop, "drop")
     for column in dropped:
         require_column(column, _list_columns(sources), "drop")

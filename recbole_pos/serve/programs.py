@@ -155,12 +155,10 @@ def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
         return Encoder(model, HistoryRelations(model.lookup, model.declared))
     if inference_relations is not None:
         raise UsageError(f"inference_relations: {name} has none, only AttrFormer does")
-    methods = ("forward", "compute_states", "full_sort_predict")
-    model_class = type(model)
     overridden = [
         method
-        for method in methods
-        if getattr(model_class, method) is not getattr(PosRecommender, method)
+        for method in ("forward", "compute_states", "full_sort_predict")
+        if getattr(type(model), method) is not getattr(PosRecommender, method)
     ]
     if overridden:
         raise UsageError(
