@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -150,6 +151,27 @@ def test_weights_that_cannot_fit(tiny, monkeypatch, model, options) -> None:
     monkeypatch.setattr(build, "get_memory_limit", lambda: 2**10)
     with pytest.raises(UsageError, match=f"{model}: .* memory"):
         prepare(PosConfig(model, "tiny", None, {"data_path": str(tiny)}))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no limit")
+def test_models_built_in_two_threads_leave_no_limit() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    is_in_both, has_left = threading.Event(), threading.Event()
+
+    def build_another() -> None:
+        with memory.limited_memory():
+            is_in_both.set()
+            has_left.wait(10)
+
+    thread = threading.Thread(target=build_another)
+    with memory.limited_memory():
+        thread.start()
+        is_in_both.wait(0.2)
+    has_left.set()
+    thread.join()
+    left = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
+    assert left == limits
 
 
 @pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from recbole_pos.values import Options
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
+_LIMITING = threading.RLock()  # the limit is of the whole process, so one thread sets it at a time
 
 
 @contextmanager
@@ -32,14 +34,15 @@ def limited_memory() -> Iterator[None]:
         return
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = psutil.Process().memory_info().data + get_free_memory()  # bytes
-    if soft == resource.RLIM_INFINITY or limit < soft:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    with _LIMITING:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = psutil.Process().memory_info().data + get_free_memory()  # bytes
+        if soft == resource.RLIM_INFINITY or limit < soft:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def is_memory_error(error: BaseException) -> bool:
