@@ -69,6 +69,19 @@ def test_from_every_checkpoint_to_the_same_bits(tiny, tmp_path, monkeypatch, opt
         assert_same(tmp_path / "run", folder)
 
 
+def test_random_states_of_more_gpus_than_there_are(monkeypatch) -> None:
+    """As of a run that saw two, on a machine with one: the states of the others are not needed."""
+    generators = [torch.Generator()]
+    state = {**checkpoint.get_random_state(), "cuda": [torch.Generator().get_state()] * 2}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(generators))
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    monkeypatch.setattr(torch.cuda.random, "_lazy_call", lambda call, **_: call())
+    generators[0].manual_seed(1)
+    checkpoint.set_random_state(state)
+    assert torch.equal(generators[0].get_state(), state["cuda"][0])
+
+
 def test_writing_takes_a_twentieth_of_the_time(tmp_path, monkeypatch) -> None:
     """An epoch every 15 seconds, writes of two; the newest waits as a copy, and is written at the
     end, also if its write was stopped."""

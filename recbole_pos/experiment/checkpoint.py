@@ -168,7 +168,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((kind, words.numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        # of the devices that are there: the run may have seen more
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
 
