@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import pickle
 import resource
@@ -20,7 +21,7 @@ from conftest import CROSS_ENTROPY, make_log, small, train, write_atomic
 
 import recbole_pos
 from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_files
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import RunWarning, StorageError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result
@@ -137,6 +138,15 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
     for wrong in ([1, 2], np.ones(2)):  # of an item
         with pytest.raises(UsageError, match=r"^item_vectors: .*\(names, matrix\).* found"):
             to_files({"SKU-001": wrong})
+
+
+def test_vectors_in_memory_on_a_full_disk(data, monkeypatch) -> None:
+    def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fill)
+    with pytest.raises(StorageError, match="item_vectors.npy: No space left on device"):
+        small("PosSASRec", data_path=str(data), item_vectors=(NAMES, vectors()))
 
 
 def test_a_large_file_is_mapped(tmp_path: Path) -> None:
