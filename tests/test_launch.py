@@ -175,6 +175,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
         ({**TORCHRUN, "RANK": "4"}, {}, "RANK=4"),
         ({**TORCHRUN, "WORLD_SIZE": "two"}, {}, "WORLD_SIZE"),
         (PMI, {}, "MASTER_ADDR"),
+        (TORCHRUN, {"port": "²"}, "--port"),
     ],
 )
 def test_the_rank_of_a_process(environ, args, expected) -> None:

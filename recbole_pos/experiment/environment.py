@@ -100,7 +100,7 @@ def find_rank(environ: Mapping[str, str], args: RunArguments) -> Rank | None:
         )
     job = environ.get("SLURM_JOB_ID", "")
     # the port depends on the job, so that two jobs on one machine do not meet
-    default_port = 10_000 + int(job) % 20_000 if job.isdigit() else PORT
+    default_port = 10_000 + int(job) % 20_000 if job.isdecimal() else PORT
     port = args.port or environ.get("MASTER_PORT") or default_port
     return replace(
         launched,
@@ -128,7 +128,7 @@ def _find_ip(environ: Mapping[str, str], args: RunArguments, launched: Rank) -> 
 
 def check_port(port: object, name: str) -> int:
     """Return a port as a number; a UsageError about ``name`` if it is not a port."""
-    if not (str(port).isdigit() and 1 <= int(str(port)) <= 65535):
+    if not (str(port).isdecimal() and 1 <= int(str(port)) <= 65535):
         raise UsageError(f"{name}: expected a number from 1 to 65535, found {shown(port)}")
     return int(str(port))
 
