@@ -222,6 +222,11 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
         given = {"update_from": str(old), **options}
         with pytest.raises(UsageError, match=message):
             recbole_pos.run(None, None, [str(old / "config.yaml")], given, tmp_path / "new")
+    for option in ("init_from", "train_only", "update_from"):
+        with pytest.raises(UsageError, match=f"^{option}: update decides it"):
+            recbole_pos.update(old, {option: "kernel"}, tmp_path / "new")
+    with pytest.raises(UsageError, match="'category'"):
+        recbole_pos.update(old, {"new_items": "category"}, tmp_path / "new")
     write_atomic(make_log().assign(item_id="0" + make_log()["item_id"]), tmp_path)
     with pytest.raises(UsageError, match=r"no item.*'0i.*'i"):
         recbole_pos.update(old, run_dir=tmp_path / "new")

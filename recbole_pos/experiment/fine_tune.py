@@ -118,8 +118,13 @@ def update(
     """
     source = require_updatable(trained)
     files = [str(source.config)]
-    options = {"epochs": 5, **(config_dict or {}), "init_from": None, "train_only": None}
-    options |= {"update_from": str(source.path.resolve()), "new_items": new_items}
+    options = {"epochs": 5, "new_items": None, **(config_dict or {})}
+    for option in ("init_from", "train_only", "update_from"):
+        if options.get(option) is not None:
+            raise UsageError(f"{option}: update decides it; leave it out")
+    options |= {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
+    if new_items is not None:
+        options["new_items"] = new_items
     allow(options.get("plugins"))
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     run_dir = run_dir or args.run_dir
