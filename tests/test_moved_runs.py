@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import shop
 from conftest import make_log, train, write_atomic
@@ -147,6 +148,13 @@ def test_a_damaged_table_of_names_is_refused(here, damage) -> None:
     DAMAGES[damage](table).to_parquet("run/known.parquet", index=False)
     assert main("similar run i1".split()) == 2
     Path("run/known.parquet").write_bytes(b"PAR1")
+    assert main("similar run i1".split()) == 2
+
+
+def test_a_table_of_names_with_damaged_metadata_is_refused(here) -> None:
+    file = "run/known.parquet"
+    metadata = b'{"index_columns": [], "columns": [5], "column_indexes": []}'
+    pq.write_table(pq.read_table(file).replace_schema_metadata({b"pandas": metadata}), file)
     assert main("similar run i1".split()) == 2
 
 

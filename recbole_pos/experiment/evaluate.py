@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from recbole.evaluator import Evaluator
 from recbole.evaluator.collector import DataStruct
@@ -177,8 +178,8 @@ def _reproduces_result(ranks: np.ndarray, folder: RunFolder, trained: PosConfig)
 def _read_ranks(folder: RunFolder) -> np.ndarray:
     """Return the test ranks of a run ([targets], 0 for the first); a UsageError if damaged."""
     try:
-        return pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    except (OSError, ValueError, KeyError) as error:  # pyarrow raises these kinds
+        return pq.read_table(folder.ranks, columns=["rank"])["rank"].to_numpy()
+    except (OSError, LookupError, pa.ArrowException) as error:
         raise UsageError(f"{folder.ranks} is damaged: {error}") from error
 
 
