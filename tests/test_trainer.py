@@ -219,9 +219,14 @@ def fit(made: Any, **given: Any) -> Any:
     [(1, [0, 1, 2, 3, 4], 5), (2, [1, 3], 4), (50, [4], 5), (0, [], 5)],
 )
 def test_validation_every_few_epochs(experiment, eval_step, validated, whole) -> None:
-    """It is finished when no epoch is left that would be validated."""
+    """It is finished when no epoch is left that would be validated, also where it is resumed."""
     patience = {"stopping_step": 99} if validated else {}
     made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
+    last = max(validated, default=4)
+    for epoch in range(5):
+        made.trainer.progress.next_epoch = epoch
+        assert made.trainer.is_finished == (epoch > last)
+    made.trainer.progress.next_epoch = 0
     ended = []
     trainer = fit(
         made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.is_finished))

@@ -116,7 +116,8 @@ class PosTrainer(EvaluatingTrainer):
     def is_finished(self) -> bool:
         """Whether training has stopped, or no epoch with a validation is left."""
         epochs_between = max(self.eval_step, 1)
-        return self.progress.stopped or self.progress.next_epoch + epochs_between > self.epochs
+        num_validated = self.progress.next_epoch // epochs_between
+        return self.progress.stopped or (num_validated + 1) * epochs_between > self.epochs
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
         """Build the optimiser of the trained parameters; Adam and AdamW are fused."""
