@@ -18,8 +18,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
-from recbole_pos.experiment.loss_watch import LossWatch
-from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.experiment.trainer import LossWatch, PosTrainer
 from recbole_pos.layers.features import Features
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes

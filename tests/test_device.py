@@ -26,7 +26,7 @@ from recbole_pos.config.options import find_option
 from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.loss_watch import LATE
+from recbole_pos.experiment.trainer import LATE
 from recbole_pos.inspect.attention import (
     average_attention,
     compute_kernel_factors,

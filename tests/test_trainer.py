@@ -15,8 +15,7 @@ from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.diagnosis import explain_loss
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.loss_watch import LossWatch
-from recbole_pos.experiment.trainer import PosTrainer
+from recbole_pos.experiment.trainer import LossWatch, PosTrainer
 
 OPTIONS = {
     "hidden_size": 16,

@@ -8,6 +8,7 @@ import math
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import getLogger
@@ -31,7 +32,6 @@ from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.loss_watch import LossWatch
 from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, compute_learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
@@ -41,6 +41,7 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
 _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
 
 
 class PosTrainer(EvaluatingTrainer):
@@ -408,3 +409,53 @@ def _require_shareable(config: Options, model: Any) -> None:
             f"nproc: target_window: {config['target_window']} is for one process where targets of "
             "a batch meet (SCE, in_batch); use target_window: 1 or another loss_type"
         )
+
+
+class LossWatch:
+    """Sums up the losses of an epoch, and stops it at one that is not finite.
+
+    A loss on a device is copied without waiting and read ``LATE`` steps later, when the copy is
+    complete; a loss on the CPU is read at once.
+
+    Args:
+        refuse: called with the number of a step, its batch and its loss if the loss is not finite;
+            raises an error.
+    """
+
+    def __init__(self, refuse: Callable[[int, Any, float], None]) -> None:
+        self.refuse = refuse
+        self.total_loss = 0.0
+        self.num_targets = 0
+        # of each step: loss, CUDA event after its copy, step, batch, number of targets
+        self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
+
+    def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
+        """Add the scalar loss of a step, the mean over its targets, before its gradient is made."""
+        num_unread = 0
+        copied = None
+        if isinstance(loss, Tensor) and loss.device.type != "cpu":
+            num_unread = LATE
+            is_cuda = loss.is_cuda
+            loss = loss.to("cpu", non_blocking=True)  # into pinned memory
+            if is_cuda:
+                copied = torch.cuda.Event()
+                copied.record()
+        self._unread.append((loss, copied, step, batch, num_targets))
+        self._read_all_but(num_unread)
+
+    def compute_mean(self) -> float:
+        """Return the mean loss of a target in all steps, after waiting for the last step."""
+        self._read_all_but(0)
+        return self.total_loss / max(self.num_targets, 1)
+
+    def _read_all_but(self, num_unread: int) -> None:
+        """Read the losses of all steps but the newest ``num_unread``, and add them to the total."""
+        while len(self._unread) > num_unread:
+            loss, copied, step, batch, num_targets = self._unread.popleft()
+            if copied is not None:
+                copied.synchronize()
+            value = float(loss)
+            if not math.isfinite(value):
+                self.refuse(step, batch, value)
+            self.total_loss += value * num_targets
+            self.num_targets += num_targets
