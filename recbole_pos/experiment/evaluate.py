@@ -156,31 +156,21 @@ def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | Non
     """Return the test ranks that a run has kept of its best weights ([targets], 0 for the first).
 
     They are None if there are none, if the run was resumed since and has not been tested again, or
-    if they are not those of its result.
+    if they do not give the metrics of its result.
     """
     if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
         return None
-    ranks = _read_ranks(folder)
-    return ranks if _reproduces_result(ranks, folder, trained) else None
-
-
-def _reproduces_result(ranks: np.ndarray, folder: RunFolder, trained: PosConfig) -> bool:
-    """Return whether ranks ([targets], 0 for the first) give the metrics of the run's result."""
+    try:
+        ranks = pq.read_table(folder.ranks, columns=["rank"])["rank"].to_numpy()
+    except (OSError, LookupError, pa.ArrowException) as error:
+        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
     result = read_result(folder)
     is_complete = np.issubdtype(ranks.dtype, np.integer) and len(ranks) == result.test_targets
     if not is_complete or len(ranks) == 0 or ranks.min() < 0:
-        return False
-    values = _compute_metrics(ranks, trained)
+        return None
     test = result.test or {}
-    return all(test.get(name) == value for name, value in values.items())
-
-
-def _read_ranks(folder: RunFolder) -> np.ndarray:
-    """Return the test ranks of a run ([targets], 0 for the first); a UsageError if damaged."""
-    try:
-        return pq.read_table(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    except (OSError, LookupError, pa.ArrowException) as error:
-        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
+    values = _compute_metrics(ranks, trained)
+    return ranks if all(test.get(name) == value for name, value in values.items()) else None
 
 
 def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
