@@ -300,32 +300,32 @@ class PosConfig(Config):
             for key, value in own_defaults(self.model).items():
                 check_value(location, key, value, defaults.get(key), key in self.free)
         options = self.external_config_dict
-        known, run_files = self._list_known(), self._find_run_files()
+        known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
+        run_files = self._find_run_files()
         for key, value in list(options.items()):
             location = self.sources.get(key, "configuration")
             default = defaults.get(key)
             if location in run_files and key not in known and describe_readers(key):
                 del options[key]  # of a scheme or loss that another one replaces
                 continue
-            self._require_known(key, location)
+            self._require_known(key, location, known)
             if find_option(key).role == IGNORED and value != default:
                 raise UsageError(f"{location}: {key}: {find_option(key).reason}")
             check_value(location, key, value, default, key in self.free)
             if isinstance(default, float) and isinstance(value, int):
                 options[key] = float(value)  # RecBole's models raise tensors of integers to powers
 
-    def _require_known(self, key: str, location: str) -> None:
-        """Refuse a key that is not an option of this run."""
+    def _require_known(self, key: str, location: str, known: set[str]) -> None:
+        """Refuse a key that is none of the ``known`` options of this run."""
         if key in _ARGUMENTS:
             raise UsageError(
                 f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
                 f"an argument, as in recbole_pos.run(..., {key}=...)"
             )
-        allowed = self._list_known()
-        if key not in allowed:
+        if key not in known:
             readers = describe_readers(key)
-            advice = f"; {readers}" if readers else nearest(str(key), allowed | _KEYWORDS)
-            if names := [name for name in find_synonyms(str(key)) if name in allowed]:
+            advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
+            if names := [name for name in find_synonyms(str(key)) if name in known]:
                 advice = f"; here it is {' and '.join(names)}"
             if key in _KEYWORDS:
                 advice = "; it is an argument of run, compare or tune, not an option"
@@ -336,10 +336,6 @@ class PosConfig(Config):
                 f"read it{advice}",
                 key,
             )
-
-    def _list_known(self) -> set[str]:
-        """Return the keys that this run may have."""
-        return {*self.internal_config_dict, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
 
     def _find_run_files(self) -> list[str]:
         """Return the files with most of the options: a run wrote them, not the user."""
