@@ -18,7 +18,7 @@ from rich import progress
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
 
-from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.files import name_write_errors
 from recbole_pos.values import shown
 
@@ -113,18 +113,14 @@ class Reporter:
         else:
             self._logs.append(_Console(file=file, highlight=False, width=WIDE))
 
-    def line(self, content: RenderableType) -> None:
-        """Print a line of text, or a table."""
-        self._print(content)
-
     def warning(self, text: str) -> None:
         """Print a line marked as a warning."""
-        self._print(text, logging.WARNING)
+        self.line(text, logging.WARNING)
 
-    def _print(
+    def line(
         self, content: RenderableType, level: int = logging.INFO, on_screen: bool = True
     ) -> None:
-        """Send text or a table to the logger, the screen and the log file."""
+        """Send a line of text, or a table, to the logger, the screen and the log file."""
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
             plain = Console(file=io.StringIO(), width=WIDE, highlight=False)
             with plain.capture() as rendered:
@@ -209,7 +205,7 @@ class Reporter:
             f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{validation}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
-        self._print(text, on_screen=not self.shows_in_cell)
+        self.line(text, on_screen=not self.shows_in_cell)
         self.update_cell(text)
         self.write_json("epoch", {**line, "best": is_best})
 
@@ -235,7 +231,7 @@ def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]
 
     def loop() -> None:
         while not stopped.wait(seconds):
-            with suppress(StorageError, OSError):
+            with suppress(OSError):
                 function()
 
     thread = threading.Thread(target=loop, daemon=True)
