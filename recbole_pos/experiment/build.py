@@ -80,7 +80,12 @@ def prepare(
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, train_data)
     if is_part(config):
-        _require_common(model, config["model"])
+        tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+        if (different := find_different(tensors)) is not None:
+            raise UsageError(
+                f"data_part: {config['model']}: {different} depends on the users, of whom a "
+                "process has a part; set data_part: none"
+            )
     if config["request_time"] == "target" and not getattr(model, "reads_request", False):
         position = f" with position {shown(config['position'])}" if config["position"] else ""
         raise UsageError(
@@ -96,16 +101,6 @@ def prepare(
     require_scores(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
-
-
-def _require_common(model: Any, name: str) -> None:
-    """Refuse a model whose weights or buffers depend on the users of a part."""
-    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    if (different := find_different(tensors)) is not None:
-        raise UsageError(
-            f"data_part: {name}: {different} depends on the users, of whom a process has a part; "
-            "set data_part: none"
-        )
 
 
 def _prepare_data(

@@ -53,7 +53,11 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
         """Create the folder of a new run, saved/<dataset>/<model>/<time>/ if ``path`` is None."""
-        path = make_unused_folder(dataset, model) if path is None else path
+        while path is None:
+            unused = find_unused_path(dataset, model)
+            with suppress(FileExistsError):  # another process has just created it
+                make_folder(unused, exist_ok=False)
+                path = unused
         if not str(path):
             raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
@@ -192,15 +196,6 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
         number += 1
         path = first.with_name(f"{first.name}-{number}")
     return path
-
-
-def make_unused_folder(dataset: str, model: str) -> Path:
-    """Create the folder of :func:`find_unused_path`, which no other process gets; return it."""
-    while True:
-        path = find_unused_path(dataset, model)
-        with suppress(FileExistsError):  # another process has just created it
-            make_folder(path, exist_ok=False)
-            return path
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> None:

@@ -246,7 +246,10 @@ def run_as_rank(
         resumed = args.resume
         if resumed is None:
             if rank.rank == 0:
-                run_dir = _choose_run_dir(rendezvous, run_dir, config)
+                if (chosen := rendezvous.folder) is None:  # this is the first attempt
+                    created = RunFolder.create(run_dir, config["dataset"], config["model"])
+                    chosen = rendezvous.folder = str(created.path)
+                run_dir = chosen
                 resumed = run_dir if RunFolder(run_dir).checkpoint.is_file() else None
             received = [resumed]  # torch sends lists
             torch.distributed.broadcast_object_list(received)
@@ -262,14 +265,6 @@ def run_as_rank(
                 with suppress(OSError):  # raised if the folder is not empty
                     Path(run_dir).rmdir()
             raise
-
-
-def _choose_run_dir(rendezvous: Rendezvous, run_dir: str | Path | None, config: PosConfig) -> str:
-    """Return the folder of the run; the first attempt creates it, and later attempts find it."""
-    if (chosen := rendezvous.folder) is None:
-        created = RunFolder.create(run_dir, config["dataset"], config["model"])
-        chosen = rendezvous.folder = str(created.path)
-    return chosen
 
 
 def _find_rendezvous(rank: Rank, timeout: float) -> Rendezvous:

@@ -97,7 +97,6 @@ class PosTrainer(EvaluatingTrainer):
         # attributes that Trainer.evaluate reads
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.test_batch_size = config["eval_batch_size"]
-        self.eval_type = config["eval_type"]
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
