@@ -43,19 +43,14 @@ def patch_module(module_name: str) -> Callable[[Patch], Patch]:
 def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]:
     """Decorate a function that replaces one of RecBole's: ``around(original, *args, **kwargs)``.
 
-    Args:
-        module_name: the module that defines the function.
-        path: ``function`` or ``Class.method``. A function is replaced in every module of RecBole
-            that has imported it.
+    ``path`` is ``function`` or ``Class.method`` in the module that defines it. A function is
+    replaced in every module of RecBole that has imported it.
     """
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
-        """Plan the replacement for when the module is imported, and return ``around``."""
-
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
-            """Replace the function where it is defined, and where RecBole has imported it."""
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 

@@ -66,15 +66,11 @@ def current_shard() -> Shard:
 
 
 class SharedLoss:
-    """A loss whose gradients are summed over all processes while they are computed.
+    """A loss of a batch, one tensor or several, whose gradients are summed over all processes.
 
     torch's DistributedDataParallel sends buckets of gradients while those of earlier layers are
     still computed. With ``find_unused_parameters`` its buckets never change: a resumed run adds in
     the same order, to the same bits.
-
-    Args:
-        model: the model.
-        loss: function of a batch that returns the model's loss, one tensor or several.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:

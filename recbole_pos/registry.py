@@ -165,16 +165,15 @@ def gather_defaults(
     read_shipped: Callable[[type], dict[str, Any]],
     find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of a class: ``registered`` ones win over its own, and these over bases'.
+    """Return the defaults of a class, and the options that no yaml of the plugin or RecBole has.
+
+    Those that it is registered with win over its attribute ``defaults``, and this over its bases'.
 
     Args:
-        cls: the class; it and its bases may have an attribute ``defaults``.
+        cls: the class.
         registered: the defaults that it is registered with, or None.
         read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
         find_registration: returns the registration of a class, or None.
-
-    Returns:
-        The defaults, and the options that no yaml of the plugin or RecBole has.
     """
     defaults: dict[str, Any] = {}
     shipped_names: set[str] = set()

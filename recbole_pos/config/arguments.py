@@ -217,11 +217,7 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Divide the keywords of a call into settings and options of the configuration.
-
-    Returns:
-        ``default`` with the keywords that are its fields, and the other keywords.
-    """
+    """Return settings with the keywords of a call that are their fields, and the other keywords."""
     names = {field.name for field in fields(default)}
     settings = {name: value for name, value in keywords.items() if name in names}
     options = {name: value for name, value in keywords.items() if name not in names}

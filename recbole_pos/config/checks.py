@@ -38,12 +38,9 @@ _MINIMUM = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
 def check_value(location: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
     """Check the type, range, choices and inner keys of an option's value.
 
-    Args:
-        location: the file that gave the value, or "configuration".
-        key: name of the option.
-        value: value to check.
-        default: default of the option, an example of its type.
-        is_free: whether only a custom model or scheme has it: its type is all that is checked.
+    ``location`` is the file that gave it, or "configuration"; the default is an example of its
+    type, which is all that is checked of an option that only a custom model or scheme has
+    (``is_free``).
     """
     option = Option("") if is_free else find_option(key)
     name = f"{location}: {key}"

@@ -30,11 +30,9 @@ _ABSENT = object()
 
 
 def when(is_read: Callable[[Options, Any], Any], problem: str) -> Condition:
-    """Make a condition of a test, and of the message where it fails.
+    """Make a condition of a test of configuration and value, and of a message where it fails.
 
-    Args:
-        is_read: function of the configuration and the option's value.
-        problem: message, with ``{model}`` for the name of the model.
+    ``{model}`` in the message stands for the name of the model.
     """
 
     def condition(config: Options, value: Any) -> str | None:
@@ -59,7 +57,6 @@ def if_option(text: str) -> Condition:
     allowed = choices.split()
 
     def condition(config: Options, value: Any) -> str | None:
-        """Return why the option is not read, or None if it is."""
         other_value = _read_option(config, key)
         if other_value is _ABSENT:
             return None
@@ -125,8 +122,7 @@ def _format_yaml(value: Any) -> str:
 def if_model_is_custom(instead: str = "") -> Condition:
     """Make the condition of an option that only models of other packages read.
 
-    Args:
-        instead: advice that the message ends with: what has the intended effect here.
+    The message ends with what has the intended effect here, ``instead``.
     """
     text = "is not read by {model}, nor by any model of RecBole's that runs here"
     return when(_is_custom, f"{text}; {instead}" if instead else text)
@@ -146,7 +142,6 @@ def if_not_refused(option: str) -> Condition:
     recbole_refuses = {"BERT4Rec": {"target_events": "it learns masked interactions of every kind"}}
 
     def condition(config: Options, value: Any) -> str | None:
-        """Return why the model refuses the option, or None if it does not."""
         model = config["model"]
         reasons = recbole_refuses.get(model, {})
         if model in OURS:
@@ -298,15 +293,9 @@ def if_fields_are_embedded(config: Options, value: Any) -> str | None:
 
 
 def check_types(config: Options, defaults: Options, dataset: Dataset) -> None:
-    """Refuse options that change nothing for the types of the fields that a model reads.
+    """Raise a UsageError about an option without effect on fields of the types that a model reads.
 
-    Args:
-        config: configuration of the run.
-        defaults: values that may be given all the same.
-        dataset: the dataset, after ``build``.
-
-    Raises:
-        UsageError: for the first such option.
+    Defaults may be given all the same; the dataset is one after ``build``.
     """
     if config["model"] in ADDED:
         return

@@ -104,12 +104,9 @@ def check_kind(location: str, option: Option, value: Any, example: Any) -> None:
     Args:
         location: source and name of the option, with which messages begin.
         option: row of the table; its choices and bounds hold for every text and number inside.
-        value: the value.
+        value: the value; a UsageError is about its first fault.
         example: a valid value, whose type is expected; its first element or inner value is the
             example of all elements of a list, or inner values of a mapping.
-
-    Raises:
-        UsageError: for the first fault.
     """
     if option.choices and not isinstance(example, (list, tuple)):
         check_choice(location, value, option.choices)
@@ -222,10 +219,9 @@ def check_target_events(location: str, value: Any) -> None:
 
 
 def make_check(reader: str) -> Check:
-    """Return a check that calls a reader, which raises a UsageError for a wrong value.
+    """Return a check that calls ``module:function``, which raises a UsageError for a wrong value.
 
-    Args:
-        reader: ``module:function`` of this package, imported late: ``--help`` needs no pandas.
+    The module is imported late: ``--help`` needs no pandas.
     """
     module, _, function = reader.partition(":")
 

@@ -32,11 +32,9 @@ _allowed: set[str] = set()
 
 
 def allow(plugins: Any) -> None:
-    """Let modules be imported from the working directory.
+    """Let modules of the option ``plugins`` be imported from the working directory.
 
-    Args:
-        plugins: value of the option ``plugins`` in the user's command or code; it is checked when
-            the modules are imported.
+    For the user's own command or code only. The value is checked when the modules are imported.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
@@ -53,12 +51,9 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
     """Import the modules that the option ``plugins`` names; return their names.
 
     Args:
-        plugins: value of the option: a module, several, or None.
+        plugins: value of the option: a module, several, or None; a UsageError refuses others.
         location: file or argument that gave the option, for messages.
         may_miss: whether a module may be missing, as what it would register is registered already.
-
-    Raises:
-        UsageError: for a value of another kind, or a module that cannot be imported.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
@@ -140,10 +135,8 @@ def pack(model: str) -> bytes:
     """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them. Of modules, only the names that :func:`allow` has got are sent.
-
-    Returns:
-        Bytes for :func:`unpack`; empty where there is nothing to send.
+    import them. Of modules, only the names that :func:`allow` has got are sent. The bytes are for
+    :func:`unpack`, and empty where there is nothing to send.
     """
     entry = ADDED.added.get(model)
     # no import registers classes without a module in another process

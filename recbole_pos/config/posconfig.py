@@ -361,8 +361,7 @@ class PosConfig(Config):
     def require_read(self, searched: Iterable[str] = ()) -> None:
         """Raise a UsageError for an option that was given although nothing reads it.
 
-        Args:
-            searched: options of a search, whose values are not known yet.
+        Values of the options that are ``searched`` are not known yet.
         """
         defaults = self.internal_config_dict
         config = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}

@@ -32,8 +32,7 @@ _OUTSIDE = {"model", "dataset", "plugins", FOR}
 def find_config_file(name: str | Path) -> Path:
     """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
 
-    Raises:
-        UsageError: if there is neither, but a preset of a similar name.
+    If there is neither, a UsageError names presets of a similar name.
     """
     folder = ROOT / "presets"
     if os.path.exists(name):  # False for a name that no file can have, where Path raises
@@ -51,13 +50,8 @@ def select_parts(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
 
-    Args:
-        content: content of the file.
-        names: the model that runs, and its position schemes.
-        file: name of the file, for messages.
-
-    Returns:
-        (location, options) of each part; ``location`` is for messages.
+    ``names`` are the model that runs and its schemes. A part is (location, options), and the
+    location is for messages.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     title_by_option: dict[str, str] = {}

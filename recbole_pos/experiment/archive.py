@@ -30,13 +30,8 @@ class Refused(Exception):
 def read(path: str | Path, make_stand_in: Callable[[str], Any]) -> Any:
     """Return the value in a file of ``torch.save``, on the CPU; tensors are mapped into memory.
 
-    Args:
-        path: the file.
-        make_stand_in: returns what replaces a class that is not torch's, given ``module.name``;
-            raises :class:`Refused` for a class that must not be there.
-
-    Raises:
-        CheckpointError: if the file is missing, damaged or refused.
+    ``make_stand_in`` returns what replaces a class that is not torch's, given ``module.name``, or
+    raises :class:`Refused`. A CheckpointError says that a file is missing, damaged or refused.
     """
     path = Path(path)
     if not os.path.isfile(path):  # False if the name is too long, where pathlib may raise

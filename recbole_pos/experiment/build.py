@@ -65,13 +65,11 @@ def prepare(
     """Make data, model and trainer for a configuration, seeded.
 
     Args:
-        config: configuration of the run.
+        config: configuration of the run; a UsageError says what in it, the data and the memory
+            does not fit together.
         fresh: whether the run starts from the beginning. Otherwise the caller loads weights from a
             checkpoint, and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
-
-    Raises:
-        UsageError: if options, data, model and memory do not fit together.
     """
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
@@ -144,10 +142,8 @@ def read_dataset(
 ) -> PosDataset | PosSequentialDataset:
     """Return the dataset of a configuration, read from its files, before ``build``.
 
-    Args:
-        config: configuration of the run.
-        folder: an earlier run, whose users and items keep their ids; by default ``update_from``.
-        hold_out_later: whether interactions that the earlier run did not have are held out.
+    Users and items keep the ids that they have in an earlier run, by default ``update_from``;
+    interactions that it did not have are held out if ``hold_out_later``.
     """
     vocabulary = None  # parts number items by their file, and users each for itself
     if folder is not None and not is_part(config):
@@ -167,8 +163,7 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
 def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any:
     """Build the model of a configuration for the training part of a dataset, on its device.
 
-    Raises:
-        UsageError: if the model cannot be built. Errors of custom code are raised unchanged.
+    A UsageError says why it cannot be built; errors of custom code are raised unchanged.
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])

@@ -62,23 +62,14 @@ _PART_TYPES: dict[str, Any] = {
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that at any moment either the old file or the new one is complete.
 
-    Raises:
-        TypeError: for a value that would have to be pickled, see :func:`to_plain`.
-        UsageError, StorageError: if the file cannot be written.
+    A value that would have to be pickled is a TypeError, see :func:`to_plain`.
     """
     with atomic_write(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Read the parts of a checkpoint onto the CPU, without running anything in it.
-
-    Args:
-        path: the file.
-        required: names of parts that it must have.
-
-    Returns:
-        Tensors and plain values by the name of the part.
+    """Read the parts of a checkpoint by name onto the CPU, without running anything in it.
 
     Raises:
         CheckpointError: if the file is missing, damaged, lacks a required part or has something

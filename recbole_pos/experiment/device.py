@@ -85,12 +85,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision in which a run trains on its device.
-
-    Attributes:
-        name: fp32, tf32, bf16 or fp16.
-        device: type of the device.
-    """
+    """The precision in which a run trains, fp32, tf32, bf16 or fp16, and the type of its device."""
 
     name: str
     device: str

@@ -66,17 +66,10 @@ class EvaluatingTrainer(Trainer):
         model_file: str | None = None,
         show_progress: bool = False,
     ) -> dict[str, float] | None:
-        """Compute the metrics of a phase (validation or test); the arguments are RecBole's.
+        """Return the metrics of a phase by name, None without targets; arguments are RecBole's.
 
-        Args:
-            eval_data: RecBole's loader of the phase.
-            load_best_model: whether to load the best weights first: those in memory, or those of
-                a checkpoint if none are there or ``model_file`` is given.
-            model_file: checkpoint to load instead of the weights in memory.
-            show_progress: whether to show progress, where the run has no reporter.
-
-        Returns:
-            Values by metric; None for a phase without targets.
+        With ``load_best_model``, the best weights are loaded first: those in ``model_file``, or if
+        None those in memory, or in the checkpoint of the run.
         """
         if not eval_data:
             return None
@@ -196,10 +189,8 @@ class TargetCollector(Collector):
     ) -> None:
         """Collect the data that metrics need of a batch; the arguments are RecBole's.
 
-        Args:
-            scores_tensor: [rows, items] scores, -inf for items that are not ranked.
-            interaction: the rows.
-            positive_u, positive_i: [targets] row and item of each target.
+        They are scores [rows, items], -inf for items that are not ranked, the rows themselves, and
+        row and item of each target [targets].
         """
         scores = scores_tensor
         if not isinstance(scores, RowScores):

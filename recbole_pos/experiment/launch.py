@@ -109,13 +109,8 @@ def run_in_parallel(
 ) -> Result | None:
     """Start the processes of this machine, and start them again when one is lost.
 
-    Returns:
-        The result; None on a machine that does not run process 0.
-
-    Raises:
-        UsageError, TrainingError: the error of the first process to fail, or an error which says
-            that processes were lost too often.
-        KeyboardInterrupt: at Ctrl-C, when all processes have ended.
+    The result is None on a machine that does not run process 0. The error of the first process to
+    fail is raised, and at Ctrl-C a KeyboardInterrupt when all processes have ended.
     """
     address = (args.ip, int(args.port or PORT))
     ranks = [
@@ -224,15 +219,8 @@ def run_as_rank(
 ) -> Result | None:
     """Train as one process of several; after a restart, from the last checkpoint.
 
-    Args:
-        rank: this process, with its GPU.
-        args: arguments of the run.
-        plain: options of the whole run.
-        run_dir: folder of a new run.
-        packed: custom classes to register in this process, from ``pack``.
-
-    Returns:
-        The result in process 0; None in the others.
+    ``plain`` are the options of the whole run, and ``packed`` the classes to register, see
+    :func:`pack`. The result is None in all processes but process 0.
     """
     if rank.gpu:  # torch is to see no other GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = rank.gpu

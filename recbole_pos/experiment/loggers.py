@@ -31,9 +31,7 @@ class Writer(NamedTuple):
 class MetricLogger(Callback):
     """A callback that logs the metrics of epochs and test to a tracker of experiments.
 
-    Args:
-        begin: begins a run in the tracker, given configuration, folder and tags, and returns its
-            writer.
+    ``begin`` begins a run there, given configuration, folder and tags, and returns its writer.
     """
 
     def __init__(self, begin: Callable[[Any, RunFolder, dict[str, str]], Writer]) -> None:

@@ -16,12 +16,10 @@ PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of th
 
 
 def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int) -> float:
-    """Return the learning rate of a step.
-
-    It depends on the arguments only, so a resumed run has the same rates, to the bit.
+    """Return the learning rate of a step; a resumed run has the same rates, to the bit.
 
     Args:
-        config: configuration of the run: ``learning_rate``, ``lr_scheduler`` and their options.
+        config: configuration of the run.
         epoch: number of the epoch, from 0.
         step: number of steps before this one, in all epochs.
         num_steps: number of steps of all epochs; read by schedules in ``PER_STEP``.

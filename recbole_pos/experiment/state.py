@@ -100,12 +100,9 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned.
+    """Restore the state that :func:`capture` returned, in a new trainer of that configuration.
 
-    Args:
-        trainer: a new trainer of the configuration in the file.
-        file: the checkpoint.
-        train_data: the loader that it will train with, whose random state is restored too.
+    The random state of ``train_data``, the loader that it will train with, is restored too.
 
     Raises:
         CheckpointError: if such a trainer would not have written the file, or it was trained on

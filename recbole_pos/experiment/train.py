@@ -49,11 +49,8 @@ def train(
         callbacks: callbacks of the training.
 
     Returns:
-        The result in the first process of a run; None in the others.
-
-    Raises:
-        Interrupted: at Ctrl-C; names the folder to resume.
-        StorageError: if a file cannot be written; says what was kept.
+        The result in the first process of a run; None in the others. Interrupted (at Ctrl-C) and
+        StorageError say what was kept.
     """
     is_first = current_shard().rank == 0
     keep_freed_memory()

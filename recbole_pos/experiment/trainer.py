@@ -161,8 +161,7 @@ class PosTrainer(EvaluatingTrainer):
         Args:
             train_data, valid_data: loaders; without validation data every epoch is trained.
             verbose: whether epochs are printed, unless the trainer has a reporter.
-            saved: whether checkpoints are written.
-            show_progress: whether the progress of epochs is shown.
+            saved, show_progress: whether checkpoints are written, and progress is shown.
             callback_fn: called with the epoch and its ``valid_metric`` after each validation.
 
         Returns:
@@ -219,10 +218,9 @@ class PosTrainer(EvaluatingTrainer):
     def _train_epoch(
         self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
     ) -> dict[str, Any]:
-        """Train one epoch; arguments are those of RecBole's method, ``loss_func`` of a batch.
+        """Train one epoch, and return its line for metrics.jsonl, without validation metrics yet.
 
-        Returns:
-            The epoch's line for metrics.jsonl, without validation metrics yet.
+        The arguments are those of RecBole's method, ``loss_func`` of a batch.
         """
         started = time.perf_counter()
         self.model.train()
