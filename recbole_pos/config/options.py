@@ -359,33 +359,30 @@ _TABLE: list[Option] = [
     *_rows("user_layers", "odd even all none"),
     *_rows("user_update", "gated replace", only="user_layers: odd even all"),
     # without effect here
-    *_rows(
-        "save_dataset dataset_save_path save_dataloaders dataloaders_save_path",
+    *_group(
+        _rows(
+            "save_dataset dataset_save_path save_dataloaders dataloaders_save_path",
+            reason="data are not cached as pickle files here, which would be loaded unchecked; "
+            "remove it",
+        ),
+        _rows(
+            "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD "
+            "kg_reverse_r alias_of_entity_id alias_of_relation_id entity_kg_num_interval "
+            "relation_kg_num_interval",
+            reason="knowledge graphs are not read; leave it out",
+        ),
+        _rows(
+            "checkpoint_dir", reason="a run writes into its own folder; choose it with --run_dir"
+        ),
+        _rows(
+            "transform",
+            reason="histories are changed by models that do so themselves alone, such as BERT4Rec",
+        ),
+        _rows("state", reason="levels of logging are set in Python (logging.basicConfig)"),
+        _rows("loss_decimal_place", reason="losses are written in full"),
+        _rows("valid_metric_bigger", reason="it follows from valid_metric"),
         role=IGNORED,
-        reason="data are not cached as pickle files here, which would be loaded unchecked; "
-        "remove it",
     ),
-    *_rows(
-        "HEAD_ENTITY_ID_FIELD TAIL_ENTITY_ID_FIELD RELATION_ID_FIELD ENTITY_ID_FIELD kg_reverse_r "
-        "alias_of_entity_id alias_of_relation_id entity_kg_num_interval relation_kg_num_interval",
-        role=IGNORED,
-        reason="knowledge graphs are not read; leave it out",
-    ),
-    *_rows(
-        "checkpoint_dir",
-        role=IGNORED,
-        reason="a run writes into its own folder; choose it with --run_dir",
-    ),
-    *_rows(
-        "transform",
-        role=IGNORED,
-        reason="histories are changed by models that do so themselves alone, such as BERT4Rec",
-    ),
-    *_rows(
-        "state", role=IGNORED, reason="levels of logging are set in Python (logging.basicConfig)"
-    ),
-    *_rows("loss_decimal_place", role=IGNORED, reason="losses are written in full"),
-    *_rows("valid_metric_bigger", role=IGNORED, reason="it follows from valid_metric"),
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 # Options, and the names that other libraries and papers have for them.
