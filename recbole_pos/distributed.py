@@ -74,7 +74,6 @@ class SharedLoss:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Wrap model and loss in DistributedDataParallel, with sums instead of its means."""
         self.model = model
         with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
             warnings.simplefilter("ignore", FutureWarning)
@@ -98,7 +97,6 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Keep model and loss, and prevent torch's warning about parameters that are all used."""
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused

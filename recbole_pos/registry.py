@@ -65,7 +65,6 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """Take over the plugin's classes; classes that are registered later go into ``added``."""
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 

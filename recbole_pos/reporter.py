@@ -83,7 +83,6 @@ class Reporter:
     def __init__(
         self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
     ) -> None:
-        """Choose between notebook, terminal, json lines and silence, and open the log file."""
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         is_notebook = _is_notebook()
         self.shows_in_cell = is_notebook and not is_quiet

@@ -134,7 +134,6 @@ def check_kind(location: str, option: Option, value: Any, example: Any) -> None:
 
 
 def _check_length(location: str, option: Option, elements: list | tuple) -> None:
-    """Check the length of a list."""
     if option.nonempty and not elements:
         raise UsageError(f"{location}: expected at least one, found {shown(elements)}")
     if option.is_pair and len(elements) != 2:

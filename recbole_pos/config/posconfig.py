@@ -115,7 +115,6 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
-        """Build the configuration; errors of RecBole and of files become a UsageError."""
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()

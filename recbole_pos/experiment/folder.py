@@ -39,7 +39,6 @@ class RunFolder:
     """The folder of one run, which need not exist: its files, and how they are written."""
 
     def __init__(self, path: str | Path) -> None:
-        """Name the files of the run; none is read or written."""
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"

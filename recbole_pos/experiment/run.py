@@ -165,7 +165,6 @@ class Catalogue:
     has_log = False  # no interactions that a model could check
 
     def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
-        """Take names and counts from the vocabulary, under the names of a dataset's attributes."""
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]

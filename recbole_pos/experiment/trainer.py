@@ -60,7 +60,6 @@ class PosTrainer(EvaluatingTrainer):
     """
 
     def __init__(self, config: Options, model: Any) -> None:
-        """Read the options, and build what a step needs; :meth:`fit` sets where files are."""
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
         starts = ("init_from", "train_only", "update_from")
