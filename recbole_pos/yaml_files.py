@@ -32,22 +32,8 @@ def _make_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-class _Rules(yaml.constructor.SafeConstructor):
-    """Rules of the package's yaml: plain values, 1e-3 is a float, no key is given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        """Return a mapping as a dict, or raise an error at the key that is given twice."""
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        names = set()
-        for key in keys:
-            if key.value in names:
-                raise _make_error(f"key {shown(key.value)} is given twice", key)
-            names.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-class YamlLoader(_Rules, yaml.SafeLoader):
-    """Reads a user's text within bounds, with the place of what is not yaml.
+class YamlLoader(yaml.SafeLoader):
+    """Reads a user's text within bounds, with the place of what is not yaml or is given twice.
 
     An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
     """
@@ -66,12 +52,12 @@ class YamlLoader(_Rules, yaml.SafeLoader):
         """Return the value of a node; refuse one that contradicts its tag, as in ``!!bool x``."""
         try:
             return super().construct_object(node, deep)
-        except (AttributeError, LookupError) as error:
+        except (AttributeError, LookupError, OverflowError) as error:
             raise _make_error(f"it is not what its tag {shown(node.tag)} says", node) from error
 
 
 def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return the number of values in a node; refuse one beyond the bounds.
+    """Return the number of values in a node; refuse one beyond the bounds, or a key given twice.
 
     An alias counts as all that it stands for. ``counts`` is extended in place: node -> its number
     of values, None while it is being counted.
@@ -89,8 +75,10 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: i
             raise _make_error(f"a number has {len(node.value):,} characters", node)
         count = 1 + len(node.value) // _PER_VALUE
     else:
-        is_mapping = isinstance(node, yaml.MappingNode)
-        children = [child for pair in node.value for child in pair] if is_mapping else node.value
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+            _require_distinct([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
         count = 1 + sum(_count_values(child, counts, depth + 1) for child in children)
     if count > _MAX_VALUES:
         problem = f"there are more than {_MAX_VALUES:,} values, those of aliases counted"
@@ -99,10 +87,19 @@ def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: i
     return count
 
 
+def _require_distinct(keys: list[yaml.ScalarNode]) -> None:
+    """Refuse the first key of a mapping that is given twice."""
+    names = set()
+    for key in keys:
+        if key.value in names:
+            raise _make_error(f"key {shown(key.value)} is given twice", key)
+        names.add(key.value)
+
+
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
 
 
-class PackagedLoader(_Rules, _Libyaml):  # type: ignore[misc, valid-type]
+class PackagedLoader(_Libyaml):  # type: ignore[misc, valid-type]
     """Reads the files of this package and of RecBole much faster, with libyaml.
 
     Not for other files: its messages are shorter, and deep nesting ends the process.

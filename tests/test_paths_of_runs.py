@@ -120,6 +120,9 @@ HOSTILE: dict[str, str | bytes] = {
     "long": "a: 1\n" * 2_500_000,
     "no UTF-8": b"\xff\xfe\x00",
     "a date that is not one": "a: 2020-13-45",
+    "a set that is a list": "a: !!set [1]",
+    "a number too large, in base 60": f"a: 1:{'00:' * 250}0.5",
+    "a key twice": "a: 1\na: 2",
 }
 
 
@@ -136,6 +139,8 @@ def test_yaml_is_read_within_bounds(tmp_path) -> None:
     with pytest.raises(UsageError, match="--vary"):  # a value of the command line
         parse_scalar("[" * 500 + "]" * 500, "--vary")
     assert parse_scalar("[&a [1, 2], *a]", "--x") == [[1, 2], [1, 2]], "aliases as such are fine"
+    file.write_text("a: &a {x: 1}\nb: {c: &c {<<: *a, x: 2}}\nd: {<<: *c}\n")
+    assert read_yaml(file) == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
 
 
 @pytest.mark.parametrize("kind", ["config", "study", "space", "dataset"])
