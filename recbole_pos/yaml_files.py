@@ -129,7 +129,8 @@ def parse_scalar(text: str, location: str) -> Any:
             begins with ``location``.
     """
     bare = text.strip()
-    if bare in ("|", ">"):  # a separator of fields, which yaml takes for a block of lines
+    # separators of fields, which yaml takes for the signs of a block, list, key, comment or tag
+    if text == " " or bare in ("|", ">", "-", "?", "#", "!"):
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)

@@ -143,6 +143,10 @@ def test_yaml_is_read_within_bounds(tmp_path) -> None:
     assert read_yaml(file) == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
 
 
+def test_a_separator_on_the_command_line_is_text() -> None:
+    assert [parse_scalar(sign, "--seq_separator") for sign in " |>-?#!~"] == [*" |>-?#!", None]
+
+
 @pytest.mark.parametrize("kind", ["config", "study", "space", "dataset"])
 def test_every_command_reads_yaml_so(here, tiny, refused, kind) -> None:
     file, command = Path("a.yaml"), COMMANDS.get(kind, f"{RUN} --data_path .")
