@@ -36,17 +36,20 @@ def test_pop_counts_training_events(experiment) -> None:
     assert made.loaders["train"]._dataset.inter_matrix("csr").sum() == counts.sum()
 
 
-@pytest.mark.parametrize("chosen", [{"normalize_all": True}, {"normalize_field": ["price", "v"]}])
+@pytest.mark.parametrize(
+    "chosen", [{"normalize_all": True}, {"normalize_field": ["price", "v", "none"]}]
+)
 def test_numbers_and_vectors_are_normalized_and_times_are_exact(
     tmp_path: Path, chosen: dict
 ) -> None:
-    """Also of the missing: the mean of the others, and a vector of zeros."""
+    """Also of the missing: the mean of the others, a vector of zeros, or a column without any."""
     made = shop.tables(users=20)
     numbers = np.random.default_rng(0).normal(size=(len(made["item"]), 3)).round(3)
     made["item"]["v:float_seq"] = [" ".join(map(str, row)) for row in numbers]
     made["item"].loc[0, "v:float_seq"] = ""
+    made["item"]["none:float_seq"] = ""
     low, high = numbers[1:].min(), numbers[1:].max()
-    load = {**shop.LOAD, "item": ["item_id", "price", "v"]}
+    load = {**shop.LOAD, "item": ["item_id", "price", "v", "none"]}
     given = {"data_path": str(shop.write(tmp_path, made)), "load_col": load}
     plain, other = (
         read_dataset(PosConfig("PosSASRec", "shop", None, {**given, **more}, strict=False))

@@ -318,7 +318,7 @@ class _ExactTimeMixin(AtomicTables):
 
 def _scale(numbers: np.ndarray) -> np.ndarray:
     """Return (x - min) / (max - min) of each number x, or ones if all are the same."""
-    low, high = numbers.min(), numbers.max()
+    low, high = numbers.min(initial=np.inf), numbers.max(initial=-np.inf)  # there may be none
     return (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
 
 
