@@ -53,6 +53,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_is_no_name_of_a_dataset(home: Path, typed: str, answer: str) -> None:
+    (home / "dataset" / "double").mkdir()  # another dataset, which cannot be read
+    for name in ("double.inter", "double.inter.parquet"):
+        (home / "dataset" / "double" / name).touch()
     with pytest.raises(UsageError) as refusal:
         read_dataset(PosConfig("SASRec", typed, None, None))
     assert answer in str(refusal.value) and "dataset/dataset" not in str(refusal.value)

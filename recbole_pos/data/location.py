@@ -157,5 +157,6 @@ def _find_tables(typed: Path, folder: Path) -> Path | None:
 
 def _list_datasets(folder: Path) -> list[str]:
     """Return the names of the datasets whose folders lie in ``folder``, sorted."""
-    names = {file.parent.name for file in folder.glob("*/*.inter*")}
-    return sorted(name for name in names if find_atomic_file(folder / name, name, "inter").exists())
+    files = folder.glob("*/*.inter*")
+    pairs = {(file.parent.name, file.name.removesuffix(PARQUET)) for file in files}
+    return sorted(name for name, file_name in pairs if file_name == f"{name}.inter")
