@@ -163,6 +163,9 @@ def read_vectors(
         vectors = np.zeros(shape, np.float32)
     else:
         vectors = open_memmap(out, "w+", np.float32, shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk would end the process later
+            with open(out, "r+b") as opened:
+                os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
     notices = []
     first_column = 0
     for file in files:
@@ -234,10 +237,13 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
     part = folder / f".{KEPT}.tmp"
-    with name_write_errors(file):
-        read_vectors(source, names, item_field, part)
-        write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
-        os.replace(part, file)
+    try:
+        with name_write_errors(file):
+            read_vectors(source, names, item_field, part)
+            write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
+            os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def to_files(value: Any) -> Any:
