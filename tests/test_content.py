@@ -126,6 +126,9 @@ def test_absurd_files_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and no more")
     np.save(tmp_path / "alone.npy", vectors())
+    write_npy(tmp_path, NAMES, vectors(), "several")
+    np.savez(tmp_path / "several.npz", vectors())
+    files.append(str((tmp_path / "several.npz").rename(tmp_path / "several.npy")))
     files += [str(huge), str(broken), str(tmp_path / "alone.npy"), str(tmp_path / "absent.parquet")]
     for file in [*files, str(tmp_path / "v.csv")]:
         with pytest.raises(UsageError, match="^item_vectors: "):

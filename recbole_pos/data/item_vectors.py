@@ -72,7 +72,7 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
 
 def _open_matrix(path: Path) -> VectorFile:
     """Open a matrix in a .npy file, and its names in a .txt file beside it."""
-    values = np.load(path, mmap_mode="r")
+    values = open_memmap(path, mode="r")
     names_file = path.with_suffix(".txt")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
