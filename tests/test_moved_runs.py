@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.identity import Vocabulary, extend_log
+from recbole_pos.data.identity import Vocabulary, extend_log, keep_known_rows
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError, RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
@@ -306,3 +307,15 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
         last = whole.log.offsets[whole.field2token_id["user_id"][user] + 1] - 1
         assert whole.log.items[last] == known.field2token_id["item_id"][item]
         assert not whole.split.is_target[last] and whole.part[last] == TEST
+
+
+def test_lists_of_tokens_are_reduced_to_known_ones_in_linear_time() -> None:
+    """Tags, say, of which a catalogue has as many as items."""
+    names = np.array(["[PAD]", *(f"n{n}" for n in range(4000))])
+    known = Vocabulary({"item_id": names, "tags": names}, np.zeros(1, dtype=np.int64))
+    lists = [np.array([name, "new"]) for name in names[1:]]
+    table = pd.DataFrame({"item_id": names[1:], "tags": pd.Series(lists, dtype=object)})
+    started = process_time()
+    kept = keep_known_rows(table, "item_id", known)
+    assert process_time() - started < 2
+    assert [cell.tolist() for cell in kept["tags"]] == [[name] for name in names[1:]]

@@ -261,7 +261,9 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     for field in set(table) & set(known.tokens) - {key}:
         names, column = known.tokens[field][1:], table[field]
         if column.dtype == object:  # lists of tokens
-            table[field] = [cell[np.isin(cell, names)] for cell in column]
+            name_set = set(names.tolist())
+            lists = ([name for name in cell.tolist() if name in name_set] for cell in column)
+            table[field] = list(map(np.array, lists))
         else:
             table[field] = column.where(column.isin(names))
     return table
