@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from recbole_pos.errors import PosError, StorageError, UsageError
+from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.values import shown
 
 try:
@@ -75,9 +75,8 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     except Exception as error:
         if raw.failure is None or isinstance(error, StorageError):
             raise
-        if isinstance(raw.failure, OSError):
-            raise _make_write_error(path, raw.failure) from error
-        raise raw.failure from None
+        with name_write_errors(path):
+            raise raw.failure from None
     finally:
         with suppress(OSError):  # closing writes again what could not be written
             file.close()
@@ -110,22 +109,19 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        raise _make_write_error(Path(path), error) from error
-
-
-def _make_write_error(path: Path, error: OSError) -> PosError:
-    """Return the error about a file that cannot be written."""
-    folder = path.absolute().parent
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"cannot write {shown(str(path))}: {error.strerror}")
-    if not os.path.isdir(folder):
-        return UsageError(f"cannot write {path}: folder {path.parent} does not exist")
-    if os.path.isdir(path):
-        return UsageError(f"cannot write {shown(str(path))}: it is a folder")
-    free = ""
-    if error.errno in _FULL and (path.is_file() or not path.exists()):
-        free = f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
-    return StorageError(f"cannot write {path}: {error.strerror or error}{free}")
+        path = Path(path)
+        folder = path.absolute().parent
+        problem = error.strerror or error
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"cannot write {shown(str(path))}: {problem}") from error
+        if not os.path.isdir(folder):
+            problem = f"folder {path.parent} does not exist"
+            raise UsageError(f"cannot write {path}: {problem}") from error
+        if os.path.isdir(path):
+            raise UsageError(f"cannot write {shown(str(path))}: it is a folder") from error
+        if error.errno in _FULL and (path.is_file() or not path.exists()):
+            problem = f"{problem} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
+        raise StorageError(f"cannot write {path}: {problem}") from error
 
 
 def _sync_folder(path: Path) -> None:
