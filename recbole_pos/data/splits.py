@@ -220,10 +220,17 @@ def keep_recent_sessions(
     """
     num_left_out = 0
     if train_fraction is not None:
-        old_sessions = _find_old_sessions(log, part, read_fraction(train_fraction))
-        num_left_out = len(old_sessions)
+        fraction, sessions = read_fraction(train_fraction), _order_sessions(log)
+        train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
+        num_kept = math.floor(fraction * len(train_sessions))
+        if num_kept == 0:
+            raise UsageError(
+                f"train_fraction: {fraction} of {len(train_sessions):,} training sessions is less "
+                "than one"
+            )
+        num_left_out = len(train_sessions) - num_kept
         is_kept = np.ones(len(log.lengths), dtype=bool)
-        is_kept[old_sessions] = False
+        is_kept[train_sessions[:num_left_out]] = False
         mask = np.repeat(is_kept, log.lengths)
         log, part = log.keep(mask), part[mask]
     times = log.times.numpy()
@@ -234,22 +241,6 @@ def keep_recent_sessions(
     num_overlapping = int(((session_parts != TRAIN) & (times[first_rows] < train_end)).sum())
     numbers = dict(zip(PHASES, counts, strict=True))
     return log, part, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
-
-
-def _find_old_sessions(log: EventLog, part: np.ndarray, fraction: Fraction) -> np.ndarray:
-    """Return the ids [k] of all training sessions but the newest ``fraction`` of them.
-
-    ``part`` [interactions] is the part of the split that each interaction is in.
-    """
-    sessions = _order_sessions(log)
-    train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
-    num_sessions = len(train_sessions)
-    num_kept = math.floor(fraction * num_sessions)
-    if num_kept == 0:
-        raise UsageError(
-            f"train_fraction: {fraction} of {num_sessions:,} training sessions is less than one"
-        )
-    return train_sessions[: num_sessions - num_kept]
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:
