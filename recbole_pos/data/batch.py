@@ -121,9 +121,8 @@ def send_to_device(
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
     columns = batch.interaction
     if device.type == "cuda":
-        columns = {name: column.pin_memory() for name, column in columns.items()}
-    columns = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
-    return Interaction(columns)
+        columns = map_tensors(columns, Tensor.pin_memory)
+    return Interaction(map_tensors(columns, lambda column: column.to(device, non_blocking=True)))
 
 
 class WindowGatherer:

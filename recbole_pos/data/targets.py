@@ -115,9 +115,8 @@ def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor
     """
     if isinstance(ties, str):
         return fields
-    seed = ties
     num_rows = len(next(iter(fields.values())))
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(num_rows))
+    order = torch.from_numpy(np.random.default_rng(ties).permutation(num_rows))
     return {name: column[order] for name, column in fields.items()}
 
 
