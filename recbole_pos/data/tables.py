@@ -381,7 +381,8 @@ class ParquetTable(Table):
         has_codes = pa.types.is_dictionary(column.type)
         dtype = column.type.value_type if has_codes else column.type
         if pa.types.is_null(dtype):  # all cells are missing
-            column, dtype = column.cast(pa.string()), pa.string()
+            dtype = pa.float64() if kind == "float" else pa.string()
+            column = column.cast(dtype)
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
             return self._convert_tokens(name, column if has_codes else column.dictionary_encode())
         if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
