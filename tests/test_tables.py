@@ -316,6 +316,9 @@ def test_cells_of_parquet(tmp_path: Path) -> None:
     np.testing.assert_array_equal(numbers, [1.0, np.nan, 0.0])
     lists = column(tmp_path, pa.array([[1.5, None], None, []]), "n:float_seq")
     assert [cell.tolist() for cell in lists] == [[1.5], [], []]
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array([1.5, 2, 3, 4]), 2)
+    lists = column(tmp_path, fixed, "n:float_seq")
+    assert [cell.tolist() for cell in lists] == [[1.5, 2], [3, 4]]
     for called in ("id:token", "n:float"):
         assert column(tmp_path, pa.nulls(3), called).isna().all()
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from pyarrow import compute
 
+from recbole_pos.data.tables import is_list_type
 from recbole_pos.errors import UsageError
 from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
@@ -340,9 +341,9 @@ def _digest_file(path: str, modified: int) -> str:
 
 def _is_vector(dtype: pa.DataType) -> bool:
     """Return whether cells of the type are lists of numbers."""
-    types = pa.types
-    is_list = types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
-    return is_list and (types.is_floating(dtype.value_type) or types.is_integer(dtype.value_type))
+    if not is_list_type(dtype):
+        return False
+    return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
 
 
 @contextmanager

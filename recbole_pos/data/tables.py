@@ -388,7 +388,7 @@ class ParquetTable(Table):
         if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
             numbers = column.dictionary_decode() if has_codes else column
             return np.array(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+        is_list = is_list_type(dtype)
         value_type = dtype.value_type if is_list else dtype
         if kind.endswith("seq") and (_is_text(value_type) or (is_list and _is_number(value_type))):
             return self._convert_lists(first_row, name, column)
@@ -421,6 +421,12 @@ class ParquetTable(Table):
                     "something is not a number; correct the cell or leave it empty"
                 ) from None
         return lists
+
+
+def is_list_type(dtype: pa.DataType) -> bool:
+    """Return whether cells of a type are lists, of any length or of one."""
+    types = pa.types
+    return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
 
 
 def _is_text(dtype: pa.DataType) -> bool:
