@@ -160,6 +160,7 @@ class AtomicTables(Dataset):
         """Load the interactions: one file, or the files of given parts one below the other."""
         tables: list[pd.DataFrame] = []
         seqlens: list[dict[str, int]] = []
+        types: dict[str, FeatureType] = {}
         self.scratch = Scratch.where_needed(self.config, self._list_interaction_files())
         for file in self._list_interaction_files():
             table = self._load_feat(file, FeatureSource.INTERACTION)
@@ -174,6 +175,12 @@ class AtomicTables(Dataset):
                     f"{file}: columns {', '.join(table)} are loaded, but of the file before it "
                     f"{', '.join(tables[0])}; name columns that both have in load_col"
                 )
+            if tables and (changed := [n for n in table if self.field2type[n] != types[n]]):
+                raise UsageError(
+                    f"{file}: {listed(changed)}: of another type than in the file before it; give "
+                    "a column one type in all files"
+                )
+            types = dict(self.field2type)
             tables.append(table)
             seqlens.append(dict(self.field2seqlen))
         self.inter_feat = tables[0] if len(tables) == 1 else _stack(tables)
