@@ -34,10 +34,7 @@ class Options(Protocol):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number that a float can hold, and not a boolean.
-
-    Numbers of numpy are numbers, too.
-    """
+    """Return whether a value is a finite number, one of numpy included, and not a boolean."""
     try:
         is_numeric = isinstance(value, Real) and not isinstance(value, bool)
         return is_numeric and math.isfinite(value)
@@ -145,11 +142,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def read_names(names: Any, key: str) -> list[str]:
-    """Return names, which are text or whole numbers, as text; a single one as a list.
-
-    Raises:
-        UsageError: naming the option ``key``, for anything else.
-    """
+    """Return names, which are text or whole numbers, as text; a single one as a list."""
     names = [names] if isinstance(names, (str, int)) else names
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
     if is_table or not isinstance(names, Iterable):

@@ -124,9 +124,8 @@ _OPENERS = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a te
 def parse_scalar(text: str, location: str) -> Any:
     """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
 
-    Raises:
-        UsageError: if the text begins like a list, mapping or quotation and is not one; the message
-            begins with ``location``.
+    What begins like a list, mapping or quotation and is not one is a UsageError, which begins with
+    ``location``.
     """
     bare = text.strip()
     # separators of fields, which yaml takes for the signs of a block, list, key, comment or tag
@@ -164,18 +163,9 @@ def find_recbole_properties() -> Path:
 
 
 def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
-    """Return the mapping in a yaml file, and the line of each of its values.
+    """Return the mapping in a yaml file of a ``kind``, and the place of each of its values.
 
-    Args:
-        path: path of the file.
-        kind: kind of the file, for messages: study, space file.
-
-    Returns:
-        The mapping, and a dict of the lines: ``("runs", 0)`` -> ``study.yaml, line 7`` for the
-        first value of the list ``runs``.
-
-    Raises:
-        UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
+    Places are ``("runs", 0)`` -> ``study.yaml, line 7`` for the first value of the list ``runs``.
     """
     content, root = _read_mapping(path, kind, YamlLoader)
     return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}

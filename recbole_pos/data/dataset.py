@@ -249,11 +249,7 @@ class _ExactTimeMixin(AtomicTables):
         return Features(read_features(self, "event_features"), read_features(self, "user_features"))
 
     def build(self: Kind) -> list[Kind]:
-        """Return [train, valid, test] datasets over the same log.
-
-        Raises:
-            UsageError: if there is no training target.
-        """
+        """Return [train, valid, test] datasets over the same log."""
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()

@@ -41,9 +41,8 @@ _COUNTS_TIME = "counts_time"
 def compute_identity(dataset: Dataset) -> dict[str, Any]:
     """Return digests of a dataset after ``build``.
 
-    Returns:
-        ``data``: hexadecimal digest of items, sequences and split, joined with that of times;
-        ``fields``: every other loaded field -> digest of its values, missing cells and tokens.
+    ``data`` is the one of items, sequences and split, joined with that of times; ``fields`` has by
+    name those of all other loaded fields: their values, missing cells and tokens.
     """
     log = dataset.log
     log_fields = {log.user_field, log.item_field, log.time_field}

@@ -145,11 +145,9 @@ class EventLog:
         return self.has_history & is_selected
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the possible targets of each interaction's user: all, and those up to it.
+        """Return how many possible targets the user of each interaction has: in all, and up to it.
 
-        Returns:
-            [interactions] int64 numbers in all, and [interactions] int64 numbers up to and
-            including the interaction.
+        Both are [interactions] int64; the latter include the interaction.
         """
         num_before = np.concatenate(([0], np.cumsum(self.possible_targets)))
         num_until = num_before[1:]

@@ -515,12 +515,8 @@ def number_names(
 ) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
-    Args:
-        columns: [rows] names (nan for none), as categories or objects, or arrays of names.
-        scratch: disk space for the ids, where they do not fit into memory.
-
-    Returns:
-        Names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
+    Columns are [rows] names (nan for none), as categories or objects, or arrays of names. Returned
+    are names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
     """
     ids: dict[str, int] = {}
     numbered = [_number_column(column, ids, scratch) for column in columns]

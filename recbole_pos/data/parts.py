@@ -114,11 +114,7 @@ def join_parts(dataset: Any) -> None:
     """Check that the parts of all processes fit together; set what counts over all of them.
 
     It sets ``totals``, the counts of the split and the ``identity`` of a dataset with a split. All
-    processes of the run must call it.
-
-    Raises:
-        UsageError: in all processes, if items differ, if a user is in two parts, or if a part lacks
-            targets of a phase that others have.
+    processes of the run must call it, and all raise its UsageErrors.
     """
     names = dataset.field2id_token
     identity = dataset.identity

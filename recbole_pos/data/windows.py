@@ -203,15 +203,10 @@ def masks_history(config: Options) -> bool:
 def find_past_items(
     log: EventLog, target_event: Tensor, target_items: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the past items of examples, except the target item of each.
+    """Return the past items of examples, except the target of each: [n] examples, and [n] items.
 
     Args:
-        log: the interactions.
-        target_event: [b] row in the log of the target of each example.
-        target_items: [b] item of each target.
-
-    Returns:
-        [n] number of the example of each past item, and [n] the item.
+        target_event, target_items: [b] row in the log, and item, of the target of each example.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]
