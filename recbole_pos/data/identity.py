@@ -261,8 +261,10 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
         names, column = known.tokens[field][1:], table[field]
         if column.dtype == object:  # lists of tokens
             name_set = set(names.tolist())
-            lists = ([name for name in cell.tolist() if name in name_set] for cell in column)
-            table[field] = list(map(np.array, lists))
+            table[field] = [
+                np.array([name for name in cell.tolist() if name in name_set], cell.dtype)
+                for cell in column
+            ]
         else:
             table[field] = column.where(column.isin(names))
     return table
