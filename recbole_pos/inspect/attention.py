@@ -26,10 +26,6 @@ from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.positional_attention import PositionalAttention
 from recbole_pos.values import SECONDS
 
-MEASURES = ("distance", "entropy", "hours")
-QUERIES = ("all", "last")
-
-
 # --- weights and kernels ---
 
 
@@ -203,7 +199,7 @@ def average_attention(
 
 @dataclass(frozen=True)
 class Measured:
-    """Means over histories of ``MEASURES``; without times there are no hours.
+    """Means over histories of distance, entropy and hours; without times there are no hours.
 
     Attributes:
         layers: for each layer [2, measures, h]: first the means over all queries of a history, then

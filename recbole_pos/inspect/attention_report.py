@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.files import write_json
 from recbole_pos.inspect.attention import (
-    MEASURES,
-    QUERIES,
     Measured,
     find_attention_layers,
     measure_attention,
@@ -32,7 +30,8 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.schemes import scheme_names
 from recbole_pos.values import SECONDS
 
-MEANING = {
+QUERIES = ("all", "last")
+MEANING = {  # of the measures, in their order
     "distance": "sum_j a_ij (i - j), interactions",
     "entropy": "-sum_j a_ij ln a_ij, nats",
     "hours": "sum_j a_ij (t_i - t_j)",
@@ -169,7 +168,7 @@ def inspect_attention(
         "min_events": min_events,
         "users_with_min_events": num_qualified,
         "events_per_history": float(lengths.mean()),
-        "measures": {name: MEANING[name] for name in MEASURES[: measured.uniform.shape[1]]},
+        "measures": dict(islice(MEANING.items(), measured.uniform.shape[1])),
         "rows_rescaled": measured.is_rescaled,
         "layers": [
             {
@@ -227,7 +226,7 @@ def _make_parts(content: dict[str, Any], periods: list[Periods]) -> list[str | p
 def _name_measures(values: np.ndarray) -> dict[str, dict[str, float]]:
     """Return values [2, measures] as queries -> measure -> value."""
     return {
-        queries: dict(zip(MEASURES, row.tolist(), strict=False))
+        queries: dict(zip(MEANING, row.tolist(), strict=False))
         for queries, row in zip(QUERIES, values, strict=True)
     }
 
