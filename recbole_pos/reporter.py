@@ -29,13 +29,7 @@ WIDE = 200  # columns of the log file, and of output that is not a terminal
 
 @dataclass
 class Task:
-    """A long task, and its progress.
-
-    Attributes:
-        total, done: number of steps, if known, and number of those that are done.
-        targets: number of training targets so far, for the speed; 0 without training.
-        began: seconds of :func:`time.monotonic` at its start.
-    """
+    """A long task, and its progress: steps in all (if known) and done, and training targets."""
 
     title: str
     total: int | None = None

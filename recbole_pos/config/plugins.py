@@ -50,10 +50,8 @@ def import_named(plugins: Any) -> list[str]:
 def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[str]:
     """Import the modules that the option ``plugins`` names; return their names.
 
-    Args:
-        plugins: value of the option: a module, several, or None; a UsageError refuses others.
-        location: file or argument that gave the option, for messages.
-        may_miss: whether a module may be missing, as what it would register is registered already.
+    Messages name ``location``, the file or argument that gave the option. A module may be missing
+    (``may_miss``) where what it would register is registered already.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):

@@ -87,15 +87,10 @@ class PosConfig(Config):
         model: name of a plugin model, of a usable model of RecBole or of one that was registered,
             or a class; None to read it from a file.
         dataset: name of the dataset; None to read it from a file.
-        config_file_list: yaml files.
-        config_dict: plain values that win over everything else.
+        config_file_list, config_dict: yaml files, and plain values. A UsageError names an unknown
+            key, a wrong value, or anything else that RecBole's Config refuses.
         strict: whether an option that changes nothing for this model and protocol is an error; not
             for a run that exists, nor for a trial, whose options depend on each other.
-
-    Raises:
-        UsageError: for an unknown key (naming the nearest known ones), a value of the wrong type,
-            an option that changes nothing, an unknown model, or anything else RecBole's Config
-            refuses.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing

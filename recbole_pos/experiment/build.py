@@ -38,13 +38,11 @@ from recbole_pos.values import listed, shown
 
 @dataclass(repr=False)
 class Experiment:
-    """A configured model with its data.
+    """A configured model, on its device, with its data.
 
     Attributes:
-        config: configuration of the run.
         dataset: all interactions, before the split.
         loaders: loaders by phase: train, valid, test.
-        model: the model, on its device.
         trainer: its PosTrainer; None where the model was loaded without data.
         data_seconds: seconds that reading and splitting the data took.
         changed: of a loaded model, fields whose values have changed since training.

@@ -23,13 +23,7 @@ _POLL = 0.05  # seconds between two checks; one long wait in C++ would not react
 
 
 class Rendezvous:
-    """The store through which the processes of a run meet.
-
-    Args:
-        ip, port: address of the store.
-        keeps_store: whether this process keeps the store.
-        timeout: seconds to wait for missing processes.
-    """
+    """The store through which the processes of a run meet; ``timeout`` is in seconds."""
 
     def __init__(self, ip: str, port: int, keeps_store: bool, timeout: float) -> None:
         """Open the store, or wait for it and connect; raise UsageError if that fails."""

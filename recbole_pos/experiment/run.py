@@ -206,7 +206,7 @@ def load(
 
     Args:
         path: the run folder, or the .pth file that RecBole's own functions wrote for a model of the
-            plugin.
+            plugin. A RunWarning says that the run was stopped before its end.
         view: takes the built dataset and returns the one of the experiment; the same if None.
         grown: whether the data may have grown since the run. If so, later interactions are held
             out, see ``data/identity.py``, and attributes may have other values.
@@ -214,11 +214,8 @@ def load(
         options: options of evaluation, which win over the options of the run.
         dataset: dataset of the run, after ``build``; read from its files if None.
 
-    Warns:
-        RunWarning: if the run was stopped before its end.
-
     Raises:
-        UsageError: if the dataset is missing.
+        NeedsDataset: if the dataset is missing.
         CheckpointError: if the data that the model was trained on have changed.
     """
     options = dict(options or {})

@@ -190,15 +190,8 @@ def load_best(
 ) -> list[str]:
     """Load the best weights of a checkpoint, or the newest if no epoch was validated yet.
 
-    Args:
-        model: the model that gets the weights.
-        file: the checkpoint.
-        identity: identity of the data, which must be the data of training; None to allow any.
-        allows_changed_fields: whether fields may have other values than in training.
-        vocabulary: vocabulary that replaces the data, which must be that of training.
-
-    Returns:
-        The fields whose values have changed since training.
+    A given ``identity`` of the data, or the ``vocabulary`` that replaces them, must be that of
+    training; with ``allows_changed_fields``, fields may have other values. Returns these fields.
     """
     state = checkpoint.load(file, ("weights", "best_weights"))
     require_vocabulary(state, vocabulary, file)

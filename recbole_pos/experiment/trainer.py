@@ -49,14 +49,8 @@ class PosTrainer(EvaluatingTrainer):
 
     If several processes train the same model, each has a trainer for its part of every batch. All
     keep the same weights, and only the first one writes files. Every process computes metrics from
-    all rows, so all of them stop in the same epoch.
-
-    Args:
-        config: RecBole configuration.
-        model: the model, on its device.
-
-    Attributes:
-        run: the run folder. If None, checkpoints are written where RecBole would write them.
+    all rows, so all of them stop in the same epoch. Without a run folder, ``run``, checkpoints are
+    written where RecBole would write them.
     """
 
     def __init__(self, config: Options, model: Any) -> None:
