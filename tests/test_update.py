@@ -211,6 +211,14 @@ def test_new_items_from_their_attribute(tmp_path) -> None:
         update(tmp_path, "third", epochs=1, new_items="kinds")
 
 
+def test_schemes_are_attached_to_an_updated_run(tmp_path) -> None:
+    train(write_atomic(make_log(), tmp_path), tmp_path / "old", "PosSASRec")
+    write_atomic(grow(make_log(), shuffle=False), tmp_path)
+    recbole_pos.update(tmp_path / "old", {"epochs": 1}, tmp_path / "new", verbose=False)
+    given = {"config_dict": {"epochs": 1}, "run_dir": tmp_path / "tuned", "verbose": False}
+    assert recbole_pos.attach(tmp_path / "new", "kernel", **given).epochs == 1
+
+
 def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
     train(write_atomic(make_log(), tmp_path), tmp_path / "old")
     old = tmp_path / "old"

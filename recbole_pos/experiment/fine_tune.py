@@ -74,7 +74,8 @@ def attach(
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
     present = [name for name in scheme_names(config["position"]) if name != "nope"]
     options |= {"position": [*present, *added], "train_only": added}
-    options["init_from"] = str(source.path.resolve())
+    # the weights of an updated run include those that its update started from
+    options |= {"init_from": str(source.path.resolve()), "update_from": None, "new_items": None}
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
     return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
