@@ -192,13 +192,14 @@ def test_equal_scores_have_one_order(monkeypatch, part, cutoff) -> None:
     assert collector.data_struct.get("rec.topk").tolist() == hits
 
 
-def test_scores_that_are_no_numbers_are_not_ranked() -> None:
+@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 1, 1]], ids=["one target", "two targets"])
+def test_scores_that_are_no_numbers_are_not_ranked(rows) -> None:
     options = {"model": "Mine", "topk": [2], "device": "cpu", "eval_args": {"mode": "full"}}
     collector = TargetCollector({"metrics": ["Hit"], **options})
     scores = torch.randn(3, 9)
     scores[1, 4] = torch.nan
     with pytest.raises(UsageError, match="^Mine: .*NaN"):
-        collector.eval_batch_collect(scores, None, torch.arange(3), torch.tensor([1, 2, 3]))
+        collector.eval_batch_collect(scores, None, torch.tensor(rows), torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize("items", [5, 255, 300, 3000])

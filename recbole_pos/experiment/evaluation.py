@@ -200,6 +200,7 @@ class TargetCollector(Collector):
             setattr(self.register, ITEMS, self.needs_items and not has_one_each)
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
             if not has_one_each:
+                self._require_numbers(scores.amax(1))
                 return
             rows = scores
             items = torch.arange(1, rows.size(1), device=rows.device)
@@ -207,11 +208,7 @@ class TargetCollector(Collector):
         targets = positive_i[positive_u.argsort()].to(scores.items.device)
         if self.needs_topk or self.needs_items:
             best_scores, best = scores.find_best(max(self.topk))
-            if best_scores[:, 0].isnan().any():  # NaN is above all numbers
-                raise UsageError(
-                    f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
-                    "ranked; train it again with a lower learning_rate"
-                )
+            self._require_numbers(best_scores[:, 0])
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:
@@ -221,6 +218,14 @@ class TargetCollector(Collector):
         if self.keeps_ranks and TARGET_EVENT in interaction:
             self.data_struct.update_tensor(RANK, scores.rank(targets))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
+
+    def _require_numbers(self, best_scores: Tensor) -> None:
+        """Raise a UsageError if scores are NaN, which is above all numbers."""
+        if best_scores.isnan().any():
+            raise UsageError(
+                f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
+                "ranked; train it again with a lower learning_rate"
+            )
 
     def get_data_struct(self) -> Any:
         """Return what all processes have collected; ranks are not kept for the next evaluation."""
