@@ -53,12 +53,11 @@ def check_processes(args: RunArguments) -> RunArguments:
     """Check the arguments about processes; return them with ``world_size`` and ``port`` set."""
     nproc, offset = args.nproc, args.group_offset
     world_size = nproc if args.world_size in (-1, None) else args.world_size
-    values_and_minimums = {
-        "nproc": (nproc, 1),
-        "world_size": (world_size, nproc),
-        "max_restarts": (args.max_restarts, 0),
-    }
-    for name, (value, minimum) in values_and_minimums.items():
+    for name, value, minimum in (
+        ("nproc", nproc, 1),
+        ("world_size", world_size, nproc),
+        ("max_restarts", args.max_restarts, 0),
+    ):
         if not is_whole(value) or value < minimum:
             raise UsageError(
                 f"--{name}: expected a whole number of at least {minimum}, found {value}"
