@@ -54,7 +54,8 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
         if path.suffix not in (".npy", ".parquet"):
             raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
         with _explain_read_errors(path):
-            file = _open_matrix(path) if _has_names_file(path) else _open_lists(path, item_field)
+            is_matrix = path.suffix == ".npy"
+            file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
         if file.names.has_duplicates:
             repeated = file.names[file.names.duplicated()][0]
             raise UsageError(f"item_vectors: {path}: {shown(repeated)} has more than one vector")
@@ -306,8 +307,8 @@ def digest_content(source: Any) -> Any:
 
     def digest(path: Any) -> str:
         files = [Path(path)]
-        if _has_names_file(path):
-            files.append(Path(path).with_suffix(".txt"))
+        if files[0].suffix == ".npy":
+            files.append(files[0].with_suffix(".txt"))
         digests = [_digest_file(str(f), f.stat().st_mtime_ns) for f in files if f.is_file()]
         return "".join(digests) or str(path)
 
@@ -319,11 +320,6 @@ def _for_each(source: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(source, Mapping):
         return {name: change(path) for name, path in source.items()}
     return change(source)
-
-
-def _has_names_file(path: Any) -> bool:
-    """Return whether a file holds a matrix, with its names in a text file beside it."""
-    return Path(path).suffix == ".npy"
 
 
 @lru_cache

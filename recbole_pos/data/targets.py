@@ -450,10 +450,7 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
         )
     leaks = summary.get("leaks") or {}
     for phase in PHASES[1:] if leaks else ():
-        if (
-            summary["targets"][phase]
-            and summary["cold_targets"][phase] == summary["targets"][phase]
-        ):
+        if summary["cold_targets"][phase] == summary["targets"][phase] > 0:
             warnings.append(
                 f"benchmark_filename: no item of the {phase} targets is in training; unless that "
                 "is meant, names are written differently in the files"
