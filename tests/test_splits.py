@@ -294,6 +294,8 @@ def test_ratio_split_equals_recboles(ratios: list[float]) -> None:
 def test_fractions_are_exact() -> None:
     assert read_fraction("1/64") == read_fraction(0.015625) == read_fraction(" 1/64 ")
     assert read_fraction(0.3) * 10 == 3 and read_fraction(1) == 1
+    with pytest.raises(UsageError, match="above 0"):
+        read_fraction("1e-4000000")  # a text, of which yaml makes no number; read at once
     session = torch.arange(1, 101)
     columns = {"u": session, "i": session, "t": session.double()}
     log = EventLog.build(columns, 101, "u", "i", "t")

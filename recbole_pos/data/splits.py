@@ -190,7 +190,9 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
 def read_fraction(value: Any) -> Fraction:
     """Return ``train_fraction``, a number or text such as 1/64 above 0 and at most 1, exactly."""
     try:
-        fraction = Fraction(0 if isinstance(value, bool) else str(value))
+        text = "0" if isinstance(value, bool) else str(value)
+        # by float, since a Fraction of 1e-999999999 has as many digits
+        fraction = Fraction(text if "/" in text else str(float(text)))
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(0)
     if not 0 < fraction <= 1:
