@@ -76,8 +76,7 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
     budget[0] -= 1
     if budget[0] < 0:
         return "..."
-    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
-        value = value.item()
+    value = _to_python(value)
     if isinstance(value, str) and len(value) > _MAX_LENGTH:
         return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
     if type(value) is dict:
@@ -93,6 +92,11 @@ def _brief_repr(value: Any, budget: list[int]) -> str:
         return " ".join(repr(value).splitlines())
     except ValueError:  # Python does not write out numbers of more than 4,300 digits
         return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
+
+
+def _to_python(value: Any) -> Any:
+    """Return a scalar of numpy or torch as a number or text of Python, other values as they are."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def short(text: str) -> str:
@@ -143,6 +147,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 def read_names(names: Any, key: str) -> list[str]:
     """Return names, which are text or whole numbers, as text; a single one as a list."""
+    names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
     if is_table or not isinstance(names, Iterable):
@@ -152,7 +157,7 @@ def read_names(names: Any, key: str) -> list[str]:
         if type(name) is str:  # first, since requests may name all items
             found.append(name)
             continue
-        plain = name.item() if hasattr(name, "item") else name  # numpy's numbers
+        plain = _to_python(name)
         if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
             plain = int(plain)
         if not isinstance(plain, (str, int)):

@@ -227,6 +227,11 @@ def test_names_that_were_read_as_floats() -> None:
     model = rp.fit("PosSASRec", data, **SHORT)
     expected = model.recommend(users=["5", "7"], k=3)
     assert model.recommend(users=np.array([5.0, 7.0]), k=3).equals(expected)
+    expected = model.recommend(users=["5"], k=3)
+    for one in (np.int64(5), np.array(5)):
+        assert model.recommend(users=one, k=3).equals(expected)
+    with pytest.raises(UsageError, match=r"users: expected text .* found array\(\[5\., 7\.\]\)"):
+        model.recommend(users=np.array([[5.0, 7.0]]), k=3)
     histories = [[3.0, 4.0], np.array([3.0, 4.0])]
     first, second = (model.recommend(histories=[one], k=3) for one in histories)
     assert first.equals(second) and first.equals(model.recommend(histories=[["3", "4"]], k=3))
