@@ -83,7 +83,11 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
         *(str(tmp_path / f"{kind}.parquet") for kind in ("lists", "large", "fixed")),
         write_npy(tmp_path, [*NAMES[:-1], "[PAD]"], values.astype("f8")),
         *map(to_files, (numbers, (NAMES, values), lists, lists.set_index("x"))),
+        to_files((NAMES, torch.nn.Parameter(torch.from_numpy(values)))),
     ]
+    wide = torch.from_numpy(values).bfloat16()
+    found, _ = read_vectors(to_files((NAMES, wide)), np.array(given, dtype=object), "item_id")
+    assert found[1].tolist() == wide[7].tolist()
     for source in sources:
         found, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")
         assert found.dtype == np.float32

@@ -270,6 +270,8 @@ def to_files(value: Any) -> Any:
             f"or several of these by name; found {shown(value)}"
         )
     names, matrix = [str(name) for name in pair[0]], pair[1]
+    if hasattr(matrix, "detach"):  # a tensor, of any type, on any device
+        matrix = matrix.detach().float().cpu()
     if broken := [name for name in names if "\n" in name or "\r" in name]:
         raise UsageError(
             f"item_vectors: found the name {shown(broken[0])}, expected names without a line "
