@@ -36,6 +36,7 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.3,
     "text.parse_math": False,  # a dollar in a name starts no formula
 }
+_LEGEND: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False}
 KINDS = ("differences", "seconds", "parameters", "curves")
 # Column of runs -> name of a cost, function that formats a value, ticks of the axis.
 _COSTS = {
@@ -158,7 +159,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_cost(value)))
     axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
-    _add_legend(figure)
+    figure.legend(**_LEGEND)
     values = "; ".join(
         f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
         for row, point in points.iterrows()
@@ -186,7 +187,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
             style["label"] = None  # only the first run of a row is in the legend
     axes.set(xlabel="epoch", ylabel=f"{metric}, validation")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    _add_legend(figure)
+    figure.legend(**_LEGEND)
     best = curves.groupby("row", sort=False)["value"].max()
     values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
     title = f"Validation {metric}, one line per run"
@@ -213,8 +214,3 @@ def _make_figure(height: float) -> tuple[Figure, Any]:
 def _compute_height(num_rows: int) -> float:
     """Return the height in inches of a figure with a legend for ``num_rows`` rows."""
     return 3.1 + 0.2 * math.ceil(num_rows / 2)
-
-
-def _add_legend(figure: Figure) -> None:
-    """Add a legend with the names of the rows below the axes."""
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
