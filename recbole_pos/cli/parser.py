@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words as argparse does; lists that are not given come from the environment."""
         parsed, unread = super().parse_known_args(args, namespace)
-        vars(parsed).pop(_GIVEN, None)
+        parsed.__dict__.pop(_GIVEN, None)
         for name, values in self._from_environment.items():
             if not getattr(parsed, name):
                 setattr(parsed, name, values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,10 +27,9 @@ from recbole_pos.config.options import find_option, find_synonyms, list_by_role
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
 from recbole_pos.config.presets import find_config_file, list_positions, select_parts
 from recbole_pos.data.identity import FILTERS
-from recbole_pos.data.item_vectors import KEPT, make_absolute, to_files
+from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.errors import PosError, RunWarning, UnknownKey, UsageError
-from recbole_pos.files import name_write_errors
+from recbole_pos.errors import PosError, RunWarning, StorageError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -141,8 +139,12 @@ class PosConfig(Config):
         ]
         self._given = self._drop_removed(options)
         if "item_vectors" in options:  # vectors in memory become a file
-            with name_write_errors(Path(tempfile.gettempdir(), KEPT)):
+            try:
                 options["item_vectors"] = to_files(options["item_vectors"])
+            except OSError as error:
+                raise StorageError(
+                    f"item_vectors: cannot write a temporary file: {error.strerror}"
+                ) from error
         model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
