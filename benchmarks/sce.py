@@ -228,7 +228,7 @@ def sampled() -> str:
     for items in SAMPLED_ITEMS:
         milliseconds = (1000 * run_alone(time_loss, name, items) for name in SAMPLED)
         rows.append([f"{items:,}", *(f"{value:,.0f}" for value in milliseconds)])
-    return table(("items", *heads), rows)
+    return f"{machine()}.\n\n{table(('items', *heads), rows)}"
 
 
 if __name__ == "__main__":
