@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from recbole_pos.config.effects import UNTRAINED
 from recbole_pos.config.options import find_option
 from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
@@ -190,7 +191,8 @@ def there(model: str, folder: Path, **options: Any) -> Experiment:
 def test_trains_and_predicts(tiny: Path, monkeypatch, model: str, options: dict) -> None:
     """Nothing stays on the CPU; and within a step nothing is read from where the model is."""
     with elsewhere(monkeypatch):
-        made = there(model, tiny, train_batch_size=128, **options)
+        size = {} if model in UNTRAINED else {"train_batch_size": 128}
+        made = there(model, tiny, **size, **options)
         trainer, loaders = made.trainer, made.loaders
         if options.get("loss_type") not in ("SCE", "in_batch"):  # which look at values
             monkeypatch.setattr(trainer, "_step", no_reads()(trainer._step))
