@@ -146,7 +146,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def read_names(names: Any, key: str) -> list[str]:
-    """Return names, which are text or whole numbers, as text; a single one as a list."""
+    """Return names, which are text or whole numbers, as text; a single one as a list.
+
+    Raises:
+        UsageError: naming the option ``key``, for anything else.
+    """
     names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")

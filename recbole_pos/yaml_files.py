@@ -166,6 +166,9 @@ def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[t
     """Return the mapping in a yaml file of a ``kind``, and the place of each of its values.
 
     Places are ``("runs", 0)`` -> ``study.yaml, line 7`` for the first value of the list ``runs``.
+
+    Raises:
+        UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
     content, root = _read_mapping(path, kind, YamlLoader)
     return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}

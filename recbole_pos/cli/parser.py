@@ -115,7 +115,11 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
 
     def read_environment(self) -> None:
-        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options."""
+        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
+
+        Raises:
+            UsageError: for a value that an option does not take, naming the variable.
+        """
         for action in self._actions:
             variable = f"RECBOLE_POS_{action.dest.upper()}"
             text = os.environ.get(variable, "")
@@ -237,6 +241,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return ``--key=value`` arguments as a dict, values read as yaml.
 
     ``--eval_args.split=...`` is the key ``split`` of the mapping ``eval_args``.
+
+    Raises:
+        UsageError: for an argument of another form, or a key given twice with different values.
     """
     from recbole_pos.yaml_files import parse_scalar
 

@@ -52,6 +52,9 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
 
     Messages name ``location``, the file or argument that gave the option. A module may be missing
     (``may_miss``) where what it would register is registered already.
+
+    Raises:
+        UsageError: for a value of another kind, or a module that cannot be imported.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):

@@ -207,7 +207,11 @@ def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
 def fits_on_device(
     device: torch.device, data_on_device: str, log: EventLog, windows: Windows, features: Features
 ) -> bool:
-    """Return whether the data are copied to the device of a model once, before training."""
+    """Return whether the data are copied to the device of a model once, before training.
+
+    Raises:
+        UsageError: if ``data_on_device`` is always, and the GPU has no room.
+    """
     if data_on_device == "never" or device.type == "cpu":
         return False
     if device.type != "cuda":

@@ -249,7 +249,11 @@ class _ExactTimeMixin(AtomicTables):
         return Features(read_features(self, "event_features"), read_features(self, "user_features"))
 
     def build(self: Kind) -> list[Kind]:
-        """Return [train, valid, test] datasets over the same log."""
+        """Return [train, valid, test] datasets over the same log.
+
+        Raises:
+            UsageError: if there is no training target.
+        """
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()

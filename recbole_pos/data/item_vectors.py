@@ -48,7 +48,11 @@ class VectorFile(NamedTuple):
 
 
 def open_files(source: Any, item_field: str) -> list[VectorFile]:
-    """Open the files of ``item_vectors``; ``source`` is a path, or paths by name."""
+    """Open the files of ``item_vectors``; ``source`` is a path, or paths by name.
+
+    Raises:
+        UsageError: if a file cannot be read, or holds something else than vectors with names.
+    """
     files = []
     for path in map(Path, source.values() if isinstance(source, Mapping) else [source]):
         if path.suffix not in (".npy", ".parquet"):
@@ -150,6 +154,9 @@ def read_vectors(
     Returns:
         [n, size] float32 vectors, zeros where no file has the name; and a sentence on each file
         that has fewer or other items.
+
+    Raises:
+        UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
     """
     files = open_files(source, item_field)
     shape = len(names), sum(file.size for file in files)

@@ -28,7 +28,11 @@ _HELD_OUT = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only
 
 
 def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
-    """Return the kind of split in ``eval_args`` (LS, RS, GT or ST) and its value."""
+    """Return the kind of split in ``eval_args`` (LS, RS, GT or ST) and its value.
+
+    Raises:
+        UsageError: for an order, grouping or split the plugin does not have.
+    """
     for key, supported in (("order", "TO"), ("group_by", "user")):
         if eval_args[key] != supported:
             value = shown(eval_args[key])
@@ -44,7 +48,11 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_log(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
-    """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS)."""
+    """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS).
+
+    Raises:
+        UsageError: for a split the plugin does not have, or one that leaves a part empty.
+    """
     kind, value = read_split(eval_args)
     if kind == "GT":
         return split_by_time(log.times.numpy(), value)

@@ -45,7 +45,11 @@ def open_table(path: str | Path, config: Options) -> Table:
 
 
 class Table:
-    """A file of one table, with ``kinds`` of columns by name; subclasses read its format."""
+    """A file of one table, with ``kinds`` of columns by name; subclasses read its format.
+
+    Raises:
+        UsageError: for the first row or column that is wrong, or if there is no row.
+    """
 
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.seq_separator = path, config["seq_separator"]

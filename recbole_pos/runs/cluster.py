@@ -35,6 +35,9 @@ def connect(address: str | None) -> bool:
 
     Returns:
         Whether this call joined or started a cluster, which the caller then has to :func:`stop`.
+
+    Raises:
+        UsageError: if nothing answers at the address.
     """
     if ray.is_initialized():
         return False

@@ -247,7 +247,11 @@ class Space:
         return combinations
 
     def iterate_extremes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter with each of its extremes, in options under which it exists."""
+        """Yield each parameter with each of its extremes, in options under which it exists.
+
+        Raises:
+            UsageError: for a condition that never holds.
+        """
         for parameter in self.parameters:
             required = self._meet_conditions(parameter)
             for value in parameter.extremes:
@@ -280,7 +284,11 @@ class Space:
 
 
 def find_space_file(name: str | Path | None, model: str) -> Path:
-    """Return the named space file, one of that name in ``properties/tune/``, or the model's own."""
+    """Return the named space file, one of that name in ``properties/tune/``, or the model's own.
+
+    Raises:
+        UsageError: if there is no such file.
+    """
     folder = ROOT / "tune"
     if name is None:
         candidates = [folder / f"{model}.yaml"]
@@ -299,7 +307,11 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test)."""
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
+
+    Raises:
+        UsageError: naming file and line of what is wrong.
+    """
     path = Path(path)
     if path.suffix in RECBOLE_SUFFIXES:
         return parse_space(*_read_recbole(path))
@@ -359,6 +371,9 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     Args:
         content: option -> how it is sampled, or its fixed value.
         lines: option -> file and line, for messages.
+
+    Raises:
+        UsageError: naming file and line of what is wrong.
     """
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}

@@ -194,6 +194,9 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     """Return the results of runs in folders, which must be finished, of the same data and split.
 
     ``reference`` is the row that others are compared to; the first if None.
+
+    Raises:
+        UsageError: naming a run that is not finished, or two of different data or splits.
     """
     configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)

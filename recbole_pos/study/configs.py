@@ -175,6 +175,9 @@ def digest(options: Mapping[str, Any], *values: Any) -> str:
     """Return a digest of options and further values: 16 hex digits.
 
     The order of keys does not matter. 1 equals 1.0, and a tuple equals a list, but True is not 1.
+
+    Raises:
+        UsageError: naming the option of a value that is not plain.
     """
     plain_options = {name: _to_canonical(value, str(name)) for name, value in options.items()}
     plain_values = [_to_canonical(value, "digest") for value in values]
@@ -271,6 +274,9 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
 
     A model that knows it may also have a twin that differs in nothing else, since the table then
     measures the effect of that knowledge. ``configs`` are name -> complete options.
+
+    Raises:
+        UsageError: naming a model that knows the time and has no twin.
     """
     twins: dict[str, dict[str, str]] = {}  # digest of the shared options -> request_time -> name
     ignored = {*INDIFFERENT, "seed", "request_time"}

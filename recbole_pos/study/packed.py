@@ -190,6 +190,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     """Write the finished runs of a study into a file, and return their number.
 
     The same runs give the same bytes. By convention the name of the file ends in ``.tar.xz``.
+
+    Raises:
+        UsageError: if no run is finished.
     """
     digests = sorted(set(folder.find_current_digests(plan).values()))
     finished = [digest for digest in digests if folder.read_fit(digest).get("status") == DONE]

@@ -169,6 +169,9 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
 
     Returns:
         Kind -> name of the bin -> [targets] whether a target is in it.
+
+    Raises:
+        UsageError: if the runs have not recorded the column of the bins.
     """
     masks: dict[str, dict[str, np.ndarray]] = {}
     for kind, edges in bins.items():

@@ -94,6 +94,9 @@ class Scheduler:
         Args:
             sample: whether searches may sample new trials.
             restore: whether runs of packed studies are copied into the folder, or only validated.
+
+        Raises:
+            UsageError: for a damaged run in the folder or a packed study.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
@@ -140,6 +143,9 @@ class Scheduler:
         Returns:
             Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``
             (its run depends on a search that has not ended).
+
+        Raises:
+            UsageError: for a damaged run of a packed study; nothing has been written.
         """
         states = {}
         while job := self.next_job(sample=False, restore=False):
@@ -328,6 +334,9 @@ class RowSearch:
         fixed: options that a space sets for all trials.
         searched: the space; without parameters for a grid.
         space: digest of a space and its sampler; empty for a grid.
+
+    Raises:
+        UsageError: for options that the row's model does not take, or that are given and searched.
     """
 
     def __init__(self, plan: Plan, name: str) -> None:

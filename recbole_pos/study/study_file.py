@@ -145,6 +145,9 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
             study's list of seeds; further seeds follow its largest.
         base: options over those of its base; its config_files are read after those of the base, and
             what they set is no longer taken from it.
+
+    Raises:
+        UsageError: for an option that all configurations set themselves.
     """
     _require_effect(plan, base)
     if "dataset" in changes:  # the paper's values are of the plan's dataset
@@ -207,6 +210,9 @@ def plan_models(
         seeds: number of seeds.
         base: options of all rows, with config_files.
         keys: further keys of a study's file: reference, metrics, bins, title.
+
+    Raises:
+        UsageError: for a value that cannot be read, or a name that is given twice.
     """
     if not models:
         raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")

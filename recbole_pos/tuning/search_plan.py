@@ -114,6 +114,9 @@ def plan_search(
 
     Returns:
         The plan, and the options of the space that are given and therefore not searched.
+
+    Raises:
+        UsageError: naming the option, or the file and line, that is wrong.
     """
     for key in _REMOVED.keys() & config_dict.keys():
         text = f"--{key} has no effect any more: {_REMOVED[key]}; leave it out"
@@ -206,6 +209,10 @@ def extend_plan(
         args: arguments of the call.
         config_dict: options of the configuration that the call gives.
         not_allowed: further arguments by name, none of which may have a value.
+
+    Raises:
+        UsageError: for an argument that may not change, fewer trials than there are, or a folder
+            without a search.
     """
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose", "scheduler")
     refused = [name for name in list_changed(args) if name not in allowed]
