@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import run_python
 
 import recbole_pos
 from recbole_pos.cli.commands import make_parser
@@ -125,6 +126,13 @@ def test_unexpected_errors_are_one_message_but_for_debug(monkeypatch, capsys) ->
     assert "ZeroDivisionError" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         main(["run", *ML, "--debug"])
+    monkeypatch.setenv("RECBOLE_POS_DEBUG", "true")
+    with pytest.raises(ZeroDivisionError):
+        main(["run", *ML])
+
+
+def test_the_package_runs_as_a_module() -> None:
+    assert run_python("-m", "recbole_pos", "--version").startswith("recbole-pos ")
 
 
 def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:

@@ -508,6 +508,9 @@ def test_wrong_histories_are_described() -> None:
         assert wrong == "histories[0].times: expected a list; found 3"
     large = pa.array([2**63], pa.uint64())  # in a table as in a list
     lists = pa.ListArray.from_arrays([0, 1], large)
+    misspelt = pa.table({"id": ["a"], "items": [["i1"]], "time": [[1]], "country": ["NL"]})
+    with pytest.raises(UsageError, match="unknown column 'time' .did you mean times"):
+        read_histories(misspelt, IDS, needs_time=False)
     for columns in ({"id": large, "items": [["i1"]]}, {"id": ["a"], "items": lists}):
         with pytest.raises(UsageError, match="a number less than 9223372036854775808"):
             read_histories(pa.table(columns), IDS, needs_time=False)

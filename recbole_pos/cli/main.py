@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             if _is_stdout_closed(error):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
                 return 128 + signal.SIGPIPE
-            if "--debug" in words:
+            if "--debug" in words or os.environ.get("RECBOLE_POS_DEBUG") in ("1", "true"):
                 raise
             return _report(error)
 
@@ -166,7 +166,3 @@ def _interrupt_on_sigterm() -> Iterator[threading.Event]:
 
     with handle_signals(interrupt, signal.SIGTERM):
         yield terminated
-
-
-if __name__ == "__main__":
-    sys.exit(main())

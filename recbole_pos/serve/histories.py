@@ -516,13 +516,16 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
 
 
 def require_columns(names: list[str], location: Any) -> None:
-    """Raise a UsageError unless a table has the columns of histories, each once."""
+    """Raise a UsageError unless a table has the columns of histories, each once, none misspelt."""
     counts = {key: names.count(key) for key in KEYS}
     if not (counts["id"] and counts["items"] and max(counts.values()) == 1):
         raise UsageError(
             f"{location}: expected the columns id, items (lists of names) and perhaps times (lists "
             f"of numbers), each once; found {listed(names)}"
         )
+    for name in names:
+        if name not in KEYS and (hint := suggest(name, KEYS)):  # others are not of a history
+            raise UsageError(f"{location}: unknown column {shown(name)}{hint}")
 
 
 def _read_table(
