@@ -8,7 +8,6 @@ generated data of the same kind. Writes ``results/speed_attrformer.md``.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -168,7 +167,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     dataset = given.dataset if given.data_path else "generated"
     with tempfile.TemporaryDirectory() as folder:
         if given.data_path is None:

@@ -21,7 +21,6 @@ import torch
 from page import DOCS, machine, replace_section, table
 from recbole.data.interaction import Interaction
 
-import recbole_pos  # noqa: F401  RecBole with its fixes
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.experiment.build import prepare

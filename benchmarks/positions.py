@@ -20,7 +20,6 @@ from data import make_log, write_atomic
 from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
 from torch import Tensor
 
-import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Experiment, prepare
@@ -190,7 +189,6 @@ def measure(group: str) -> str:
 
 
 if __name__ == "__main__":
-    groups, sys.argv = sys.argv[1:], sys.argv[:1]  # RecBole's configuration reads it
     keep_freed_memory()
-    for group in groups or GROUPS:
+    for group in sys.argv[1:] or GROUPS:
         replace_section(RESULTS / "speed_positions.md", group, measure(group))

@@ -15,7 +15,6 @@ import os
 import platform
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -198,7 +197,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="steps of training, then")
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that measure
     with tempfile.TemporaryDirectory() as folder:
         path = write_log(Path(folder), given.events)

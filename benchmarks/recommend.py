@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -120,7 +119,6 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # RecBole's own configuration reads it
     with tempfile.TemporaryDirectory() as folder:
         speeds = compare(train(Path(folder)), given.histories, given.rounds)
     rate, before, peak = run_alone(measure_memory)

@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -385,7 +384,6 @@ def main() -> None:
     parser.add_argument("--found", type=Path, help="file of cells that were measured")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.md")
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     torch.set_num_threads(1)
     seconds = min(given.seconds, 2) if given.quick else given.seconds
     most = min(given.most, EVENTS[1]) if given.quick else given.most

@@ -232,8 +232,7 @@ def sampled() -> str:
 
 
 if __name__ == "__main__":
-    names, sys.argv = sys.argv[1:], sys.argv[:1]  # RecBole's configuration reads it
     sections = {"losses": losses, "million": million, "sampled": sampled}
-    for name in names or sections:
+    for name in sys.argv[1:] or sections:
         page = DOCS / "losses.md" if name == "sampled" else RESULTS / "sce.md"
         replace_section(page, name, sections[name]())

@@ -155,7 +155,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
     given = parser.parse_args()
-    sys.argv = sys.argv[:1]  # RecBole's own configuration reads it
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             measure(make_run(Path(folder), items), items, given.requests)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -25,7 +24,6 @@ from data import make_log, write_atomic
 from page import in_turns
 from training import make_step
 
-import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
@@ -160,7 +158,6 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("BENCH_THREADS", "2")))
     keep_freed_memory()
-    sys.argv = sys.argv[:1]  # RecBole's configuration reads it
     with tempfile.TemporaryDirectory() as folder:
         where = (given.dataset, str(given.data_path), "session_id")
         if given.data_path is None:

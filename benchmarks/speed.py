@@ -20,7 +20,6 @@ from naive import NaiveSASRec, train_batches, windows_as_rows
 from page import RESULTS, Report, in_turns, machine, replace_section, run_alone
 from training import epoch_flops, make_step, peak_flops
 
-import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.folder import peak_rss_mb

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from recbole.utils import init_seed
 
-import recbole_pos  # noqa: F401  (RecBole needs its fixes to start at all on this numpy)
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader

@@ -171,7 +171,6 @@ def test_a_cell_measures_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """And one that ends early keeps what it has."""
     import scale
 
-    monkeypatch.setattr(sys, "argv", sys.argv[:1])
     sizes = {"events": 3000, "items": 70, "length": 10, "each": 30}
     cell = replace(scale.CENTRE, side="PosSASRec, SCE", **sizes)
     scale.write_dataset(replace(cell, side=scale.FIRST), tmp_path)
