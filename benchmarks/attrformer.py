@@ -46,7 +46,7 @@ SETS = 254  # of categories, as many different ones as Beauty's items have
 
 def generate(folder: str) -> None:
     """Write short histories with attributes as sparse as Beauty's."""
-    table = short_histories(0)
+    table = short_histories()
     write_atomic(table, Path(folder), "generated")
     rng, items = np.random.default_rng(0), np.unique(table["item_id"])
 

@@ -1,4 +1,4 @@
-"""Datasets of benchmarks: ml-100k, generated histories, atomic files."""
+"""Datasets of benchmarks: ml-100k, generated histories and logs, atomic files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 COLUMNS = ["user_id", "item_id", "timestamp"]
+HELD_OUT = 2  # of each user: the newest interactions, one for validation and one for the test
+GENERATED = "generated"  # dataset of :func:`write_log`
 
 
 def ml_100k() -> pd.DataFrame:
@@ -33,51 +35,51 @@ def make_log(
     )
 
 
-def short_histories(
-    seed: int, users: int = 20_000, items: int = 12_000, exponent: float = 1.0
-) -> pd.DataFrame:
-    """Return 3 to 20 interactions a user; the popularity of items falls as rank ** -exponent.
+def sample_items(rng: np.random.Generator, items: int, count: int, exponent: float) -> np.ndarray:
+    """Return [count] numbers of items from 0, whose popularity is (number + 1) ** -exponent."""
+    popularity = np.arange(1, items + 1, dtype=float) ** -exponent
+    return rng.choice(items, count, p=popularity / popularity.sum())
+
+
+def short_histories() -> pd.DataFrame:
+    """Return 3 to 20 interactions of 20,000 users with 12,000 items.
 
     Most real data look like this: far shorter than the window, with more items than ml-100k. Work
     spent on padding shows here.
     """
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, 21, users)
-    popularity = np.arange(1, items + 1, dtype=float) ** -exponent
+    rng, items = np.random.default_rng(0), 12_000
+    lengths = rng.integers(3, 21, 20_000)
     ids = rng.permutation(items) + 1  # the popularity of an item must not follow from its id
-    events = int(lengths.sum())
-    chosen = ids[rng.choice(items, events, p=popularity / popularity.sum())]
-    return make_log(lengths, chosen, rng.permutation(events))
+    chosen = ids[sample_items(rng, items, lengths.sum(), 1.0)]
+    return make_log(lengths, chosen, rng.permutation(len(chosen)))
 
 
-def long_histories(seed: int, users: int = 1_000, items: int = 6_000) -> pd.DataFrame:
+def long_histories() -> pd.DataFrame:
     """Return as many interactions a user as in ml-20m: 20 at least, 144 on average."""
-    rng = np.random.default_rng(seed)
-    lengths = (20 + rng.lognormal(4.1, 1.1, users)).astype(int).clip(max=3_000)
-    popularity = np.arange(1, items + 1, dtype=float) ** -0.8
-    events = int(lengths.sum())
-    chosen = 1 + rng.choice(items, events, p=popularity / popularity.sum())
-    return make_log(lengths, chosen, rng.permutation(events))
+    rng = np.random.default_rng(0)
+    lengths = (20 + rng.lognormal(4.1, 1.1, 1_000)).astype(int).clip(max=3_000)
+    chosen = 1 + sample_items(rng, 6_000, lengths.sum(), 0.8)
+    return make_log(lengths, chosen, rng.permutation(len(chosen)))
 
 
-def training_events(table: pd.DataFrame, length: int, held_out: int = 2) -> pd.DataFrame:
-    """Return up to ``length`` + 1 interactions before the last ``held_out`` of users with two.
+def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
+    """Return up to ``length`` + 1 interactions before those held out, of users with two or more.
 
     The cut is made here, not in a library, since the remaining interactions also decide which items
     there are. Times become ranks: with equal times, each library would choose an order of its own.
     """
     table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
     from_end = table.groupby("user_id").cumcount(ascending=False)
-    table = table[(from_end >= held_out) & (from_end <= held_out + length)]
+    table = table[from_end.between(HELD_OUT, HELD_OUT + length)]
     table = table[table.groupby("user_id")["item_id"].transform("size") >= 2]
     table = table.reset_index(drop=True)
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
-def next_events(table: pd.DataFrame, events: pd.DataFrame, held_out: int = 2) -> pd.DataFrame:
+def next_events(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     """Return the first held-out interaction of each user of :func:`training_events`."""
     table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
-    first = table.groupby("user_id").cumcount(ascending=False) == held_out - 1
+    first = table.groupby("user_id").cumcount(ascending=False) == HELD_OUT - 1
     return table[first & table["user_id"].isin(events["user_id"])]
 
 
@@ -94,3 +96,22 @@ def write_atomic(df: pd.DataFrame, folder: str | Path, name: str) -> Path:
     header = [f"{column}:{types[column]}" for column in COLUMNS]
     df[COLUMNS].to_csv(file, sep="\t", index=False, header=header)
     return file
+
+
+def write_log(folder: Path, events: int, each: int = 143, items: int | None = None) -> Path:
+    """Write interactions by time, ``each`` a user on average, by default of up to 27,000 items."""
+    rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
+    users, items = max(events // each, 2), items or min(max(events // 100, 2), 27_000)
+    path = folder / GENERATED / f"{GENERATED}.inter"
+    path.parent.mkdir(parents=True)
+    with path.open("w") as file:
+        file.write("user_id:token\titem_id:token\ttimestamp:float\n")
+        for start in range(0, events, batch):
+            n = min(batch, events - start)
+            user = (users * rng.random(n) ** 1.5).astype(np.int64).tolist()
+            item = (items * rng.random(n) ** 2).astype(np.int64).tolist()
+            times = now + np.sort(rng.integers(0, max(n // 3, 1), n))
+            now = int(times[-1])
+            lines = zip(user, item, times.tolist(), strict=True)
+            file.write("".join(f"u{u}\ti{i}\t{t}\n" for u, i, t in lines))
+    return path

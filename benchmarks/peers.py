@@ -59,8 +59,8 @@ class Side:
 CASES = {
     "ml-100k-50": Case("ml-100k, L=50", ml_100k, 50, 2.0),
     "ml-100k-200": Case("ml-100k, L=200", ml_100k, 200, 2.0),
-    "short-50": Case("short histories, L=50", partial(short_histories, 0), 50, 3.0),
-    "long-200": Case("long histories, L=200", partial(long_histories, 0), 200, 2.0),
+    "short-50": Case("short histories, L=50", short_histories, 50, 3.0),
+    "long-200": Case("long histories, L=200", long_histories, 200, 2.0),
 }
 OURS = Side("PosSASRec", "ours_worker")
 SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))

@@ -24,35 +24,16 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+from data import GENERATED, write_log
 from page import RESULTS, in_turns, replace_section, run_alone, table
 from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
 
 SIDES = ("bare", "first start", "second start")
-NAME = "generated"
 KINDS = "own memory", "mapped"
 TRAINED = {"PosSASRec, SCE": {"loss_type": "SCE"}, "FPARec": {}}
 LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
-
-
-def write_log(folder: Path, events: int, each: int = 143, items: int | None = None) -> Path:
-    """Write interactions by time, ``each`` a user on average, by default of up to 27,000 items."""
-    rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
-    users, items = max(events // each, 2), items or min(max(events // 100, 2), 27_000)
-    path = folder / NAME / f"{NAME}.inter"
-    path.parent.mkdir(parents=True)
-    with path.open("w") as file:
-        file.write("user_id:token\titem_id:token\ttimestamp:float\n")
-        for start in range(0, events, batch):
-            n = min(batch, events - start)
-            user = (users * rng.random(n) ** 1.5).astype(np.int64).tolist()
-            item = (items * rng.random(n) ** 2).astype(np.int64).tolist()
-            times = now + np.sort(rng.integers(0, max(n // 3, 1), n))
-            now = int(times[-1])
-            lines = zip(user, item, times.tolist(), strict=True)
-            file.write("".join(f"u{u}\ti{i}\t{t}\n" for u, i, t in lines))
-    return path
 
 
 class Phases:
@@ -115,7 +96,7 @@ def start_run(path: Path, memory_limit: str) -> dict[str, float]:
     from recbole_pos.experiment.build import read_dataset
 
     given = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
-    config = PosConfig("PosSASRec", NAME, None, given)
+    config = PosConfig("PosSASRec", GENERATED, None, given)
     phases = Phases()
     for method, name in (("_load_data", "parse"), ("_data_processing", "filter and number")):
         timed = phases.end_after(getattr(PosSequentialDataset, method), name)
@@ -148,7 +129,7 @@ def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[st
         **TRAINED[side],
         "show_progress": False,
     }
-    experiment = prepare(PosConfig(side.partition(",")[0], NAME, None, options))
+    experiment = prepare(PosConfig(side.partition(",")[0], GENERATED, None, options))
     trainer = experiment.trainer
     loader = trainer.loader = trainer.training_loader(experiment.loaders["train"])
     step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))

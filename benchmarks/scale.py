@@ -30,8 +30,8 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from data import GENERATED, write_log  # noqa: E402
 from page import RESULTS, machine, replace_section, table  # noqa: E402
-from reading import write_log  # noqa: E402
 from training import time_steps  # noqa: E402
 
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
@@ -140,7 +140,7 @@ def measure(cell: Cell, folder: Path, seconds: float, send: Callable[..., None])
     keep_freed_memory()
     model, options = make_options(cell, folder)
     with tempfile.TemporaryDirectory() as run_dir:
-        config = PosConfig(model, "generated", None, options)
+        config = PosConfig(model, GENERATED, None, options)
         send(before_mb=peak_rss_mb())
         began = time.process_time()
         experiment = prepare(config)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from data import make_log, write_atomic
+from data import make_log, sample_items, write_atomic
 from page import in_turns
 from training import make_step
 
@@ -34,13 +34,12 @@ from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 BATCH, D, L, ROUNDS = 100, 100, 50, 3
 
 
-def generate_sessions(seed: int, sessions: int = 30_000, items: int = 43_000) -> pd.DataFrame:
+def generate_sessions() -> pd.DataFrame:
     """Return sessions of 2 to 50 interactions, 4.8 on average; one in eight is a step back."""
-    rng = np.random.default_rng(seed)
-    lengths = np.minimum(1 + rng.geometric(1 / 3.8, sessions), L)
-    popularity = np.arange(1, items + 1, dtype=float) ** -0.6
+    rng, items = np.random.default_rng(0), 43_000
+    lengths = np.minimum(1 + rng.geometric(1 / 3.8, 30_000), L)
     events = int(lengths.sum())
-    item = rng.permutation(items)[rng.choice(items, events, p=popularity / popularity.sum())]
+    item = rng.permutation(items)[sample_items(rng, items, events, 0.6)]
     rank = np.arange(events) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     back = (rng.random(events) < 1 / 8) & (rank >= 2)
     item[back] = item[np.flatnonzero(back) - 2]
@@ -161,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         where = (given.dataset, str(given.data_path), "session_id")
         if given.data_path is None:
-            write_atomic(generate_sessions(0), folder, "sessions")
+            write_atomic(generate_sessions(), folder, "sessions")
             where = ("sessions", folder, "user_id")
         ours = build("PosRec", *where, hidden_size=D, inner_size=D)
         peer = build("SRGNN", *where, embedding_size=D, step=1)

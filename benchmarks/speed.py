@@ -65,7 +65,7 @@ def build(model: str, data: str, length: int, **options: Any) -> Experiment:
     given = {"MAX_ITEM_LIST_LENGTH": length, "show_progress": False, **SIZES, **options}
     with tempfile.TemporaryDirectory() as folder:
         if data == "short":
-            write_atomic(short_histories(0), Path(folder), data)
+            write_atomic(short_histories(), Path(folder), data)
             given["data_path"] = folder
         return prepare(PosConfig(model, data, None, given))
 
