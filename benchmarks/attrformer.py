@@ -18,12 +18,11 @@ import pandas as pd
 import torch
 from data import short_histories, write_atomic
 from page import RESULTS, in_turns, least, machine, mark, replace_section, run_alone, table
-from training import make_step
+from training import build, make_step
 
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import Experiment, prepare
 
 GOALS = {"seconds": 4.6, "memory": 3.0}  # Table 4: 6.5 s to 1.4 s
 TOP_K = (1, 10, 100)
@@ -66,16 +65,16 @@ def generate(folder: str) -> None:
     pd.DataFrame(columns).to_csv(f"{folder}/generated/generated.item", sep="\t", index=False)
 
 
-def build(side: str, given: argparse.Namespace, dataset: str, folder: str) -> Experiment:
+def build_side(side: str, given: argparse.Namespace, dataset: str, folder: str) -> Experiment:
     """Return the model of a side with its data."""
     options = {**SIDES[side], "data_path": folder}
     if options["model"] == "AttrFormer":
         columns = ["item_id", "brand", "categories", *BEHAVIOUR]
         options["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": columns}
     d = given.hidden_size
-    sizes = {"hidden_size": d, "inner_size": 4 * d, "n_layers": given.n_layers, "n_heads": 8}
-    same = {"MAX_ITEM_LIST_LENGTH": 50, "train_batch_size": 128, "show_progress": False}
-    return prepare(PosConfig(options.pop("model"), dataset, None, {**options, **sizes, **same}))
+    options |= {"hidden_size": d, "inner_size": 4 * d, "n_layers": given.n_layers, "n_heads": 8}
+    options |= {"MAX_ITEM_LIST_LENGTH": 50, "train_batch_size": 128}
+    return build(dataset=dataset, **options)
 
 
 def measure(side: str, given: argparse.Namespace, dataset: str, folder: str) -> dict[str, float]:
@@ -83,7 +82,7 @@ def measure(side: str, given: argparse.Namespace, dataset: str, folder: str) -> 
     torch.set_num_threads(given.threads)
     keep_freed_memory()
     started = time.perf_counter()
-    experiment = build(side, given, dataset, folder)
+    experiment = build_side(side, given, dataset, folder)
     setup = time.perf_counter() - started
     loader = experiment.trainer.training_loader(experiment.loaders["train"])
     experiment.model.train()

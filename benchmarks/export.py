@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from page import DOCS, machine, replace_section, table
 from recbole.data.interaction import Interaction
+from training import build
 
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import TARGET_EVENT
-from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.serve.export import load_program
 from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
@@ -60,8 +59,7 @@ def eager(encoder: Encoder, given: dict[str, torch.Tensor], log: Any) -> Callabl
 
 def measure(name: str, folder: Path, requests: int) -> list[str]:
     """Return the row of a model."""
-    options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "show_progress": False}
-    experiment = prepare(PosConfig(name, "ml-100k", None, options))
+    experiment = build(name, "ml-100k", MAX_ITEM_LIST_LENGTH=LENGTH)
     encoder = make_encoder(experiment.model.eval(), "own" if name == "AttrFormer" else None)
     module = Recommend(encoder, K)
     given = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))

@@ -25,6 +25,7 @@ from page import RESULTS, table
 from torch import nn
 from training import (
     Size,
+    build,
     epoch_flops,
     make_trainer,
     peak_flops,
@@ -34,8 +35,6 @@ from training import (
     time_steps,
 )
 
-from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.losses import full_cross_entropy
 
 ML_20M = Size(138_000, 27_000, 20_000_000, length=200, d=256, layers=4, batch=256)
@@ -185,8 +184,7 @@ def precisions(seeds: int, options: dict[str, Any]) -> Iterator[list[str]]:
     for seed in range(seeds):
         level = 0.0  # of fp32, which is the first
         for name in PRECISIONS:
-            given = {"precision": name, "seed": seed, "show_progress": False, **options}
-            experiment = prepare(PosConfig("PosSASRec", "ml-100k", config_dict=given))
+            experiment = build("PosSASRec", "ml-100k", precision=name, seed=seed, **options)
             trainer, loaders = experiment.trainer, experiment.loaders
             trainer.fit(loaders["train"], loaders["valid"], False, saved=False)
             score, progress = trainer.evaluate(loaders["test"])["ndcg@10"], trainer.progress

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from data import make_log, write_atomic
 from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
 from torch import Tensor
+from training import build
 
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers import triangular
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
@@ -74,7 +74,6 @@ SAME = {
     "n_heads": 1,
     "hidden_dropout_prob": 0.2,
     "attn_dropout_prob": 0.0,
-    "show_progress": False,
 }
 
 
@@ -110,10 +109,10 @@ class PlainBlock(PointwiseAttention):
         return x + self.dense(self.out_dropout(out))
 
 
-def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
+def build_scheme(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
     """Return PosSASRec with a scheme."""
     given = {**SAME, **options, **{**ORDER, **TIME, **BLOCK}[scheme]}
-    made = prepare(PosConfig("PosSASRec", dataset, None, given))
+    made = build("PosSASRec", dataset, **given)
     if scheme == NAIVE:
         given = read_yaml(ROOT / "position" / "kernel.yaml")
         for layer in made.model.trm_encoder.layer:
@@ -131,15 +130,16 @@ def build(scheme: str, dataset: str, options: dict[str, Any]) -> Experiment:
 def time_epochs(scheme: str, length: int) -> list[float]:
     """Return the seconds of epochs of one scheme in this process."""
     keep_freed_memory()
-    options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length}
+    options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length, "train_batch_size": 32}
     if length == 200:
-        made = build(scheme, "ml-100k", options | {"train_batch_size": 32})
+        made = build_scheme(scheme, "ml-100k", options)
     else:
         with tempfile.TemporaryDirectory() as folder:
             users, events = 24, 2002  # histories of two windows
             chosen = np.random.default_rng(0).integers(1, 2001, users * events)
             write_atomic(make_log(np.full(users, events), chosen), folder, "long")
-            made = build(scheme, "long", options | {"train_batch_size": 16, "data_path": folder})
+            options |= {"train_batch_size": 16, "data_path": folder}
+            made = build_scheme(scheme, "long", options)
     loader = made.trainer.training_loader(made.loaders["train"])
     return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]
 

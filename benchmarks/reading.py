@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -115,36 +116,23 @@ def start_run(path: Path, memory_limit: str) -> dict[str, float]:
 
 def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[str, float]:
     """Return memory in MB, own and of mapped files, early and at the end of training steps."""
-    from training import make_step
+    from training import build, train_epoch
 
-    from recbole_pos.config.posconfig import PosConfig
-    from recbole_pos.experiment.build import prepare
     from recbole_pos.experiment.memory import keep_freed_memory
 
     keep_freed_memory()
     options = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
-    options |= {
-        "shuffle_block": 512,
-        "train_batch_size": 8,
-        **TRAINED[side],
-        "show_progress": False,
-    }
-    experiment = prepare(PosConfig(side.partition(",")[0], GENERATED, None, options))
+    options |= {"shuffle_block": 512, "train_batch_size": 8, **TRAINED[side]}
+    experiment = build(side.partition(",")[0], GENERATED, **options)
     trainer = experiment.trainer
-    loader = trainer.loader = trainer.training_loader(experiment.loaders["train"])
-    step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
-    trainer.model.train()
-    loader.set_epoch(0)
+    batches = train_epoch(trainer, trainer.training_loader(experiment.loaders["train"]))
     figures, targets = {}, 0
-    with trainer.precision.rounded_products(), trainer.steps_in_rows():
-        batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
-        for number, batch in zip(range(1, steps + 1), batches, strict=False):
-            step(batch)
-            targets += len(batch)
-            if number in (steps // 10, steps):
-                memory = psutil.Process().memory_info()
-                own, mapped = (memory.rss - memory.shared) / 1e6, memory.shared / 1e6
-                figures |= {f"own {number}": own, f"mapped {number}": mapped}
+    for number, batch in enumerate(islice(batches, steps), 1):
+        targets += len(batch)
+        if number in (steps // 10, steps):
+            memory = psutil.Process().memory_info()
+            own, mapped = (memory.rss - memory.shared) / 1e6, memory.shared / 1e6
+            figures |= {f"own {number}": own, f"mapped {number}": mapped}
     return {**figures, "targets": targets}
 
 

@@ -32,12 +32,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from data import GENERATED, write_log  # noqa: E402
 from page import RESULTS, machine, replace_section, table  # noqa: E402
-from training import time_steps  # noqa: E402
+from training import build, time_steps  # noqa: E402
 
-from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.data.loaders import TargetLoader  # noqa: E402
 from recbole_pos.experiment import checkpoint  # noqa: E402
-from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
+from recbole_pos.experiment.build import Experiment  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
 from recbole_pos.experiment.memory import keep_freed_memory  # noqa: E402
 from recbole_pos.experiment.state import capture  # noqa: E402
@@ -104,7 +103,6 @@ def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
         "data_path": str(folder / cell.log),
         "load_col": {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id"]},
         "MAX_ITEM_LIST_LENGTH": cell.length,
-        "show_progress": False,
     }
     if model != "PosRec":  # whose batch is of prefixes, one target each
         options["train_batch_size"] = 128 if loss else cell.batch
@@ -140,10 +138,9 @@ def measure(cell: Cell, folder: Path, seconds: float, send: Callable[..., None])
     keep_freed_memory()
     model, options = make_options(cell, folder)
     with tempfile.TemporaryDirectory() as run_dir:
-        config = PosConfig(model, GENERATED, None, options)
         send(before_mb=peak_rss_mb())
         began = time.process_time()
-        experiment = prepare(config)
+        experiment = build(model, GENERATED, **options)
         send(start=time.process_time() - began, start_mb=peak_rss_mb())
         if cell.side == FIRST:
             return

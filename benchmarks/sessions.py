@@ -22,12 +22,11 @@ import pandas as pd
 import torch
 from data import make_log, sample_items, write_atomic
 from page import in_turns
-from training import make_step
+from training import build, make_step
 
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import Experiment, prepare
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 
@@ -46,18 +45,19 @@ def generate_sessions() -> pd.DataFrame:
     return make_log(lengths, item + 1)
 
 
-def build(model: str, data: str, folder: str, user: str, **options: Any) -> Experiment:
+def build_side(model: str, data: str, folder: str, user: str, **options: Any) -> Experiment:
     """Return a model with its data; a tenth of the time is held out, since some of it must be."""
-    given = {
-        "data_path": folder,
-        "USER_ID_FIELD": user,
-        "load_col": {"inter": [user, "item_id", "timestamp"]},
-        "MAX_ITEM_LIST_LENGTH": L,
-        "train_batch_size": BATCH,
-        "eval_args": {"split": {"GT": [0.9]}},
-        "show_progress": False,
-    }
-    return prepare(PosConfig(model, data, None, {**given, **options}))
+    return build(
+        model,
+        data,
+        data_path=folder,
+        USER_ID_FIELD=user,
+        load_col={"inter": [user, "item_id", "timestamp"]},
+        MAX_ITEM_LIST_LENGTH=L,
+        train_batch_size=BATCH,
+        eval_args={"split": {"GT": [0.9]}},
+        **options,
+    )
 
 
 def make_turn(
@@ -162,8 +162,8 @@ def main() -> None:
         if given.data_path is None:
             write_atomic(generate_sessions(), folder, "sessions")
             where = ("sessions", folder, "user_id")
-        ours = build("PosRec", *where, hidden_size=D, inner_size=D)
-        peer = build("SRGNN", *where, embedding_size=D, step=1)
+        ours = build_side("PosRec", *where, hidden_size=D, inner_size=D)
+        peer = build_side("SRGNN", *where, embedding_size=D, step=1)
     print(
         f"{where[0]}: {len(ours.dataset.log):,} interactions, {ours.dataset.item_num - 1:,} items, "
         f"{len(peer.loaders['train']._dataset):,} prefixes; {torch.get_num_threads()} threads, "

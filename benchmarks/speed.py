@@ -18,10 +18,9 @@ import torch
 from data import short_histories, write_atomic
 from naive import NaiveSASRec, train_batches, windows_as_rows
 from page import RESULTS, Report, in_turns, machine, replace_section, run_alone
-from training import epoch_flops, make_step, peak_flops
+from training import build, epoch_flops, make_step, peak_flops
 
-from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.model.training import make_adapter
@@ -60,21 +59,21 @@ def measure(side: str, data: str, length: int, count: int) -> dict[str, Any]:
     return train_ours(side, data, length, count)
 
 
-def build(model: str, data: str, length: int, **options: Any) -> Experiment:
+def build_side(model: str, data: str, length: int, **options: Any) -> Experiment:
     """Return a model with its data; generated data are written to a temporary folder."""
-    given = {"MAX_ITEM_LIST_LENGTH": length, "show_progress": False, **SIZES, **options}
+    given = {"MAX_ITEM_LIST_LENGTH": length, **SIZES, **options}
     with tempfile.TemporaryDirectory() as folder:
         if data == "short":
             write_atomic(short_histories(), Path(folder), data)
             given["data_path"] = folder
-        return prepare(PosConfig(model, data, None, given))
+        return build(model, data, **given)
 
 
 def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any]:
     """Train epochs of a plugin model, each with its validation; the first epoch warms up."""
     keep_freed_memory()
     options = {} if model == "PosSASRec" else {"n_heads": 1, "attn_dropout_prob": 0.2}
-    experiment = build(model, data, length, epochs=epochs, **options)
+    experiment = build_side(model, data, length, epochs=epochs, **options)
     trainer, started, curve = experiment.trainer, time.perf_counter(), []
     loader = trainer.training_loader(experiment.loaders["train"])
     speeds, evaluations = [], []
@@ -103,7 +102,7 @@ def train_ours(model: str, data: str, length: int, epochs: int) -> dict[str, Any
 
 def train_naive(data: str, length: int, batches: int) -> dict[str, Any]:
     """Train the naive reference on the same windows."""
-    experiment = build("PosSASRec", data, length)
+    experiment = build_side("PosSASRec", data, length)
     windows = experiment.loaders["train"]._dataset.make_training_windows()
     rows = windows_as_rows(experiment.dataset.log.items, windows, length)
     model = NaiveSASRec(experiment.dataset.item_num, length)
@@ -167,7 +166,7 @@ def train_recbole(length: int, anomaly: bool, batches: int | None) -> dict[str, 
 def train_bert4rec(data: str, length: int, batches: int, own_loss: bool) -> dict[str, Any]:
     """Train BERT4Rec through the plugin, with RecBole's own loss or the plugin's."""
     keep_freed_memory()
-    experiment = build("BERT4Rec", data, length)
+    experiment = build_side("BERT4Rec", data, length)
     trainer, model = experiment.trainer, experiment.model.train()
     if own_loss:
         loss = model.calculate_loss

@@ -1,10 +1,13 @@
-"""Training steps as the trainer makes them, on data of any size without files: time and FLOPs."""
+"""Models with their data, and training steps as the trainer makes them: time, FLOPs, memory.
+
+Data may be of any size without files.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +20,16 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
+from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.trainer import LossWatch, PosTrainer
 from recbole_pos.layers.features import Features
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
+
+
+def build(model: str, dataset: str, **options: Any) -> Experiment:
+    """Return a model with its data and trainer, which shows no progress."""
+    return prepare(PosConfig(model, dataset, None, {"show_progress": False, **options}))
 
 
 @dataclass(frozen=True)
@@ -40,16 +49,12 @@ class GeneratedDataset:
     """The part of a dataset that a model and a loader read, around interactions without a file."""
 
     def __init__(self, log: EventLog, items: int, length: int, config: PosConfig) -> None:
-        self._log, self.length, self.config = log, length, config
+        self.log, self.length, self.config = log, length, config
         self.item_num, self.user_num = items + 1, len(log.offsets) - 1
-
-    @property
-    def log(self) -> EventLog:
-        return self._log
 
     def num(self, field: str) -> int:
         """Return the number of ids of a field, padding included."""
-        return self.item_num if field == self._log.item_field else self.user_num
+        return self.item_num if field == self.log.item_field else self.user_num
 
     def get_features(self) -> Features:
         """Return no features of interactions and users."""
@@ -57,7 +62,7 @@ class GeneratedDataset:
 
     def make_training_windows(self) -> Windows:
         """Return windows over all interactions."""
-        offsets = self._log.offsets
+        offsets = self.log.offsets
         return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
 
 
@@ -107,6 +112,18 @@ def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any]
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 
+def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
+    """Yield the batches of an epoch, each after its step."""
+    trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
+    trainer.model.train()
+    loader.set_epoch(0)
+    step = make_step(trainer, trainer.adapter.choose_loss(loader.packed))
+    with trainer.precision.rounded_products(), trainer.steps_in_rows():
+        for batch in loader.iterate_batches(trainer.device, trainer.config["data_on_device"]):
+            step(batch)
+            yield batch
+
+
 @dataclass(frozen=True)
 class Timed:
     """Steps after those that warm up.
@@ -130,29 +147,18 @@ def time_steps(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timed:
     """Train to the end of an epoch, or until the time is up, after ``warm`` steps."""
-    watch, loss = (
-        LossWatch(partial(trainer._refuse_loss, 0)),
-        trainer.adapter.choose_loss(loader.packed),
-    )
-    trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
-    trainer.model.train()
-    loader.set_epoch(0)
     warm = min(warm, len(loader) // 2)
-    targets, number, begun = 0, -1, clock()
-    started = begun
-    with trainer.precision.rounded_products(), trainer.steps_in_rows():
-        batches = loader.iterate_batches(trainer.device, trainer.config["data_on_device"])
-        for number, batch in enumerate(batches):
-            if number == warm:
-                synchronise(trainer.device)
-                targets, started = 0, clock()
-            trainer._step(loss, batch, watch, number)
-            targets += len(batch)
-            if number >= warm and clock() - started > seconds:  # the host is few steps ahead
-                break
-        watch.compute_mean()
-        synchronise(trainer.device)
-    return Timed(clock() - started, number + 1 - warm, targets, started - begun)
+    targets = steps = 0
+    begun = started = clock()
+    for steps, batch in enumerate(train_epoch(trainer, loader), 1):
+        targets += len(batch)
+        if steps == warm:
+            synchronise(trainer.device)
+            targets, started = 0, clock()
+        elif steps > warm and clock() - started > seconds:  # the host is few steps ahead
+            break
+    synchronise(trainer.device)
+    return Timed(clock() - started, steps - warm, targets, started - begun)
 
 
 def epoch_flops(

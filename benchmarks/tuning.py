@@ -15,10 +15,9 @@ from typing import Any
 
 import pandas as pd
 from page import RESULTS, replace_section, table
+from training import build
 
 import recbole_pos
-from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.experiment.run import prepare
 from recbole_pos.runs.progress import format_options
 from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.tuning import search
@@ -102,7 +101,7 @@ def show_overhead(ray: dict[str, float]) -> str:
 
 def show_sizes(best: Path, ray: dict[str, float]) -> str:
     """Return the table of bytes of shared data and of checkpoints, also of a large dataset."""
-    experiment = prepare(PosConfig("FPARec", "ml-100k"))
+    experiment = build(*WHAT[:2])
     shared = SharedData(experiment.dataset)
     split = shared.template.split
     arrays = (*shared.columns.values(), split.log.offsets, split.part, split.is_target)

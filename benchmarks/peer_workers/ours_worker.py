@@ -9,11 +9,10 @@ import torch
 from data import write_atomic
 from peer_workers import common
 from recbole.data.interaction import Interaction
+from training import build
 
 from recbole_pos import __version__
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.experiment.run import prepare
 
 
 def main() -> None:
@@ -23,31 +22,28 @@ def main() -> None:
     loss = {"loss_type": names[job.loss]} | ({"negatives": job.negatives} if job.negatives else {})
     with tempfile.TemporaryDirectory() as folder:
         write_atomic(pd.read_csv(job.events), folder, "events")
-        config = PosConfig(
+        experiment = build(
             "PosSASRec",
             "events",
-            config_dict={
-                "data_path": folder,
-                "MAX_ITEM_LIST_LENGTH": job.length,
-                "train_windows": "last",
-                "eval_args": {"split": {"RS": [1, 0, 0]}},  # held-out interactions are gone already
-                "train_batch_size": job.batch_size,
-                "hidden_size": job.hidden_size,
-                "n_layers": job.n_layers,
-                "n_heads": job.n_heads,
-                "inner_size": job.inner_size,
-                "hidden_act": job.activation,
-                "hidden_dropout_prob": job.dropout,
-                "attn_dropout_prob": job.attention_dropout,
-                "learner": "adam",
-                "learning_rate": job.learning_rate,
-                "use_gpu": job.accelerator == "gpu",
-                "precision": "fp32",
-                "seed": job.seed,
-                **loss,
-            },
+            data_path=folder,
+            MAX_ITEM_LIST_LENGTH=job.length,
+            train_windows="last",
+            eval_args={"split": {"RS": [1, 0, 0]}},  # held-out interactions are gone already
+            train_batch_size=job.batch_size,
+            hidden_size=job.hidden_size,
+            n_layers=job.n_layers,
+            n_heads=job.n_heads,
+            inner_size=job.inner_size,
+            hidden_act=job.activation,
+            hidden_dropout_prob=job.dropout,
+            attn_dropout_prob=job.attention_dropout,
+            learner="adam",
+            learning_rate=job.learning_rate,
+            use_gpu=job.accelerator == "gpu",
+            precision="fp32",
+            seed=job.seed,
+            **loss,
         )
-        experiment = prepare(config)
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     common.check_targets(loader.num_targets, job)
