@@ -32,7 +32,6 @@ from pyarrow import csv
 from recbole_pos.experiment.folder import peak_rss_mb
 
 SIDES = ("bare", "first start", "second start")
-KINDS = "own memory", "mapped"
 TRAINED = {"PosSASRec, SCE": {"loss_type": "SCE"}, "FPARec": {}}
 LIMIT = 12 << 30  # bytes of address space: a failure, and not a machine that stands still
 
@@ -115,7 +114,7 @@ def start_run(path: Path, memory_limit: str) -> dict[str, float]:
 
 
 def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[str, float]:
-    """Return memory in MB, own and of mapped files, early and at the end of training steps."""
+    """Return memory, own and of mapped files, after a tenth of the steps and all, and targets."""
     from training import build, train_epoch
 
     from recbole_pos.experiment.memory import keep_freed_memory
@@ -131,8 +130,8 @@ def train_steps(side: str, path: Path, memory_limit: str, steps: int) -> dict[st
         targets += len(batch)
         if number in (steps // 10, steps):
             memory = psutil.Process().memory_info()
-            own, mapped = (memory.rss - memory.shared) / 1e6, memory.shared / 1e6
-            figures |= {f"own {number}": own, f"mapped {number}": mapped}
+            figures[f"own memory, MB, step {number}"] = (memory.rss - memory.shared) / 1e6
+            figures[f"mapped, MB, step {number}"] = memory.shared / 1e6
     return {**figures, "targets": targets}
 
 
@@ -145,8 +144,8 @@ def measure(side: str, path: Path, memory_limit: str) -> dict[str, float]:
     return {**figures, "all": seconds, "all mb": peak_rss_mb(), "before": before}
 
 
-def make_table(best: dict[str, dict[str, float]]) -> str:
-    """Return the figures as a table."""
+def tabulate_phases(best: dict[str, dict[str, float]]) -> str:
+    """Return the figures of each side as a table."""
     phases = ("parse", "filter and number", "sort and split", "loaders", "all")
 
     def cell(figures: dict[str, float], phase: str) -> str:
@@ -156,6 +155,13 @@ def make_table(best: dict[str, dict[str, float]]) -> str:
 
     rows = ([phase, *(cell(best[side], phase) for side in SIDES)] for phase in phases)
     return table(("CPU-seconds (peak so far, GB)", *SIDES), rows)
+
+
+def tabulate_training(trained: dict[str, dict[str, float]]) -> str:
+    """Return the figures of :func:`train_steps` as a table; a short epoch has fewer of them."""
+    heads = next(iter(trained.values()))
+    rows = ([side, *(f"{x:,.0f}" for x in figures.values())] for side, figures in trained.items())
+    return table(("training", *heads), rows)
 
 
 def main() -> None:
@@ -187,15 +193,9 @@ def main() -> None:
         f"{size}; best of {given.rounds} turns, {platform.machine()}, one thread. The first start "
         f"takes {first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
-    parts = [words, make_table(best)]
+    parts = [words, tabulate_phases(best)]
     if trained:
-        heads = [
-            f"{kind}, MB, step {n}" for n in (given.steps // 10, given.steps) for kind in KINDS
-        ]
-        rows = (
-            [side, *(f"{x:,.0f}" for x in figures.values())] for side, figures in trained.items()
-        )
-        parts.append(table(("training", *heads, "targets"), rows))
+        parts.append(tabulate_training(trained))
     title = f"{given.events} interactions"
     if given.memory_limit != "auto":
         title += f", memory_limit {given.memory_limit}"

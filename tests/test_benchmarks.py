@@ -214,3 +214,15 @@ def test_the_page_of_scale(tmp_path: Path) -> None:
     assert "| FPARec | 2.00 (2.00) | 2.00 (2.00) |" in cells and "| 50 to 2,000 |" in cells
     scale.draw(found, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_an_epoch_shorter_than_its_steps(tmp_path: Path) -> None:
+    """The benchmark of reading has a column less then, and every figure stands below its name."""
+    import reading
+
+    path = reading.write_log(tmp_path, 3000)
+    figures = reading.train_steps("FPARec", path, "auto", 20)
+    heads, _, row = reading.tabulate_training({"FPARec": figures}).splitlines()
+    assert heads == "| training | own memory, MB, step 2 | mapped, MB, step 2 | targets |"
+    assert row.endswith(f" {figures['targets']:,.0f} |")
