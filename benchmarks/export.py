@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from page import DOCS, machine, replace_section, table
+from page import DOCS, in_turns, machine, replace_section, show_percentiles, table, time_call
 from recbole.data.interaction import Interaction
 from training import build
 
@@ -28,18 +27,13 @@ from recbole_pos.serve.export import load_program
 from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
 
 K, LENGTH = 100, 50
+WARM = 20  # requests before those that are timed
 
 
 def time_requests(sides: list[Callable[[], Any]], requests: int) -> list[str]:
     """Return median and 99th percentile of a request to each side in ms; they take turns."""
-    took = np.empty((requests, len(sides)))
-    for number in range(-20, requests):  # a few to warm up
-        for side, request in enumerate(sides):
-            started = time.perf_counter()
-            request()
-            if number >= 0:
-                took[number, side] = 1000 * (time.perf_counter() - started)
-    return ["{:.2f} / {:.2f}".format(*np.percentile(side, (50, 99))) for side in took.T]
+    runs = in_turns(sides, WARM + requests, time_call)
+    return [show_percentiles(of_side[WARM:], 2) for of_side in runs.values()]
 
 
 def eager(encoder: Encoder, given: dict[str, torch.Tensor], log: Any) -> Callable[[], Any]:

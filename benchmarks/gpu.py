@@ -13,7 +13,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from training import (
     build,
     epoch_flops,
     make_trainer,
+    mean_seconds,
     peak_flops,
     peak_memory,
     reset_peak,
@@ -146,36 +146,37 @@ def compiled(sizes: tuple[Size, ...], budget: float) -> Iterator[list[str]]:
             ]
 
 
-def million(items: int, positions: int, d: int, steps: int = 3) -> Iterator[list[str]]:
+def million(items: int, positions: int, d: int) -> Iterator[list[str]]:
     """Yield memory of the loss over all items beside what stays, and its time."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
-        optimizer = torch.optim.Adam([weight], fused=True)
-        weight.grad = torch.zeros_like(weight)
-        optimizer.step()
-        hidden = torch.randn(positions, d, device=device, requires_grad=True)
-        targets = torch.randint(1, items + 1, (positions,), device=device)
-        synchronise(device)
-        before = reset_peak(device)
-        for step in range(steps + 1):
-            if step == 1:  # the first warms up
-                synchronise(device)
-                started = time.perf_counter()
-            optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-                loss = full_cross_entropy(hidden, weight, targets)
-            loss.backward()
-            optimizer.step()
-        synchronise(device)
-        seconds = (time.perf_counter() - started) / steps
+    for dtype in ("float32", "bfloat16"):
+        beside_gb, seconds = measure_loss(items, positions, d, dtype == "bfloat16")
         logits_gb = positions * items * 4 / 2**30
-        gradient_gb = weight.numel() * 4 / 2**30
-        beside_gb = peak_memory(device) - before - gradient_gb
-        name = str(dtype).removeprefix("torch.")
-        yield [name, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"]
-        del weight, optimizer, hidden, loss
+        yield [dtype, f"{beside_gb:.2f}", f"{logits_gb:.2f}", f"{1e3 * seconds:.1f}"]
+
+
+def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[float, float]:
+    """Return GB beside weights, gradients and optimiser, and seconds of a step."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
+    optimizer = torch.optim.Adam([weight], fused=True)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    hidden = torch.randn(positions, d, device=device, requires_grad=True)
+    targets = torch.randint(1, items + 1, (positions,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_rounded):
+            loss = full_cross_entropy(hidden, weight, targets)
+        loss.backward()
+        optimizer.step()
+
+    synchronise(device)
+    before = reset_peak(device)
+    step()  # warms up
+    seconds = mean_seconds(step, 3, device)
+    return peak_memory(device) - before - weight.numel() * 4 / 2**30, seconds
 
 
 def precisions(seeds: int, options: dict[str, Any]) -> Iterator[list[str]]:

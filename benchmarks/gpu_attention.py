@@ -8,14 +8,14 @@ layer uses any of them yet: the results on a GPU decide.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training import Size, synchronise
+from training import Size, mean_seconds
 
 from recbole_pos.layers.attention import biased_attention
 from recbole_pos.layers.context import SequenceContext, future_mask
@@ -158,17 +158,12 @@ def compare(case: Case, kernels: dict[str, Kernel]) -> Iterator[list[str]]:
     for name, kernel in kernels.items():
         try:
             errors = relative_errors(run_kernel(kernel, short, upstream), expected)
-            synchronise(device)
-            started = time.perf_counter()
-            for _ in range(STEPS):
-                run_kernel(kernel, short, upstream)
-            synchronise(device)
+            seconds = mean_seconds(partial(run_kernel, kernel, short, upstream), STEPS, device)
         except (RuntimeError, NotImplementedError) as error:
             yield [name, "-", "-", "-", f"fails: {str(error).splitlines()[0][:80]}"]
             continue
-        milliseconds = 1e3 * (time.perf_counter() - started) / STEPS
         agrees = all(x <= AGREES * y + 1e-6 for x, y in zip(errors, rounding, strict=True))
-        figures = [f"{milliseconds:.2f}", *(f"{x:.1e}" for x in errors)]
+        figures = [f"{1e3 * seconds:.2f}", *(f"{x:.1e}" for x in errors)]
         yield [name, *figures, "yes" if agrees else "NO"]
 
 

@@ -1,14 +1,17 @@
-"""The harness of all benchmarks: processes of their own, sides in turns, tables, pages."""
+"""The harness of all benchmarks: processes of their own, sides in turns, times, tables, pages."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 HERE = Path(__file__).parent
 DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
@@ -37,6 +40,18 @@ def in_turns(
 def least(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the smallest value of each figure: disturbances only make a run slower."""
     return {name: min(run[name] for run in runs) for name in runs[0]}
+
+
+def time_call(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of a call."""
+    began = clock()
+    call()
+    return clock() - began
+
+
+def show_percentiles(seconds: Sequence[float], digits: int) -> str:
+    """Return p50 / p99 in milliseconds."""
+    return " / ".join(f"{1000 * x:.{digits}f}" for x in np.percentile(seconds, (50, 99)))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

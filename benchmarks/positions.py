@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from data import make_log, write_atomic
-from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
+from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table, time_call
 from torch import Tensor
 from training import build
 
@@ -144,6 +144,11 @@ def time_epochs(scheme: str, length: int) -> list[float]:
     return [made.trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(EPOCHS)]
 
 
+def multiply(weight: Tensor, x: Tensor) -> None:
+    """Compute a Toeplitz product and its gradient."""
+    triangular.toeplitz_product(weight, x).sum().backward()
+
+
 def toeplitz() -> str:
     """Return the time of a Toeplitz product and its gradient, in blocks and by halves and FFT."""
     rows, chosen = [], triangular.FFT_LENGTH
@@ -152,11 +157,7 @@ def toeplitz() -> str:
         x = torch.randn(t, max(64, 2**19 // t), requires_grad=True)
         cells = []
         for triangular.FFT_LENGTH in (t, min(t // 2, chosen)):
-            best = math.inf
-            for _ in range(8):
-                started = time.perf_counter()
-                triangular.toeplitz_product(weight, x).sum().backward()
-                best = min(best, time.perf_counter() - started)
+            best = min(time_call(partial(multiply, weight, x)) for _ in range(8))
             cells.append(f"{1e3 * best:.1f} ms")
         rows.append([f"{t:,}", *cells])
     triangular.FFT_LENGTH = chosen

@@ -14,7 +14,6 @@ import argparse
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 from data import make_log, write_atomic  # noqa: E402
-from page import RESULTS, in_turns, machine, replace_section, run_alone, table  # noqa: E402
+from page import (  # noqa: E402
+    RESULTS,
+    in_turns,
+    machine,
+    replace_section,
+    run_alone,
+    table,
+    time_call,
+)
 from recbole.utils.case_study import full_sort_topk  # noqa: E402
 from serve import make_run  # noqa: E402
 
@@ -48,13 +55,6 @@ def train(folder: Path) -> Path:
     options |= {"train_windows": "last", "show_progress": False}
     recbole_pos.run("FPARec", "people", None, options, run_dir=folder / "run", verbose=False)
     return folder / "run"
-
-
-def time_call(call: Callable[[], Any]) -> float:
-    """Return the wall time of a call."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def compare(run_dir: Path, rows: int, rounds: int) -> str:

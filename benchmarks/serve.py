@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,15 @@ os.environ.update(ONE_CORE)
 
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from page import DOCS, machine, replace_section, table  # noqa: E402
+from data import make_log, write_atomic  # noqa: E402
+from page import (  # noqa: E402
+    DOCS,
+    machine,
+    replace_section,
+    show_percentiles,
+    table,
+    time_call,
+)
 
 import recbole_pos  # noqa: E402
 
@@ -40,18 +49,10 @@ HEAD = (
 
 def make_run(folder: Path, items: int) -> Path:
     """Train a model that knows so many items, and return its run."""
-    rng, name = np.random.default_rng(0), f"items{items}"
-    (folder / name).mkdir()
-    log = pd.DataFrame(
-        {
-            "user_id:token": np.repeat(np.arange(40), 60),
-            "item_id:token": rng.integers(0, items, 2_400),
-            "timestamp:float": np.arange(2_400),
-        }
-    )
-    log.to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
-    table = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
-    table.to_csv(folder / name / f"{name}.item", sep="\t", index=False)
+    name, chosen = f"items{items}", np.random.default_rng(0).integers(0, items, 2_400)
+    file = write_atomic(make_log(np.full(40, 60), chosen), folder, name)
+    catalogue = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
+    catalogue.to_csv(file.with_suffix(".item"), sep="\t", index=False)
     columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "price"]}
     options = {"data_path": str(folder), "epochs": 1, "load_col": columns}
     run_dir = folder / f"{name}-run"
@@ -65,17 +66,10 @@ def time_requests(
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
     """Return p50 / p99 in ms, after some requests that warm up."""
-    seconds = []
-    for history in [*histories[:50], *histories]:
-        began = clock()
-        request(history)
-        seconds.append(clock() - began)
-    return show_percentiles(seconds[50:])
-
-
-def show_percentiles(seconds: list[float]) -> str:
-    """Return p50 / p99 in milliseconds."""
-    return "{:.1f} / {:.1f}".format(*np.percentile(seconds, [50, 99]) * 1000)
+    seconds = [
+        time_call(partial(request, history), clock) for history in [*histories[:50], *histories]
+    ]
+    return show_percentiles(seconds[50:], 1)
 
 
 class Client:
@@ -107,9 +101,7 @@ def load_server(
 
     def work(client: Client) -> None:
         for history in itertools.cycle(histories):
-            began = time.perf_counter()
-            client.recommend(history)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time_call(partial(client.recommend, history)))
             if is_over.is_set():
                 return
 
@@ -122,7 +114,7 @@ def load_server(
     for thread in threads:
         thread.join()
     rate = len(seconds) / (time.perf_counter() - began)
-    return show_percentiles(seconds), rate
+    return show_percentiles(seconds, 1), rate
 
 
 def measure(run_dir: Path, items: int, requests: int) -> list[str]:

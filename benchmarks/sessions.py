@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from data import make_log, sample_items, write_atomic
-from page import in_turns
+from page import in_turns, time_call
 from training import build, make_step
 
 from recbole_pos.experiment.build import Experiment
@@ -137,15 +138,13 @@ def graph_rates(peer: Experiment) -> dict[str, float]:
         "anchored": (anchored, bucketed),
         "SRGNN": (lambda batch: peer.model._get_slice(batch["item_id_list"]), mixed),
     }
-    best = {name: np.full(len(mixed), np.inf) for name in sides}
-    for _ in range(2 * ROUNDS):
-        for name, (function, batches) in sides.items():
-            for number, batch in enumerate(batches):
-                started = time.perf_counter()
-                function(batch)
-                seconds = time.perf_counter() - started
-                best[name][number] = min(best[name][number], seconds)
-    return {name: len(indices) / seconds.sum() for name, seconds in best.items()}
+
+    def turn(name: str) -> list[float]:
+        function, batches = sides[name]
+        return [time_call(partial(function, batch)) for batch in batches]
+
+    runs = in_turns(sides, 2 * ROUNDS, turn)
+    return {name: len(indices) / np.min(of_side, 0).sum() for name, of_side in runs.items()}
 
 
 def main() -> None:

@@ -177,15 +177,17 @@ def epoch_flops(
 def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
     """Return the FLOPs a second of a product of two [n, n] matrices."""
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(5):
-        synchronise(device)
-        started = time.perf_counter()
-        for _ in range(10):
-            a @ b
-        synchronise(device)
-        best = min(best, (time.perf_counter() - started) / 10)
-    return 2 * n**3 / best
+    return 2 * n**3 / min(mean_seconds(lambda: a @ b, 10, device) for _ in range(5))
+
+
+def mean_seconds(call: Callable[[], Any], times: int, device: torch.device) -> float:
+    """Return the mean time of so many calls, which end with the work of the device."""
+    synchronise(device)
+    started = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronise(device)
+    return (time.perf_counter() - started) / times
 
 
 def synchronise(device: torch.device) -> None:
