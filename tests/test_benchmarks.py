@@ -226,3 +226,10 @@ def test_an_epoch_shorter_than_its_steps(tmp_path: Path) -> None:
     heads, _, row = reading.tabulate_training({"FPARec": figures}).splitlines()
     assert heads == "| training | own memory, MB, step 2 | mapped, MB, step 2 | targets |"
     assert row.endswith(f" {figures['targets']:,.0f} |")
+
+
+def test_requests_fewer_than_those_that_warm_up() -> None:
+    import serve
+
+    ticks = iter(range(100))
+    assert serve.time_requests(id, [["a"], ["b"]], lambda: next(ticks)) == "1000.0 / 1000.0"
