@@ -66,24 +66,18 @@ OURS = Side("PosSASRec", "ours_worker")
 SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))
 RELU = (("activation", "relu"),)  # what the side has
 REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
+TRIMMED = "RePlay SasRec, trimmed"
 PEERS = {
-    "rectools": Side("RecTools SASRecModel", "rectools_worker", "rectools", settings=RELU),
     "rectools-flat": Side("RecTools FlatSASRecNet", *FLAT),
-    "replay": Side("RePlay SasRec", *REPLAY, settings=RELU),
-    "replay-trimmed": Side("RePlay SasRec, trimmed", *REPLAY, ("--trim",), settings=RELU),
+    "replay-trimmed": Side(TRIMMED, *REPLAY, settings=RELU),
     **{
         f"replay-bucket-{size}": Side(
-            f"RePlay SasRec, trimmed, buckets of {size}",
-            *REPLAY,
-            ("--trim", "--bucket", str(size)),
-            settings=RELU,
+            f"{TRIMMED}, buckets of {size}", *REPLAY, ("--bucket", str(size)), settings=RELU
         )
         for size in (8, 32, 64)
     },
     "rectools-sampled": Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
-    "replay-sampled": Side(
-        "RePlay SasRec, trimmed, 256 negatives", *REPLAY, ("--trim",), settings=RELU + SAMPLED
-    ),
+    "replay-sampled": Side(f"{TRIMMED}, 256 negatives", *REPLAY, settings=RELU + SAMPLED),
     "rechub": Side(
         "torch-rechub SASRec, 1 negative",
         "rechub_worker",
@@ -187,8 +181,8 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]], acti
     versions = [f"- {'; '.join(names)}: {numbers}" for numbers, names in titles.items()]
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
-        f"feed-forward {job.inner_size} (RecTools SASRecModel: d; against torch-rechub: d on both "
-        f"sides), dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
+        f"feed-forward {job.inner_size} (against torch-rechub: d on both sides), "
+        f"dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
         f"cross-entropy over all items where no negatives are named, {activation}, "
         f"{job.batch_size} sequences a batch, Adam with learning rate "
         f"{job.learning_rate:g}, float32, {job.threads} thread(s), {job.accelerator}."
@@ -226,7 +220,7 @@ def main() -> None:
     for name in ("dropout", "attention_dropout", "warmup_seconds", "min_seconds", "max_seconds"):
         default = getattr(Job, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default)
-    parser.add_argument("--inner-size", type=int, default=Job.inner_size, help="not RecTools'")
+    parser.add_argument("--inner-size", type=int, default=Job.inner_size)
     parser.add_argument("--users", type=int, help="only the first so many users, to try it out")
     given = parser.parse_args()
     if (load := os.getloadavg()[0]) > 0.5:

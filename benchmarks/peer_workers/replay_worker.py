@@ -1,4 +1,4 @@
-"""Time the training of RePlay's SasRec: its default, or with less padding."""
+"""Time the training of RePlay's SasRec with its ways to less padding."""
 
 from __future__ import annotations
 
@@ -71,22 +71,19 @@ def make_schema(items: int, job: common.Job) -> TensorSchema:
     )
 
 
-def make_transforms(schema: TensorSchema, items: int, negatives: int, trim: bool) -> dict:
-    """Return RePlay's template, with its trimming, if any, where the masks are still flat."""
+def make_transforms(schema: TensorSchema, items: int, negatives: int) -> dict:
+    """Return RePlay's template, with its trimming where the masks are still flat."""
     train = make_default_sasrec_transforms(schema)["train"]
     if negatives:
         train.insert(0, UniformNegativeSamplingTransform(items, negatives))
-    if trim:
-        names = ["item_id", "positive_labels"]
-        index = next(i for i, t in enumerate(train) if isinstance(t, UnsqueezeTransform))
-        train.insert(index, TargetAwareAdaptiveTrimTransform(names))
+    index = next(i for i, t in enumerate(train) if isinstance(t, UnsqueezeTransform))
+    train.insert(index, TargetAwareAdaptiveTrimTransform(["item_id", "positive_labels"]))
     return {"train": train}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job")
-    parser.add_argument("--trim", action="store_true", help="cut a batch to its longest sequence")
     parser.add_argument("--bucket", type=int, help="encode so many rows of like length together")
     job, given = common.Job.read(), parser.parse_args()
     events = pd.read_csv(job.events).sort_values(["user_id", "timestamp"])
@@ -114,7 +111,7 @@ def main() -> None:
         data = ParquetModule(
             batch_size=job.batch_size,
             metadata={"train": {"item_id": {"shape": job.length + 1, "padding": len(items)}}},
-            transforms=make_transforms(schema, len(items), job.negatives, given.trim),
+            transforms=make_transforms(schema, len(items), job.negatives),
             train_path=str(file),
         )
         trainer = lightning.Trainer(
