@@ -92,9 +92,7 @@ def run_worker(side: Side, job: Job, folder: Path, pythons: Mapping[str, Path]) 
     file = folder / "job.json"
     job.write(file)
     environment = os.environ | {name: str(job.threads) for name in THREAD_VARIABLES}
-    environment |= {"PYTHONPATH": str(HERE.parent)}
-    if job.accelerator == "cpu":
-        environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""}
     python = str(pythons[side.venv])
     command = [python, "-m", f"peer_workers.{side.module}", str(file), *side.flags]
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
@@ -185,7 +183,7 @@ def conditions(job: Job, load: float, sides: Mapping[Side, dict[str, Any]], acti
         f"dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
         f"cross-entropy over all items where no negatives are named, {activation}, "
         f"{job.batch_size} sequences a batch, Adam with learning rate "
-        f"{job.learning_rate:g}, float32, {job.threads} thread(s), {job.accelerator}."
+        f"{job.learning_rate:g}, float32, {job.threads} thread(s), cpu."
     )
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = f"Machine: {cpu_name()}, {os.cpu_count()} cores; load {load:.2f} at first."
@@ -209,7 +207,6 @@ def make_parser(text: str | None, cases: list[str], peers: list[str]) -> argpars
     for name in ("rectools", "replay", "rechub"):
         parser.add_argument(f"--venv-{name}", type=Path, default=Path(f".venv-{name}"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default=Job.accelerator)
     return parser
 
 

@@ -46,7 +46,6 @@ class Job:
     loss: str = "softmax"  # over all items; or "sampled_softmax", "bce"
     negatives: int = 0  # of those two
     threads: int = 2
-    accelerator: str = "cpu"  # or gpu
     seed: int = 2024
     warmup_seconds: float = 30.0
     min_seconds: float = 10.0
@@ -131,10 +130,6 @@ class Curve(Clock):
         self.targets += targets
         if self.targets < (len(self.points) + 1) * self.job.targets:
             return
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
         self.seconds += time.perf_counter() - self.began
         self.points.append((self.seconds, self.ndcg()))
         values = [value for _, value in self.points]
@@ -152,7 +147,7 @@ class Curve(Clock):
         for start in range(0, len(self.inputs), 256):
             rows = slice(start, start + 256)
             with torch.no_grad():
-                scores = self.score(torch.tensor(self.inputs[rows])).float().cpu()
+                scores = self.score(torch.tensor(self.inputs[rows])).float()
             if not scores.isfinite().all():  # nothing would rank above such a target
                 sys.exit(f"epoch {len(self.points) + 1}: scores that are not finite")
             targets = torch.tensor(self.targets_held_out[rows])

@@ -39,8 +39,6 @@ def main() -> None:
             attn_dropout_prob=job.attention_dropout,
             learner="adam",
             learning_rate=job.learning_rate,
-            use_gpu=job.accelerator == "gpu",
-            precision="fp32",
             seed=job.seed,
             **loss,
         )
@@ -55,7 +53,7 @@ def main() -> None:
         items = histories.gather(1, column.clamp(max=job.length - 1))  # padded on the right
         items[torch.arange(job.length) >= length[:, None]] = 0
         batch = Interaction({model.ITEM_SEQ: items, model.ITEM_SEQ_LEN: length})
-        return model.full_sort_predict(batch.to(trainer.device)).view(len(items), -1)
+        return model.full_sort_predict(batch).view(len(items), -1)
 
     ids = {
         int(name): dataset.token2id("item_id", name)

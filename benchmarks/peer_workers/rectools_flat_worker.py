@@ -15,7 +15,7 @@ def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> tuple[torch
     targets = batch["y"].flatten()
     if negatives:
         sampled = torch.randint(1, net.n_items + 1, (*batch["y"].shape, negatives))
-        logits = net({**batch, "negatives": sampled.to(targets.device)}).flatten(0, 1)
+        logits = net({**batch, "negatives": sampled}).flatten(0, 1)
         labels = torch.where(targets == 0, -100, 0)
     else:
         logits, labels = net(batch).flatten(0, 1), torch.where(targets == 0, -100, targets - 1)
@@ -24,22 +24,21 @@ def compute_loss(net: FlatSASRecNet, batch: dict, negatives: int) -> tuple[torch
 
 def main() -> None:
     job = common.Job.read()
-    device = "cuda" if job.accelerator == "gpu" else "cpu"
     events = pd.read_csv(job.events)
     columns = (
         torch.tensor(events[name].to_numpy()) for name in ("user_id", "item_id", "timestamp")
     )
-    x, y, items, _ = build_sequences(*columns, max_len=job.length, device=device)
+    x, y, items, _ = build_sequences(*columns, max_len=job.length)
     common.check_targets(int((y != 0).sum()), job)
     net = FlatSASRecNet(
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
-    ).to(device)
+    )
     common.set_attention_dropout(net, job.attention_dropout)
     torch.backends.mha.set_fastpath_enabled(False)  # evaluation's returns NaN for padding
     optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
 
     def score(histories: torch.Tensor) -> torch.Tensor:
-        return net.encode_last(histories.to(device)) @ net.item_emb.weight.T
+        return net.encode_last(histories) @ net.item_emb.weight.T
 
     ids = {int(item): number for number, item in enumerate(items, 1)}
     clock = common.make_clock(job, ids, net, score, FlatSASRecNet.PADDING_IDX)

@@ -43,10 +43,8 @@ class Timing(lightning.Callback):
         model, padding = pl_module.model, len(self.ids)
 
         def score(histories: torch.Tensor) -> torch.Tensor:
-            items = histories.to(pl_module.device)
-            return model(feature_tensors={"item_id": items}, padding_mask=items != padding)[
-                "logits"
-            ]
+            mask = histories != padding
+            return model(feature_tensors={"item_id": histories}, padding_mask=mask)["logits"]
 
         self.clock = common.make_clock(self.job, self.ids, model, score, padding)
 
@@ -117,7 +115,7 @@ def main() -> None:
         trainer = lightning.Trainer(
             max_epochs=-1,
             limit_val_batches=0,  # there is no validation part
-            accelerator=job.accelerator,
+            accelerator="cpu",
             devices=1,
             callbacks=[timing],
             logger=False,
