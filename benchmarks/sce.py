@@ -13,7 +13,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import psutil
@@ -66,16 +67,11 @@ def unchunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(hidden @ weight.t(), targets)
 
 
-def sce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss with the default sizes, which the paper recommends."""
-    options = read_yaml(ROOT / "loss" / "SCE.yaml")
-    return scalable_cross_entropy(hidden, weight, targets, **options)
-
-
 def measure(side: str) -> dict[str, Any]:
     """Return figures of the steps of one side in this process; the first one warms up."""
     keep_freed_memory()
     torch.manual_seed(0)
+    sce = partial(scalable_cross_entropy, **read_yaml(ROOT / "loss" / "SCE.yaml"))
     loss_function = {"sce": sce, "chunked": full_cross_entropy, "unchunked": unchunked}[side]
     weight = torch.nn.Parameter(0.02 * torch.randn(ITEMS + 1, D))
     hidden = torch.randn(POSITIONS, D, requires_grad=True)
@@ -85,8 +81,7 @@ def measure(side: str) -> dict[str, Any]:
     optimizer.zero_grad()
     base = psutil.Process().memory_info().rss / 2**20
     losses, steps = [], []
-    with ExitStack() as stack:
-        kept = stack.enter_context(kept_gradient(weight)) if side == "sce" else None
+    with kept_gradient(weight) if side == "sce" else nullcontext() as kept:
         for _ in range(STEPS[side] + 1):
             targets = torch.randint(1, ITEMS + 1, (POSITIONS,))
             hidden.grad = None
@@ -169,10 +164,8 @@ def losses() -> str:
     for what, key in (("above the base", "above_base_mb"), ("in all", "peak_mb")):
         what = f"peak memory {what}, SCE / all logits"
         report.add(what, ours[key], unchunked[key], forms[key], at_most=0.1)
-    for what, key, goal in (
-        ("whole step", "step_seconds", 5),
-        ("loss and gradient", "loss_seconds", None),
-    ):
+    goals = ("whole step", "step_seconds", 5), ("loss and gradient", "loss_seconds", None)
+    for what, key, goal in goals:
         what = f"steps per second, {what}, SCE / in chunks"
         report.add(what, 1 / ours[key], 1 / chunked[key], "{:.2f}", at_least=goal)
     return f"{machine()}, best of {ROUNDS}.\n\n{sides}\n\n{report}"
@@ -221,9 +214,10 @@ def time_loss(loss_type: str, items: int) -> float:
 
 def sampled() -> str:
     """Return the table of the milliseconds of each loss, by the number of items."""
-    heads = [f"`{name}`" for name in SAMPLED]
-    for i, options in enumerate(SAMPLED.values()):
-        heads[i] += f", {options['negatives']}" if options else ""
+    heads = [
+        f"`{name}`, {options['negatives']}" if options else f"`{name}`"
+        for name, options in SAMPLED.items()
+    ]
     rows = []
     for items in SAMPLED_ITEMS:
         milliseconds = (1000 * run_alone(time_loss, name, items) for name in SAMPLED)

@@ -12,7 +12,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -61,22 +61,6 @@ def build_side(model: str, data: str, folder: str, user: str, **options: Any) ->
     )
 
 
-def make_turn(
-    batches: Iterable[Any], num_batches: int, step: Callable[[Any], Any]
-) -> Callable[[], float]:
-    """Return a function that trains some batches, and returns prefixes a second."""
-    stream = iter(batches)
-
-    def run() -> float:
-        prefixes, started = 0, time.perf_counter()
-        for batch in islice(stream, num_batches):
-            step(batch)
-            prefixes += len(batch)
-        return prefixes / (time.perf_counter() - started)
-
-    return run
-
-
 def srgnn_step(peer: Experiment, anomaly: bool) -> Callable[[Any], Any]:
     """Return a step of RecBole's SRGNN, as in RecBole's ``Trainer._train_epoch``."""
     model = peer.model.train()
@@ -98,11 +82,20 @@ def training_rates(ours: Experiment, peer: Experiment, num_batches: int) -> dict
     loader = ours.trainer.training_loader(ours.loaders["train"])
     step, rows = make_step(ours.trainer, ours.model.train().window_loss), peer.loaders["train"]
     sides = {
-        "PosRec": make_turn(loader, num_batches, step),
-        "SRGNN": make_turn(rows, num_batches, srgnn_step(peer, False)),
-        "shipped": make_turn(rows, num_batches, srgnn_step(peer, True)),
+        "PosRec": (iter(loader), step),
+        "SRGNN": (iter(rows), srgnn_step(peer, False)),
+        "shipped": (iter(rows), srgnn_step(peer, True)),
     }
-    runs = in_turns(sides, ROUNDS + 1, lambda name: sides[name]())
+
+    def turn(name: str) -> float:
+        stream, step = sides[name]
+        prefixes, started = 0, time.perf_counter()
+        for batch in islice(stream, num_batches):
+            step(batch)
+            prefixes += len(batch)
+        return prefixes / (time.perf_counter() - started)
+
+    runs = in_turns(sides, ROUNDS + 1, turn)
     return {name: max(rates[1:]) for name, rates in runs.items()}
 
 
