@@ -1,9 +1,9 @@
 """Attention of packed sequences by torch's kernels and by our layers: time, and whether outputs and
 gradients are the same.
 
-``varlen_attn`` and jagged tensors take packed sequences as they are, for schemes without a bias,
-and have no kernel for a CPU. FlexAttention takes a learned bias, and has no gradient on a CPU. No
-layer uses any of them yet: the results on a GPU decide.
+``varlen_attn`` takes packed sequences as they are, for schemes without a bias, and has no kernel
+for a CPU. FlexAttention takes a learned bias, and has no gradient on a CPU. No layer uses either
+yet: the results on a GPU decide.
 """
 
 from __future__ import annotations
@@ -82,33 +82,19 @@ def varlen(case: Case) -> Tensor:
     """Return attention by torch's wrapper of FlashAttention."""
     from torch.nn.attention.varlen import varlen_attn
 
-    ends, width = _offsets(case).to(torch.int32), case.ctx.width
+    ends = F.pad(case.ctx.lengths.cumsum(0), (1, 0)).to(torch.int32)
+    width = case.ctx.width
     given = (case.query, case.key, case.value)
     return varlen_attn(*given, ends, ends, width, width, window_size=(-1, 0))
-
-
-def jagged(case: Case) -> Tensor:
-    """Return attention of nested tensors, for which torch chooses a kernel."""
-    offsets, width = _offsets(case), case.ctx.width
-    nested = [
-        torch.nested.nested_tensor_from_jagged(x, offsets, min_seqlen=1, max_seqlen=width)
-        for x in (case.query, case.key, case.value)
-    ]
-    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in nested), is_causal=True)
-    return out.transpose(1, 2).values()
-
-
-def _offsets(case: Case) -> Tensor:
-    return F.pad(case.ctx.lengths.cumsum(0), (1, 0))
 
 
 class Flex:
     """FlexAttention with a learned bias and the causal mask, compiled once."""
 
-    def __init__(self, compiled: bool = True) -> None:
+    def __init__(self) -> None:
         from torch.nn.attention.flex_attention import flex_attention
 
-        self.attention = torch.compile(flex_attention) if compiled else flex_attention
+        self.attention = torch.compile(flex_attention)
 
     def __call__(self, case: Case) -> Tensor:
         bias = case.bias
@@ -125,7 +111,7 @@ def list_kernels(device: torch.device, is_biased: bool) -> dict[str, Kernel]:
     """Return the kernels to compare; on a CPU ours only."""
     kernels: dict[str, Kernel] = {"layers": padded}
     if device.type == "cuda":
-        kernels |= {"flex": Flex()} if is_biased else {"varlen": varlen, "jagged": jagged}
+        kernels |= {"flex": Flex()} if is_biased else {"varlen": varlen}
     return kernels
 
 
