@@ -22,8 +22,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,15 +54,6 @@ _GENERATED = {
 }
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page as it is and as it should be."""
-
-    path: Path
-    before: str
-    after: str
-
-
 class ComparedStudy(NamedTuple):
     """A study that was compared again: its folder, its runs, and the words after ``compare``."""
 
@@ -72,8 +62,7 @@ class ComparedStudy(NamedTuple):
     command: list[object]
 
 
-@dataclass(frozen=True)
-class StudyTables:
+class StudyTables(NamedTuple):
     """The tables of a study.
 
     Attributes:
@@ -264,13 +253,12 @@ def _describe_conditions(compared: ComparedStudy, data: Mapping[str, Any]) -> st
     return f"{textwrap.fill(text, 120)}\n\n```sh\n{line}\n```\n"
 
 
-def fill_page(path: Path, studies: Studies) -> Page:
-    """Return a page with its tables made again.
+def fill_page(path: Path, studies: Studies) -> str:
+    """Return the text of a page with its tables made again.
 
     Raises:
         KeyError: for a title that the study does not have.
     """
-    before = path.read_text("utf-8")
 
     def make_table(match: re.Match) -> str:
         begin, name, title, _, end = match.groups()
@@ -282,23 +270,13 @@ def fill_page(path: Path, studies: Studies) -> Page:
             raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {titles}")
         return f"{begin}{shorten(title, study.tables)}{end}"
 
-    return Page(path, before, _TABLE.sub(make_table, before))
+    return _TABLE.sub(make_table, path.read_text("utf-8"))
 
 
 def list_packed() -> list[str]:
     """Return the names of all studies with kept runs."""
     files = sorted(RUNS.rglob("*.tar.xz"))
     return [str(file.relative_to(RUNS)).removesuffix(".tar.xz") for file in files]
-
-
-def list_generated(studies: Studies, names: Sequence[str]) -> Iterator[Page]:
-    """Yield the page of all tables and the csv file of each study."""
-    for name in names:
-        study = studies.tables(name)
-        if study is not None:
-            for text, suffix in ((study.page, "md"), (study.csv, "csv")):
-                path = TABLES / f"{name}.{suffix}"
-                yield Page(path, path.read_text("utf-8") if path.is_file() else "", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -310,17 +288,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as work:
         studies = Studies(args.data_path, Path(work))
-        pages = [fill_page(path, studies) for path in args.pages or sorted(RESULTS.glob("*.md"))]
-        pages += list_generated(studies, list(studies.made) if args.pages else list_packed())
-        for name, study in studies.made.items():
+        pages = args.pages or sorted(RESULTS.glob("*.md"))
+        texts = {path: fill_page(path, studies) for path in pages}
+        for name in list(studies.made) if args.pages else list_packed():
+            study = studies.tables(name)
             if study is None:
                 print(f"{name}: its data are not there (--data_path); its tables stay")
-    changed = [page for page in pages if page.before != page.after]
-    for page in changed:
-        print(f"{page.path}: {'differs' if args.check else 'written'}")
+            else:
+                texts |= {TABLES / f"{name}.md": study.page, TABLES / f"{name}.csv": study.csv}
+    changed = {
+        path: text
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    }
+    for path, text in changed.items():
+        print(f"{path}: {'differs' if args.check else 'written'}")
         if not args.check:
-            page.path.parent.mkdir(parents=True, exist_ok=True)
-            page.path.write_text(page.after, encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
     return int(args.check and bool(changed))
 
 
