@@ -60,14 +60,13 @@ def main() -> None:
 
 def _exchange_times(frame: pd.DataFrame) -> np.ndarray:
     """Return [interactions] the newest times of the next longer history; the longest keeps its."""
-    users = frame["user_id"].to_numpy()
+    users, times = frame["user_id"].to_numpy(), frame["timestamp"].to_numpy()
     begins = np.flatnonzero(np.diff(users, prepend=-1))
-    ends = np.append(begins[1:], len(users))
-    times = frame["timestamp"].to_numpy(copy=True)
-    order = np.argsort(ends - begins, kind="stable")
-    given = times.copy()
+    sizes = np.diff(begins, append=len(users))
+    order, given = np.argsort(sizes, kind="stable"), times.copy()
     for user, other in zip(order[:-1], order[1:], strict=True):
-        given[begins[user] : ends[user]] = times[ends[other] - (ends - begins)[user] : ends[other]]
+        begin, end, size = begins[user], begins[other] + sizes[other], sizes[user]
+        given[begin : begin + size] = times[end - size : end]
     return given
 
 
