@@ -120,21 +120,20 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
 def read_claims(file: Path, results: Path) -> Iterator[Claim]:
     """Yield the claims of a file, tested by the tables of a folder of results."""
     for claim in yaml.safe_load(file.read_text("utf-8")):
-        metric, margins = claim.get("metric", METRIC), claim.get("margin", {})
+        claim = {"metric": METRIC, "margin": {}, "expects": "better", **claim}
         tests = [_read_test(test, claim, results) for test in claim["here"]]
-        yield Claim(claim["claim"], metric, margins, tests)
+        yield Claim(claim["claim"], claim["metric"], claim["margin"], tests)
 
 
 def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Test:
     """Return a test of a claim, both as the file has them."""
     if "found" in test:
         return Test(test["at"], None, {"": test["verdict"]}, None, test["found"])
-    own, margins = test.get("margin"), claim.get("margin", {})
+    own, margins = test.get("margin"), claim["margin"]
     margins = {own: margins[own]} if own else margins
-    metric = claim.get("metric", METRIC)
-    measured = measure(results, test["table"], metric, test["row"], test["from"])
+    measured = measure(results, test["table"], claim["metric"], test["row"], test["from"])
     verdicts = {
-        name: judge(measured, margin, claim.get("expects", "better"))
+        name: judge(measured, margin, claim["expects"])
         for name, margin in (margins or {"": None}).items()
     }
     margin = next(iter(margins.values()), None)
@@ -148,10 +147,10 @@ def tabulate(claims: Sequence[Claim]) -> str:
         "|---|---|---|---|---|",
     ]
     for claim in claims:
-        margins = ", ".join(f"{name} {_format(margin)}" for name, margin in claim.margins.items())
-        named = [margins] if margins else []
-        if claim.metric != METRIC:
-            named.insert(0, format_metric(claim.metric))
+        named = [] if claim.metric == METRIC else [format_metric(claim.metric)]
+        margins = [f"{name} {format_number(x, sign=True)}" for name, x in claim.margins.items()]
+        if margins:
+            named.append(", ".join(margins))
         text = claim.text + (f" ({': '.join(named)})" if named else "")
         for test in claim.tests:
             found = test.words if test.measured is None else str(test.measured)
@@ -162,10 +161,6 @@ def tabulate(claims: Sequence[Claim]) -> str:
             lines.append(f"| {text} | {test.at} | {found} | {verdict} | {detectable} |")
             text = ""
     return "".join(f"{line}\n" for line in lines)
-
-
-def _format(margin: float) -> str:
-    return format_number(margin, sign=True)
 
 
 def _describe(verdicts: Mapping[str, str]) -> str:
@@ -199,7 +194,8 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
             if middle == multiples[0]:
                 face = "white" if test.measured.mark else color
                 axis.plot(middle, place, "o", color=color, mfc=face, markersize=4)
-            labels.append(_plain(f"{claim.text}: {test.at}"))
+            label = _LINK.sub(r"\1", f"{claim.text}: {test.at}")
+            labels.append(label.replace("*", ""))
         axis.axvline(0, color="black", linewidth=0.8)
         axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
         axis.set_yticks(range(len(drawn)), labels)
@@ -212,11 +208,6 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         figure.savefig(file, dpi=130)
-
-
-def _plain(markdown: str) -> str:
-    """Return words without links and emphasis."""
-    return _LINK.sub(r"\1", markdown).replace("*", "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
