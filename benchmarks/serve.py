@@ -126,7 +126,7 @@ def measure(run_dir: Path, items: int, requests: int) -> list[str]:
         recommender.recommend(histories=[history], k=K)
 
     library = time_requests(call, histories), time_requests(call, histories, time.thread_time)
-    arguments = ["-m", "recbole_pos.cli.main", "serve", str(run_dir), "--port=0"]
+    arguments = ["-m", "recbole_pos", "serve", str(run_dir), "--port=0"]
     server = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -233,3 +233,11 @@ def test_requests_fewer_than_those_that_warm_up() -> None:
 
     ticks = iter(range(100))
     assert serve.time_requests(id, [["a"], ["b"]], lambda: next(ticks)) == "1000.0 / 1000.0"
+
+
+@pytest.mark.slow
+def test_a_server_is_measured(tmp_path: Path) -> None:
+    import serve
+
+    row = serve.measure(serve.make_run(tmp_path, 30), 30, 4)
+    assert len(row) == len(serve.HEAD) and float(row[5]) > 0
