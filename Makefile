@@ -146,4 +146,4 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 20
 
 clean:  ## remove environments and builds
-	rm -rf $(VENV) .venv-rectools .venv-replay build dist *.egg-info
+	rm -rf $(VENV) .venv-* build dist *.egg-info

@@ -23,8 +23,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 def read_items(data_path: str, dataset: str) -> pd.DataFrame:
     """Return the table of items: ``data_path``, or the wheel of RecBole for ml-100k."""
     places = [Path(data_path), Path(recbole.__file__).parent / "dataset_example"]
-    files = (place / dataset / f"{dataset}.item" for place in places)
-    file = next(file for file in files if file.is_file())
+    files = [place / dataset / f"{dataset}.item" for place in places]
+    file = next((file for file in files if file.is_file()), files[0])
     table = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False, quoting=3)
     return table.rename(columns=lambda column: column.partition(":")[0])
 
