@@ -104,7 +104,7 @@ class Reporter:
         if as_json:
             self._json_files.append(file)
         else:
-            self._logs.append(_Console(file=file, highlight=False, width=WIDE))
+            self._logs.append(_make_plain_console(file))
 
     def warning(self, text: str) -> None:
         """Print a line marked as a warning."""
@@ -115,7 +115,7 @@ class Reporter:
     ) -> None:
         """Send a line of text, or a table, to the logger, the screen and the log file."""
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
-            plain = Console(file=io.StringIO(), width=WIDE, highlight=False)
+            plain = _make_plain_console(io.StringIO())
             with plain.capture() as rendered:
                 plain.print(content, soft_wrap=isinstance(content, str), markup=False)
             LOGGER.log(level, "%s", rendered.get().removesuffix("\n"))
@@ -242,6 +242,16 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raise the error that rich has caught."""
         raise  # noqa: PLE0704
+
+
+def _make_plain_console(file: IO[str]) -> Console:
+    """Return a console that writes text to a file only, wherever it runs.
+
+    By itself rich writes to the cell of a notebook, and styles if FORCE_COLOR is set.
+    """
+    return _Console(
+        file=file, width=WIDE, highlight=False, force_jupyter=False, force_terminal=False
+    )
 
 
 def _is_notebook() -> bool:

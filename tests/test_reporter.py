@@ -114,6 +114,20 @@ def test_a_log_that_cannot_be_written(tiny, tmp_path, capsys) -> None:
             full.write_json("start", {}) if as_json else full.line("start")
 
 
+def test_a_log_is_plain_text_also_in_a_notebook_and_with_colours(monkeypatch, tmp_path, caplog):
+    class ZMQInteractiveShell:
+        """The name by which rich knows a notebook."""
+
+    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    reporter = Reporter(False, log=tmp_path / "log")
+    with caplog.at_level(logging.INFO, "recbole_pos"):
+        reporter.line("one")
+        reporter.show_results("test", {"test": {"ndcg@10": 0.5}})
+    for text in ((tmp_path / "log").read_text(), caplog.text):
+        assert "one\n" in text and "│ ndcg@10 │ 0.5000 │" in text and "\x1b" not in text
+
+
 def test_an_application_decides_where_messages_go(monkeypatch, capsys, caplog) -> None:
     Reporter().line("one")
     assert capsys.readouterr().out == "one\n"
