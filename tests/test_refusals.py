@@ -37,6 +37,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # positions
     ("PosRec", {"position": ["ldpe", "rope"]}, "^position: .*rope"),
     ("PosRec", {"position": ["time_learned"]}, "^position: .*time_learned"),
+    ("PosRec", {"position": ["difsr"], "difsr_fields": ["genre"]}, "^position: .*found difsr"),
     *(("EncodedSTAMP", {"position": [name]}, "^position: ") for name in ("rope", "time_learned")),
     # what would not read the time of a request
     ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^request_time"),

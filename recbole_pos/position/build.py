@@ -16,7 +16,6 @@ from recbole_pos.layers.hooks import (
     PositionScheme,
     replaces_attention,
 )
-from recbole_pos.position.bias import NoPosition
 from recbole_pos.position.compose import Compose, ComposeInput
 from recbole_pos.position.schemes import REPLACES, SCHEMES, Facts, scheme_names
 from recbole_pos.values import Options, shown
@@ -87,20 +86,21 @@ def build_row_encodings(
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
-    schemes = build_schemes(position, dimensions, options)
-    inputs: list[nn.Module] = [schemes.input]
-    if isinstance(schemes.input, ComposeInput):
-        inputs = list(schemes.input.schemes.values())
-    attention = schemes.attention().parts()
-    rejected = [name for name, scheme in attention.items() if not isinstance(scheme, NoPosition)]
-    rejected += [type(scheme).__name__ for scheme in inputs if not hasattr(scheme, "rows")]
-    if rejected:
-        fitting = [name for name, scheme in SCHEMES.items() if hasattr(scheme, "rows")]
+
+    def has_rows(name: str) -> bool:
+        return issubclass(SCHEMES[name], InputPosition) and hasattr(SCHEMES[name], "rows")
+
+    names = scheme_names(position)
+    if rejected := [name for name in names if name != "nope" and not has_rows(name)]:
         raise UsageError(
             f"position: {shown(position)}: this model takes input encodings that depend on the "
-            f"position alone ({', '.join(fitting)}) or nope; found {', '.join(rejected)}"
+            f"position alone ({', '.join(filter(has_rows, SCHEMES))}) or nope; found "
+            f"{', '.join(rejected)}"
         )
-    return nn.ModuleList(inputs)
+    encoding = build_schemes(position, dimensions, options).input
+    if isinstance(encoding, ComposeInput):
+        return nn.ModuleList(encoding.schemes.values())
+    return nn.ModuleList([encoding])
 
 
 def describe(name: str) -> Facts:
