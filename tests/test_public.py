@@ -183,6 +183,14 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, built: Path, small: 
         building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
 
 
+def test_a_row_without_a_date_has_no_time(tmp_path: Path) -> None:
+    """Conversion leaves it out and counts it; an integer for no date would be the year 1677."""
+    (file,) = diginetica(tmp_path)
+    file.write_text(file.read_text() + "\n0;NA;5;1000;")
+    times = RECIPES["diginetica"](file).interactions["timestamp"]
+    assert times[:-1].min() > 1.4e9 and pd.isna(times.iloc[-1])
+
+
 def test_other_files_than_the_published(tmp_path: Path, small: Path, capsys) -> None:
     """Another checksum is reported; other counts are an error."""
     file, described = ml_dat(tmp_path)[0], small / "ml-1m" / "ml-1m.yaml"

@@ -155,9 +155,12 @@ RECIPES: dict[str, Callable[..., Tables]] = {
 
 
 def _to_seconds(times: pd.Series) -> pd.Series:
-    """Return [n] float64 seconds since 1970 of ISO text or times, which are in UTC if zoneless."""
+    """Return [n] float64 seconds since 1970 of ISO text or times, NaN where there is none.
+
+    Times without a zone are in UTC.
+    """
     utc = pd.to_datetime(times, format="ISO8601", utc=True)
-    return utc.dt.as_unit("ns").astype("int64") / 1e9
+    return (utc.dt.as_unit("ns").astype("int64") / 1e9).where(utc.notna())
 
 
 def _read_cells(source: Any, **options: Any) -> pd.DataFrame:
