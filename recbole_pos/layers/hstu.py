@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, select_rows
+from recbole_pos.layers.attention import (
+    BlockOptions,
+    MultiHeadAttention,
+    TransformerLayer,
+    select_rows,
+)
 from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
@@ -83,17 +88,11 @@ class PointwiseAttention(MultiHeadAttention):
         return _compute_weights(q, k, bias, ctx.max_length)
 
 
-class HSTULayer(nn.Module):
+class HSTULayer(TransformerLayer):
     """One block: pointwise attention without a feed-forward layer."""
 
-    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        super().__init__()
-        self.multi_head_attention = PointwiseAttention(options, position)
-
-    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
-        """Apply the block to x [m, d]; return all states, or those at packed ``positions`` [k]."""
-        x = self.multi_head_attention(x, ctx)
-        return x if positions is None else x[positions]
+    attention_class = PointwiseAttention
+    feed_forward_class = nn.Identity
 
 
 def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
