@@ -18,33 +18,29 @@ from torch import Tensor
 
 from recbole_pos.position.additive import PositionEncoding
 
+TOLERANCE = 1e-9  # largest difference of equal numbers
 
-def find_forward_columns(
-    scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
-) -> list[int]:
+
+def find_forward_columns(scheme: PositionEncoding, max_length: int) -> list[int]:
     """Return the largest set A of columns in definition 3.1, an empty list if there is none.
 
-    The longest session is ``max_length``, 2 to n. Numbers are equal if they differ by
-    at most ``tolerance``.
+    The longest session is ``max_length``, 2 to n.
     """
     position, length = list_positions(max_length)
-    return _find_columns(encode_positions(scheme, position, length), position, tolerance)
+    return _find_columns(encode_positions(scheme, position, length), position)
 
 
-def find_backward_columns(
-    scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9
-) -> list[int]:
+def find_backward_columns(scheme: PositionEncoding, max_length: int) -> list[int]:
     """Return the largest set B of columns in definition 3.2; see :func:`find_forward_columns`."""
     position, length = list_positions(max_length)
-    vectors = encode_positions(scheme, position, length)
-    return _find_columns(vectors, length - 1 - position, tolerance)
+    return _find_columns(encode_positions(scheme, position, length), length - 1 - position)
 
 
-def is_unique(scheme: PositionEncoding, max_length: int, tolerance: float = 1e-9) -> bool:
+def is_unique(scheme: PositionEncoding, max_length: int) -> bool:
     """Return whether the vectors of a session's positions all differ (property 3.3)."""
     position, length = list_positions(max_length)
     vectors = encode_positions(scheme, position, length)
-    return all(_all_differ(vectors[length == value], tolerance) for value in length.unique())
+    return all(_all_differ(vectors[length == value]) for value in length.unique())
 
 
 def list_positions(max_length: int) -> tuple[Tensor, Tensor]:
@@ -61,16 +57,16 @@ def encode_positions(scheme: PositionEncoding, position: Tensor, length: Tensor)
     return scheme.encode(position.to(weight.device), length.to(weight.device)).cpu()
 
 
-def _find_columns(vectors: Tensor, position: Tensor, tolerance: float) -> list[int]:
+def _find_columns(vectors: Tensor, position: Tensor) -> list[int]:
     """Return the columns equal at equal positions [k]; [] if two positions share them all."""
     extremes = [vectors[position == value].aminmax(dim=0) for value in position.unique()]
-    is_equal = torch.stack([high - low <= tolerance for low, high in extremes]).all(0)
+    is_equal = torch.stack([high - low <= TOLERANCE for low, high in extremes]).all(0)
     by_position = torch.stack([low for low, _ in extremes])[:, is_equal]
-    if not _all_differ(by_position, tolerance):
+    if not _all_differ(by_position):
         return []
     return is_equal.nonzero().flatten().tolist()
 
 
-def _all_differ(vectors: Tensor, tolerance: float) -> bool:
+def _all_differ(vectors: Tensor) -> bool:
     """Return whether no two rows of [k, w] are equal."""
-    return bool((torch.pdist(vectors, p=torch.inf) > tolerance).all())
+    return bool((torch.pdist(vectors, p=torch.inf) > TOLERANCE).all())
