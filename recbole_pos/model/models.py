@@ -24,7 +24,7 @@ from recbole_pos.registry import (
     import_path,
 )
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import read_yaml
+from recbole_pos.yaml_files import find_recbole_properties, read_yaml
 
 MODELS = Registry(
     "model",
@@ -215,7 +215,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if path.startswith("recbole.model."):
-        file = _find_recbole_folder() / "properties" / "model" / f"{model.__name__}.yaml"
+        file = find_recbole_properties() / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
     for registry in (MODELS, BASELINES):
         if name := registry.find_name(model):
@@ -223,17 +223,10 @@ def _read_shipped(model: type) -> dict[str, Any]:
     return {}
 
 
-def _find_recbole_folder() -> Path:
-    """Return the folder of the installed RecBole."""
-    import recbole
-
-    return Path(recbole.__file__).parent
-
-
 @functools.cache
 def _find_recbole_models() -> dict[str, Path]:
     """Return name in lower case -> file of RecBole's models."""
-    files = (_find_recbole_folder() / "model").glob("*_recommender/[!_]*.py")
+    files = (find_recbole_properties().parent / "model").glob("*_recommender/[!_]*.py")
     return {file.stem: file for file in files}
 
 
