@@ -33,6 +33,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(value: Any) -> Any:
     """Return a value of :func:`to_plain` with its sparse matrices restored; arrays stay tensors."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(from_plain(item) for item in value)
     if not isinstance(value, dict):
         return value
     if value.get("kind") == SPARSE:

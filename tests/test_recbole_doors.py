@@ -28,6 +28,7 @@ from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.recbole_file import read
 from recbole_pos.experiment.run import load
+from recbole_pos.plain import from_plain, to_plain
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
@@ -155,6 +156,12 @@ def test_what_models_keep_beside_their_weights(tiny) -> None:
         Config("ItemKNN", "tiny", config_dict={"data_path": str(tiny), **OTHERS}), model
     )
     assert again.evaluate(test, load_best_model=False) == result["test_result"]
+
+
+def test_a_list_of_sparse_matrices_beside_the_weights() -> None:
+    matrix = scipy.sparse.csr_matrix([[0.0, 2.0], [1.0, 0.0]])
+    restored = from_plain(to_plain({"of_hops": [matrix, (matrix @ matrix).tocsc()]}))["of_hops"]
+    assert [found.toarray().tolist() for found in restored] == [[[0, 2], [1, 0]], [[2, 0], [0, 2]]]
 
 
 def test_layers_beside_weights_come_from_the_weights(tmp_path) -> None:
