@@ -49,8 +49,9 @@ class _Raw(io.FileIO):
 def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     """Yield an open file, of text or bytes, that replaces ``path`` once it is on the disk.
 
-    If anything fails, the former file stays. A link is followed. A pipe, ``/dev/stdout`` or another
-    special file is written directly. Errors are those of :func:`name_write_errors`.
+    If anything fails, the former file stays; a new one has its permissions. A link is followed. A
+    pipe, ``/dev/stdout`` or another special file is written directly. Errors are those of
+    :func:`name_write_errors`.
     """
     path = Path(path)
     # os.path.exists is False for a name that is too long, where Path.exists raises an OSError
@@ -61,6 +62,9 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     with name_write_errors(path):
         raw = _Raw(unfinished, "w")
+    if not is_special:
+        with suppress(OSError):  # there is no former file, or the file system has no permissions
+            shutil.copymode(target, unfinished)
     buffered = io.BufferedWriter(raw)
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:
