@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def make_resume_command(
@@ -25,6 +27,10 @@ class PosError(Exception):
     """Base of every error raised on purpose; the command line prints only its message."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickle would call the class with ``args``, which are not always those of ``__init__``
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class UsageError(PosError, ValueError):
@@ -55,9 +61,13 @@ class Interrupted(KeyboardInterrupt):
     exit_code = 130
 
     def __init__(self, run_dir: str, plugins: Sequence[str] | None = None) -> None:
-        super().__init__(
-            f"interrupted; {run_dir} holds the last finished epoch, continue with "
-            f"`{make_resume_command(run_dir, plugins)}`"
+        super().__init__(run_dir, plugins)
+        self.run_dir, self.plugins = run_dir, plugins
+
+    def __str__(self) -> str:
+        return (
+            f"interrupted; {self.run_dir} holds the last finished epoch, continue with "
+            f"`{make_resume_command(self.run_dir, self.plugins)}`"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from recbole_pos.config.options import find_option, list_by_role
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.loaders import TargetLoader
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import Interrupted, StorageError, UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.evaluation import collect_test_ranks
+from recbole_pos.experiment.run import NeedsDataset
 
 # Change where and how fast a run computes, how long it may, what it shows, or where it begins.
 ELSEWHERE = {
@@ -197,6 +199,15 @@ def test_what_changes_nothing_names_what_does(
     assert again.plain == kept.plain and not again.strict
     with pytest.raises(UnknownKey):
         PosConfig(None, None, [str(file)], options)
+
+
+def test_errors_come_back_from_a_pool_of_processes() -> None:
+    """Which pickles them: one that cannot be read again breaks the pool."""
+    missing = NeedsDataset("k", {"data_part": "by_rank"})
+    interrupted = Interrupted("a run", ["my_models"])
+    for error in (UnknownKey("no key a", "a"), missing, StorageError("a file"), interrupted):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
