@@ -68,7 +68,7 @@ class EncodedEmbedding(nn.Embedding):
     def forward(self, items: Tensor) -> Tensor:
         """Return the vectors [B, L, d] of sessions, zero at padding, or [n, d] of items."""
         x = super().forward(items)
-        encodings: list[Any] = [scheme for scheme in self.schemes if hasattr(scheme, "rows")]
+        encodings: list[Any] = list(self.schemes)
         if items.dim() < 2 or not encodings:
             return x
         is_real = items > 0
