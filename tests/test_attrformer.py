@@ -94,7 +94,7 @@ def test_every_layer_equals_the_equations(
     order, heads, users = find(model, rows)
     assert all(len(edges.value) for edges in [*heads, users])
     assert (places(rows)[users.reader] == places(rows)[users.source]).all()
-    x = model.item_embedding(model.lookup.items[torch.from_numpy(rows.events)])
+    x = model.item_embedding(torch.from_numpy(model.lookup.items[rows.events]))
     table = model.lookup.user_table
     own = table.to_matrix().diagonal()[table.group[order.user]].tolist()
     assert 0 in own  # a user without attributes
@@ -253,7 +253,7 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
         loss(batch)
         if hasattr(batch, "positions") and "train_windows" in options:
             _, target = model.pack_windows(batch)
-            assert torch.equal(lookup.items[torch.from_numpy(target)], batch.targets)
+            assert (lookup.items[target] == batch.targets.numpy()).all()
     read = np.concatenate([rows.events[rows.is_source] for rows in seen])
     every = np.concatenate([rows.events for rows in seen])
     assert len(every) > len(np.unique(every))
@@ -330,7 +330,7 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         target = rows[TARGET_EVENT].numpy()
         lengths = lookup.ranks[target]
         events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
-        times, items = torch.from_numpy(lookup.times[events]), lookup.items[events]
+        times, items = map(torch.from_numpy, (lookup.times[events], lookup.items[events]))
         found = model.after(items, torch.from_numpy(lengths), times)
         same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)

@@ -100,9 +100,9 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
         for user in users[counts >= 4]:
             own = np.flatnonzero(order.user == user)
             cut = own[len(own) // 2]
-            future = torch.from_numpy(rows.events[own[own >= cut]])
-            kept = lookup.items[future].clone()
-            lookup.items[future] = torch.from_numpy(rng.integers(1, model.n_items, len(future)))
+            future = rows.events[own[own >= cut]]
+            kept = lookup.items[future]
+            lookup.items[future] = rng.integers(1, model.n_items, len(future))
             got = model.encode_packed(rows, None)
             lookup.items[future] = kept
             before = np.zeros(len(order), dtype=bool)

@@ -282,7 +282,7 @@ def test_use_of_relations_equals_loops(folder: Path, double) -> None:
         is_other = order.user[edges.reader] != order.user[edges.source]
         assert use.others == pytest.approx(np.mean(is_other))
     known = {use.field: use.known for use in uses}
-    items = model.lookup.items[torch.from_numpy(rows.events)]
+    items = torch.from_numpy(model.lookup.items[rows.events])
     cells = shop.Cells(made.dataset, shop.tables())
     of_users = [[cells.of("user", int(u), f) for f in ("age", "country")] for u in order.user]
     values = {

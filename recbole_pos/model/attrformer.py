@@ -188,7 +188,7 @@ class AttrFormer(PosSASRec):
         """Return RecBole's rows as packed windows with a target each, prepared on the host."""
         rows, last = self._pack_histories(interaction)
         batch = SequenceBatch(
-            items=self.lookup.items[torch.from_numpy(rows.events)],
+            items=torch.from_numpy(self.lookup.items[rows.events]),
             lengths=torch.from_numpy(rows.lengths),
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
@@ -243,7 +243,7 @@ class AttrFormer(PosSASRec):
         lookup = lookup or self.lookup
         relations, times = self._look_up(rows, lookup, self._device)
         lengths = torch.from_numpy(rows.lengths).to(self._device)
-        items = lookup.items[torch.from_numpy(rows.events)].to(self._device)
+        items = torch.from_numpy(lookup.items[rows.events]).to(self._device)
         ctx = SequenceContext.from_lengths(
             lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
         )
@@ -315,7 +315,7 @@ class AttrFormer(PosSASRec):
         known_times = None if times is None else times.cpu().numpy()
         sizes = lengths.cpu().numpy()
         lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, known_times)
-        end = len(self.lookup.users) + np.cumsum(sizes)
+        end = self.lookup.num_events + np.cumsum(sizes)
         return self._encode_histories(end - sizes, end, lookup)
 
     def after_users(self, users: np.ndarray) -> Tensor:

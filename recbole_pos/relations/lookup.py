@@ -96,7 +96,7 @@ class TableRelation:
     def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
         """Return [m] the value of each interaction, or of its item; 0 beyond the table."""
         if self.is_of_items:
-            return values[lookup.items.numpy()[events]]
+            return values[lookup.items[events]]
         return take_or_fill(values, events, 0)
 
 
@@ -149,6 +149,26 @@ def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np
     return result
 
 
+@dataclass(frozen=True)
+class ExtendedColumn:
+    """Values of the interactions of the log [n], and after them those of histories [m].
+
+    Only what is read is copied: the log is large, and a request has few interactions.
+    """
+
+    log: np.ndarray
+    histories: np.ndarray
+
+    def __getitem__(self, events: np.ndarray) -> np.ndarray:
+        values = take_or_fill(self.log, events, 0)
+        is_given = events >= len(self.log)
+        values[is_given] = self.histories[events[is_given] - len(self.log)]
+        return values
+
+
+Column = np.ndarray | ExtendedColumn  # read by places of interactions
+
+
 class RelationLookup:
     """Precomputed relations of a dataset, and the rules of who may read whom.
 
@@ -180,11 +200,15 @@ class RelationLookup:
         self.clock = cross_sequence
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
         self.seconds, self.default_self_relation = seconds, default_self_relation
-        self.items, self.users, self.times = log.items, log.users.numpy(), log.times.numpy()
-        self.ranks, self.offsets = log.ranks, log.offsets
-        self.is_trained = dataset.part == TRAIN
+        users, is_trained = log.users.numpy(), dataset.part == TRAIN
+        self.users: Column = users
+        self.is_trained: Column = is_trained
+        self.items: Column = log.items.numpy()
+        self.times: Column = log.times.numpy()
+        self.ranks: Column = log.ranks
+        self.offsets, self.num_events = log.offsets, len(log)
         # training interactions of a user come before the held-out ones
-        num_trained = np.bincount(self.users[self.is_trained], minlength=len(self.offsets) - 1)
+        num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
         self.notices: list[str] = []  # to report before training
         of_users = [relation for relation in relations if relation.source == "user"]
@@ -224,11 +248,14 @@ class RelationLookup:
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
         extended = copy.copy(self)
-        extended.items = torch.cat((self.items, torch.from_numpy(items)))
-        extended.users = np.append(self.users, users)
-        extended.times = np.append(self.times, times)
-        extended.ranks = np.append(self.ranks, ranks)
-        extended.is_trained = np.append(self.is_trained, np.zeros(len(items), dtype=bool))
+        for name, column in {
+            "items": items,
+            "users": users,
+            "times": times,
+            "ranks": ranks,
+            "is_trained": np.zeros(len(items), dtype=bool),
+        }.items():
+            setattr(extended, name, ExtendedColumn(getattr(self, name), column))
         return extended
 
     def pack_windows(
