@@ -183,9 +183,10 @@ class PosTrainer(EvaluatingTrainer):
                 with nullcontext() if self.average is None else self.average.used():
                     has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
-                self._finish_epoch(line, keep_now=epoch == 0 or callback_fn is not None)
+                is_reported = bool(callback_fn and line["valid"])
+                self._finish_epoch(line, keep_now=epoch == 0 or is_reported)
                 self.reporter.show_epoch(line, self.valid_metric, has_improved)
-                if callback_fn and line["valid"]:
+                if callback_fn and is_reported:
                     callback_fn(epoch, line["valid"][self.valid_metric])
         finally:
             self.writer.flush()
