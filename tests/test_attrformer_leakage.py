@@ -165,11 +165,11 @@ def rows_that_move(model: Any, rows: Any, places: range, later: Callable[[int], 
     with torch.inference_mode():
         want = model.compute_states(rows)
         for place in places:
-            events = torch.from_numpy(later(int(rows[TARGET_EVENT][place])))
-            kept = items.clone()
+            events = later(int(rows[TARGET_EVENT][place]))
+            kept = items.copy()
             items[events] = 1 + items[events] % (model.n_items - 1)
             got = model.compute_states(rows)
-            items.copy_(kept)
+            items[:] = kept
             # not to the bit: what stands beside a row decides in which order sums are made
             torch.testing.assert_close(got[place], want[place], rtol=0, atol=1e-6)
             moved += int(not torch.allclose(got, want, rtol=0, atol=1e-4))
@@ -203,12 +203,12 @@ def test_whom_a_prediction_depends_on(folder: Path, inference: str, reads_others
         together = model.compute_states(rows)
         again = model.compute_states(rows)
         alone = torch.cat([model.compute_states(rows[i : i + 1]) for i in range(len(rows))])
-        kept = lookup.items.clone()
+        kept = lookup.items.copy()
         user = int(lookup.users[rows[TARGET_EVENT][0]])
-        other = torch.from_numpy(lookup.users != user)
+        other = lookup.users != user
         lookup.items[other] = 1 + lookup.items[other] % (model.n_items - 1)
         changed = model.compute_states(rows[0:1] if inference == "training_bank" else rows)
-        lookup.items.copy_(kept)
+        lookup.items[:] = kept
     assert torch.equal(together, again)
     assert torch.allclose(together, alone, atol=1e-9) == (inference != "batch")
     assert torch.allclose(changed[0], together[0], atol=1e-9) == (not reads_others)
