@@ -280,7 +280,7 @@ def test_training_never_sees_held_out_events(folder: Path) -> None:
         return found
 
     want = results()
-    held_out = torch.from_numpy(made.dataset.part != TRAIN)
+    held_out = made.dataset.part != TRAIN
     items = model.lookup.items
     items[held_out] = 1 + items[held_out] % (model.n_items - 1)
     assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
