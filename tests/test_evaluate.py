@@ -100,10 +100,27 @@ def test_a_function_takes_no_ranks_of_earlier_weights(run) -> None:
         recbole_pos.evaluate(run, evaluated)
 
 
-def test_items_of_the_past_are_left_out_where_that_is_asked(run) -> None:
-    masked = recbole_pos.evaluate(run, ["Hit"], [5], mask_history=True)
-    plain = recbole_pos.evaluate(run, ["Hit"], [5])
-    assert masked != plain and masked["hit@5"] > plain["hit@5"]
+def test_excluding_seen_items_gives_the_hits_of_the_lists_that_users_would_get(run, capsys) -> None:
+    """A target that its user has had before is in no list without seen items: it is a miss."""
+    model = recbole_pos.load(run)
+    masked = model.evaluate(["Hit"], [5], mask_history=True)
+    log, hits, repeats = model.dataset.log, [], 0
+    for rows, _, _, targets in model.loaders["test"]:
+        with torch.no_grad():
+            scores = model.model.full_sort_predict(rows)
+        for row_scores, target, event in zip(scores, targets, rows[TARGET_EVENT], strict=True):
+            past = log.items[int(log.starts[event]) : event].tolist()
+            row_scores[[0, *past]] = -torch.inf
+            hits.append(int(target) in row_scores.topk(5).indices.tolist())
+            repeats += int(target) in past
+    assert 0 < repeats < len(hits)
+    assert masked.loc["hit@5", "test"] == pytest.approx(np.mean(hits), abs=1e-6)
+    assert masked.attrs["candidates"] == "items not in the user's past"
+    assert masked.attrs["repeated_targets"] == repeats
+    assert any("are excluded" in text for text in masked.attrs["warnings"])
+    assert model.evaluate(["Hit"], [5]).attrs["candidates"] == "all items"
+    assert main(["evaluate", str(run), "--mask_history=true"]) == 0
+    assert "ranked among items not in the user's past" in capsys.readouterr().out
 
 
 def test_data_that_have_grown(run, tmp_path: Path) -> None:
@@ -136,6 +153,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Pop", {}),  # many equal scores
     ("BPR", {"mask_history": False}),
     ("PosSASRec", {"mask_history": True}),
+    ("PosSASRec", {"mask_history": True, "repeated_targets": "candidate"}),
     ("GRU4Rec", {"metrics": ["AveragePopularity", "NDCG"]}),
     ("PosSASRec", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
 ]
@@ -157,11 +175,13 @@ def test_ranks_equal_a_loop(tiny, tmp_path, model, options) -> None:
             found = table.iloc[place]
             place += 1
             line[0] = -torch.inf
-            history = log.items[int(log.starts[event]) : event]
-            if made.config["mask_history"] or (model == "Pop" and not options.get("mask_history")):
-                line[[h for h in history.tolist() if h != item]] = -torch.inf
+            history = log.items[int(log.starts[event]) : event].tolist()
+            excludes_seen = made.config["mask_history"] or (model == "Pop" and not options)
+            if excludes_seen:
+                line[[seen for seen in history if seen != item]] = -torch.inf
             before = (line > line[item]) | ((line == line[item]) & (torch.arange(len(line)) < item))
-            assert found["rank"] == int(before.sum())
+            is_miss = excludes_seen and item in history and "repeated_targets" not in options
+            assert found["rank"] == (len(line) - 1 if is_miss else int(before.sum()))
             assert found["user"] == tokens["user_id"][log.users[event]]
             assert found["item"] == tokens["item_id"][item]
             assert found["history"] == len(history)
@@ -228,7 +248,7 @@ def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
     ("model", "options"),
     [
         ("FPARec", {}),
-        ("PosSASRec", {"mask_history": True, "position": ["to_rope"]}),
+        ("PosSASRec", {"mask_history": True, "position": ["to_rope"], "topk": [5, 10]}),
         ("AttrFormer", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
     ],
     ids=str,

@@ -109,8 +109,10 @@ def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
         "Twin, larger batches": {"retest": "Twin", "eval_batch_size": 64},
         "Wild + kernel": {"attach": {"to": "Wild", "schemes": ["kernel"]}},
     }
+    masked = "RoPE, past left out"  # rows of one table rank the same items
+    tables = [{"rows": [row for row in rows if row != masked]}, {"rows": [masked]}]
     before = times(tmp_path / "s")
-    found = compare(study(new, rows=rows), tmp_path / "s", pack=file)
+    found = compare(study(new, rows=rows, tables=tables), tmp_path / "s", pack=file)
     assert before and times(tmp_path / "s").items() >= before.items()
     runs = found.runs.set_index(["row", "seed"])
     status = runs["status"].groupby("row").agg(set)
@@ -134,7 +136,9 @@ def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
         line = runs.loc[("RoPE, past left out", seed)]
         assert {name: line[name] for name in expected} == pytest.approx(dict(expected))
         assert pd.isna(line["seconds"]) and pd.isna(line["epochs"]), "nothing was trained"
-    known = compare(study(new, rows=rows), tmp_path / "there", known=(file,), report=True)
+    known = compare(
+        study(new, rows=rows, tables=tables), tmp_path / "there", known=(file,), report=True
+    )
     assert known.pairs.equals(found.pairs)
 
 
@@ -324,3 +328,20 @@ def test_code_of_ones_own_counts(tiny: Path, tmp_path: Path, monkeypatch) -> Non
     typed = code.format("1.0") + "Edited.__module__ = '__main__'\n"
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert digest(typed) != digest(typed)
+
+
+def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Path) -> None:
+    """RecBole leaves seen items out for Pop only, which makes Pop look better than it is."""
+    options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 8, "data_path": str(tiny)}
+    found = compare(["PosSASRec", "Pop"], tmp_path / "s", dataset="tiny", config_dict=options)
+    assert set(found.runs["candidates"]) == {"all items"}
+    protocol = "split LS: valid_and_test, 49 test targets (target: all), ranked among all items"
+    assert protocol in repr(found) and "15 of them items that their user has had" in repr(found)
+    runs = [tmp_path / "s" / path for path in found.runs["path"]]
+    masked = {"data_path": str(tiny), "mask_history": True}
+    recbole_pos.run("Pop", "tiny", None, masked, run_dir=tmp_path / "masked", verbose=False)
+    with pytest.raises(UsageError, match="masked ranks items not in the user's past"):
+        recbole_pos.compare([runs[0], tmp_path / "masked"], run_dir=tmp_path / "x", verbose=False)
+    rows = {"all": {"position": ["nope"]}, "unseen": {"mask_history": True}}
+    with pytest.raises(UsageError, match=r"^mask_history: all ranks all items and unseen ranks"):
+        compare(study(tiny, rows=rows), tmp_path / "y", dry_run=True)

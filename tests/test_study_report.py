@@ -210,7 +210,27 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     message = " ".join(describe_protocol(results))
     assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
     assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message
-    assert "On shop, 200 of 600 test items (33%) depend on the order" in message
+
+
+def test_tables_name_what_is_predicted_and_ranked(results, found):
+    """Without that, figures of one study cannot be held against another's."""
+    split = {
+        "split": {"LS": "valid_and_test"},
+        "target": "all",
+        "targets": {"train": 9000, "valid": 600, "test": 600},
+        "repeated_targets": {"train": 0, "valid": 90, "test": 100},
+    }
+    runs = results.runs.assign(candidates="items not in the user's past")
+    given = dataclasses.replace(results, split=split, runs=runs)
+    protocol = "600 test targets (target: all), ranked among items not in the user's past"
+    for text in (
+        make_metrics_table(given, found).markdown(),
+        render_markdown(given),
+        words_of(render_report(given)),
+    ):
+        assert protocol in text
+        assert "100 of them items that their user has had before, which are misses" in text
+        assert "On shop, 200 of 600 test items (33%) depend on the order" in text
 
 
 def words_of(page: str) -> str:

@@ -474,7 +474,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     From the ranks that the run has kept where they suffice, otherwise by its best weights,
     which needs the dataset. MAP and MRR of one target are the same number.
     """
-    from recbole_pos.experiment.evaluate import evaluate
+    from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
@@ -492,7 +492,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        Reporter().show_results(f"{args.run_dir}, best epoch", {args.part: scores})
+        items = describe_evaluation(args.run_dir, args.part, mask)["candidates"]
+        Reporter().show_results(f"{args.run_dir}, ranked among {items}", {args.part: scores})
 
 
 @_command(

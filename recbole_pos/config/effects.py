@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
 from recbole_pos.data.location import SIDE_FEATURES
+from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, is_on_our_base
 from recbole_pos.values import Options, listed, nearest, shown
@@ -126,6 +127,11 @@ def if_model_is_custom(instead: str = "") -> Condition:
     """
     text = "is not read by {model}, nor by any model of RecBole's that runs here"
     return when(_is_custom, f"{text}; {instead}" if instead else text)
+
+
+def if_seen_are_excluded(config: Options, value: Any) -> str | None:
+    """Hold where seen items are not ranked."""
+    return None if masks_history(config) else "is only read where mask_history excludes seen items"
 
 
 def if_model_is_not(model: str) -> Condition:

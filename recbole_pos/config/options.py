@@ -144,6 +144,7 @@ _TABLE: list[Option] = [
         _rows("mask_history", example=True),
         role=DATA,
     ),
+    *_rows("repeated_targets", "miss candidate", role=DATA, only=effects.if_seen_are_excluded),
     *_rows("eval_args.target", "all last first random", only=effects.if_users_have_several_targets),
     *_rows("eval_args.cold_items", "keep drop"),
     *_rows("eval_args.ties"),

@@ -37,7 +37,7 @@ from recbole_pos.plain import to_plain
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 5  # raised when the same files and options are prepared otherwise
+FORMAT = 6  # raised when the same files and options are prepared otherwise
 FOLDER = ".recbole_pos"
 MIN_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 _KEY_BYTES = 32

@@ -32,6 +32,7 @@ from recbole_pos.data.splits import (
     read_split,
     split_log,
 )
+from recbole_pos.data.windows import ALL_ITEMS, WITHOUT_SEEN
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, listed, shown, suggest
 
@@ -222,8 +223,9 @@ def make_split(
         cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not
         ``IS_SELECTED``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
         ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
-        interaction, and ``copied_targets`` among them; of given parts ``leaks``; under ST
-        ``sessions``, see :func:`keep_recent_sessions`.
+        interaction, and ``copied_targets`` among them; ``repeated_targets``, see
+        :func:`find_repeated_targets`; of given parts ``leaks``; under ST ``sessions``, see
+        :func:`keep_recent_sessions`.
     """
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
@@ -259,6 +261,7 @@ def make_split(
         "cold_targets": part[is_target & is_cold[log.items.numpy()]],
         "copies": part_as_cut[copies],
         "copied_targets": part[is_target & is_copy],
+        "repeated_targets": part[find_repeated_targets(log, is_target & (part != TRAIN))],
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
@@ -345,6 +348,21 @@ def _count_leaks(
         name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
         for name, parts in leaks.items()
     }
+
+
+def find_repeated_targets(log: EventLog, is_target: np.ndarray) -> np.ndarray:
+    """Return the rows of targets whose item the user has had before: [repeated targets] int64.
+
+    Args:
+        is_target: [interactions] bool, the targets to look at.
+    """
+    repeated = [np.empty(0, dtype=np.int64)]
+    for chunk_rows, chunk in log.iterate_chunks():  # all interactions of a user are in one chunk
+        items, users = chunk.items.numpy(), chunk.users.numpy()
+        pairs = users * (items.max(initial=0) + 1) + items  # one number for each user and item
+        is_repeated = pd.Series(pairs).duplicated().to_numpy() & is_target[chunk_rows]
+        repeated.append(chunk_rows.start + np.flatnonzero(is_repeated))
+    return np.concatenate(repeated)
 
 
 def find_ties(log: EventLog) -> np.ndarray:
@@ -463,6 +481,27 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
         if phrases:
             warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
     return warnings
+
+
+def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
+    """Return a warning if seen items are excluded, and more than 1% of the test targets are seen.
+
+    ``summary`` is that of a split, ``candidates`` what :func:`describe_candidates` returns.
+    """
+    num_targets = summary["targets"]["test"]
+    num_repeated = (summary.get("repeated_targets") or {}).get("test", 0)
+    if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
+        return []
+    share = f"{num_repeated:,} of {num_targets:,} test targets ({num_repeated / num_targets:.0%})"
+    if candidates == WITHOUT_SEEN:
+        return [
+            f"mask_history: {share} are items that their user has had before, which are excluded, "
+            "so no model can hit them; with mask_history: False all items are ranked"
+        ]
+    return [
+        f"mask_history: {share} are items that their user has had before; repeated_targets: "
+        "candidate excludes all seen items but these, which makes them easy to hit"
+    ]
 
 
 def count_phases(part: np.ndarray) -> dict[str, int]:

@@ -20,6 +20,7 @@ from recbole_pos.values import Options
 
 # Field of gathered rows with the row of their target in the log.
 TARGET_EVENT = "target_event"
+ALL_ITEMS, WITHOUT_SEEN = "all items", "items not in the user's past"
 
 
 @dataclass(frozen=True)
@@ -200,17 +201,34 @@ def masks_history(config: Options) -> bool:
     return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
 
 
-def find_past_items(
-    log: EventLog, target_event: Tensor, target_items: Tensor
+def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
+    """Return which items are ranked for a target, in words.
+
+    Args:
+        excludes_seen: whether items of the user's past are not ranked.
+        repeated_targets: the option of that name.
+    """
+    if not excludes_seen:
+        return ALL_ITEMS
+    if repeated_targets == "miss":
+        return WITHOUT_SEEN
+    return f"{WITHOUT_SEEN}, and the target"
+
+
+def find_excluded_items(
+    log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the past items of examples, except the target of each: [n] examples, and [n] items.
+    """Return the seen items that are not ranked: [n] examples, and [n] items.
 
     Args:
         target_event, target_items: [b] row in the log, and item, of the target of each example.
+        repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
     """
     target = target_event.numpy()
     start = log.offsets[log.users.numpy()[target]]
     items = log.items[torch.from_numpy(gather_index(start, target - start))]
     examples = torch.repeat_interleave(torch.from_numpy(target - start))
+    if repeated_targets == "miss":
+        return examples, items
     is_other = items != target_items[examples]
     return examples[is_other], items[is_other]

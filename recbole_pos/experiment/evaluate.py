@@ -16,11 +16,11 @@ from recbole.evaluator.register import metric_information
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.windows import describe_candidates, masks_history
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished, read_result
+from recbole_pos.experiment.result import is_unfinished, list_warnings, read_result
 from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice, shown
 
@@ -110,6 +110,33 @@ def evaluate(
     if values is None:
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
     return values | custom_values
+
+
+def describe_evaluation(
+    run_dir: str | Path, part: str = "test", mask_history: bool | None = None
+) -> dict[str, Any]:
+    """Return what an evaluation of a run predicts and ranks; arguments as of :func:`evaluate`.
+
+    Returns:
+        ``part``, ``candidates`` (which items are ranked); and of a finished run ``split``,
+        ``targets`` and ``repeated_targets`` (their numbers), ``warnings``.
+    """
+    folder = RunFolder(run_dir)
+    config = load_config(folder)
+    excludes_seen = masks_history(config) if mask_history is None else mask_history
+    candidates = describe_candidates(excludes_seen, config["repeated_targets"])
+    facts = {"part": part, "candidates": candidates}
+    if not folder.result.is_file():
+        return facts
+    result = read_result(folder)
+    split = result.split
+    return {
+        **facts,
+        "split": split.get("split"),
+        "targets": split["targets"][part],
+        "repeated_targets": (split.get("repeated_targets") or {}).get(part),
+        "warnings": list_warnings(split, candidates, result.request_time),
+    }
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT, find_past_items, masks_history
+from recbole_pos.data.windows import TARGET_EVENT, find_excluded_items, masks_history
 from recbole_pos.distributed import current_shard, gather_objects, gather_rows
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.state import load_best
@@ -110,7 +110,12 @@ class EvaluatingTrainer(Trainer):
         if not masks_history(self.config):
             history = None
         elif history is None:
-            history = find_past_items(self.eval_log, interaction[TARGET_EVENT], positive_i)
+            history = find_excluded_items(
+                self.eval_log,
+                interaction[TARGET_EVENT],
+                positive_i,
+                self.config["repeated_targets"],
+            )
         if self.part_size and TARGET_EVENT in interaction:
             excluded = None
             if history is not None:
@@ -150,9 +155,14 @@ class RowScores:
         return select_best(score_parts(self.score, Choice(self.items), self.excluded), k)
 
     def rank(self, targets: Tensor) -> Tensor:
-        """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0."""
+        """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0.
+
+        A target with the score -inf is no candidate; its rank is the number of items.
+        """
         ids = targets[:, None]
-        return score_and_rank(self.score, Choice(self.items), ids, self.excluded)[1][:, 0] - 1
+        score, rank = score_and_rank(self.score, Choice(self.items), ids, self.excluded)
+        is_candidate = score[:, 0] > -torch.inf
+        return torch.where(is_candidate, rank[:, 0] - 1, len(self.items))
 
 
 class TargetCollector(Collector):
@@ -212,7 +222,8 @@ class TargetCollector(Collector):
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:
-            hits = best == targets[:, None]
+            # where few items are left, excluded ones, whose score is -inf, end the list
+            hits = (best == targets[:, None]) & (best_scores > -torch.inf)
             num_relevant = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
         if self.keeps_ranks and TARGET_EVENT in interaction:

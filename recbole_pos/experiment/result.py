@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from recbole_pos.data.identity import count_dataset
-from recbole_pos.data.targets import make_warnings
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import make_warnings, warn_of_repeats
+from recbole_pos.data.windows import describe_candidates, masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import Count
 from recbole_pos.experiment.device import describe_device
@@ -28,7 +28,8 @@ class Result:
         best_valid, test: values by RecBole's metric names (``ndcg@10``), of the best epoch.
         epochs, best_epoch: number of trained epochs, and the best of them, counted from 0.
         seconds: time of ``data``, ``training``, and ``evaluation`` (validation and test).
-        candidates: which items were ranked: all, or only those not in the user's past.
+        candidates: which items were ranked: all, or only those not in the user's past; then a
+            target that its user has had before is a miss, and ``split`` counts such targets.
         split: what was held out and left out, see :func:`recbole_pos.data.targets.make_split`.
         device: see :func:`~recbole_pos.experiment.device.describe_device`.
         request_time: ``target`` if states knew the time of what they predict: such metrics are not
@@ -118,6 +119,15 @@ def count_parameters(model: Any) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> list[str]:
+    """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
+
+    ``split`` is its summary, ``candidates`` which items are ranked, in words.
+    """
+    knows_when = [KNOWS_WHEN] if request_time == "target" else []
+    return [*make_warnings(split), *warn_of_repeats(split, candidates), *knows_when]
+
+
 def make_result(
     experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
@@ -129,9 +139,7 @@ def make_result(
         phase: 0 if loader is None else split["targets"][phase]
         for phase, loader in experiment.loaders.items()
     }
-    warnings = make_warnings(split)
-    if config["request_time"] == "target":
-        warnings = [*warnings, KNOWS_WHEN]
+    candidates = describe_candidates(masks_history(config), config["repeated_targets"])
     return Result(
         model=config["model"],
         dataset=config["dataset"],
@@ -147,11 +155,11 @@ def make_result(
         },
         targets_per_second=round(progress.trained_targets / training_seconds, 1),
         parameters=count_parameters(experiment.model),
-        candidates="items not in the user's past" if masks_history(config) else "all items",
+        candidates=candidates,
         valid_targets=num_targets["valid"],
         test_targets=num_targets["test"],
         split=split,
-        warnings=warnings,
+        warnings=list_warnings(split, candidates, config["request_time"]),
         peak_rss_mb=peak_rss_mb(),
         seed=config["seed"],
         versions=find_versions(),

@@ -15,7 +15,7 @@ from recbole_pos.conversion.frames import Dataset
 from recbole_pos.data.identity import Growth
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.evaluate import RankMetric, evaluate
+from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
 from recbole_pos.experiment.folder import SEARCH, RunFolder, make_folder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
 from recbole_pos.experiment.run import Catalogue, load, load_without_data
@@ -68,7 +68,10 @@ class FittedModel:
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
         table.index.name = "metric"
-        table.attrs = {**self.collect_facts(), "part": part}
+        table.attrs = {
+            **self.collect_facts(),
+            **describe_evaluation(folder.path, part, mask_history),
+        }
         return table
 
     def collect_facts(self) -> dict[str, Any]:

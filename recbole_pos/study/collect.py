@@ -13,17 +13,18 @@ import pyarrow as pa
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
+from recbole_pos.data.targets import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.configs import INDIFFERENT, require_twins
+from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
 from recbole_pos.study.plan import METRICS, Plan, list_fits
 from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
 from recbole_pos.study.result_tables import render_markdown, tabulate
-from recbole_pos.study.results import RUN_FOLDERS, VALIDATION, Results
+from recbole_pos.study.results import RUN_FOLDERS, VALIDATION, Results, select_protocol
 from recbole_pos.study.scheduler import average_seeds
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import (
@@ -42,7 +43,7 @@ _NAME_FIELDS = (("USER_ID_FIELD", "user_id"), ("ITEM_ID_FIELD", "item_id"))  # a
 _DECIMALS = 6  # default of metric_decimal_place
 # Options that runs must share, to be compared without a plan.
 _SHARED = (
-    *("dataset", "eval_args", "mask_history"),
+    *("dataset", "eval_args"),
     *("train_fraction", "session_filter", "target_events"),
 )
 # Options that are not in the name of a row, although its runs differ in them.
@@ -70,6 +71,7 @@ class _Collector:
             "seconds": seconds if is_trained else None,
             "parameters": facts.get("parameters"),
             "epochs": facts.get("epochs") if is_trained else None,
+            "candidates": facts.get("candidates", ""),
             "device": _describe_device(facts.get("device") or {}),
             **{key: facts.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
             "request_time": facts.get("request_time", "none"),
@@ -94,6 +96,9 @@ class _Collector:
         time_aware_rows = [line["row"] for line in lines if line.get("request_time") == "target"]
         if time_aware_rows:
             warnings.append(f"{', '.join(dict.fromkeys(time_aware_rows))}: {KNOWS_WHEN}")
+        for candidates in {line.get("candidates") for line in lines} - {None, ""}:
+            if facts.split:
+                warnings += warn_of_repeats(facts.split, candidates)
         return Results(
             plan=plan,
             runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),
@@ -101,8 +106,9 @@ class _Collector:
             curves=pd.DataFrame(self.curves),
             searches=pd.DataFrame() if searches is None else searches,
             command=command,
+            split=facts.split,
             ties=facts.ties,
-            warnings=tuple(warnings),
+            warnings=tuple(dict.fromkeys(warnings)),
             data=facts.data,
             versions=facts.versions,
         )
@@ -200,20 +206,23 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     """
     configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)
+    results = [read_result(RunFolder(path)) for path in paths]
     require_twins(dict(zip(names, configs, strict=True)))
+    require_same_candidates(
+        {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
+    )
     metric = str(configs[0].get("valid_metric")).lower()
     metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
     collector = _Collector(metrics[0], Path())
     rows: dict[str, dict[str, Any]] = {}
     _require_same_data(paths, configs)
-    for path, config, name in zip(paths, configs, names, strict=True):
+    for path, config, name, result in zip(paths, configs, names, results, strict=True):
         if (name, config["seed"]) in collector.ranks:
             raise UsageError(
                 f"compare: {path} is a run of {name} with a seed that is there already"
             )
-        run = RunFolder(path)
         identity = {"row": name, "seed": config["seed"], "status": DONE}
-        collector.add({**asdict(read_result(run)), **identity}, run)
+        collector.add({**asdict(result), **identity}, RunFolder(path))
         rows[name] = {"model": config["model"]}
         if config.get("item_vectors"):
             rows[name]["item_vectors"] = config["item_vectors"]
@@ -224,11 +233,13 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     if reference:
         study["reference"] = reference
     chosen = ["--reference", reference] if reference else []
-    result = read_result(RunFolder(paths[0]))  # all runs have the same data
+    result = results[0]  # all runs have the same data
     warnings = [text for text in result.warnings if text != KNOWS_WHEN]
     return collector.make_results(
         make_plan(Source(RUN_FOLDERS, study)),
-        StudyFacts(versions=result.versions, warnings=warnings),
+        StudyFacts(
+            versions=result.versions, warnings=warnings, split=select_protocol(result.split)
+        ),
         shlex.join(["recbole-pos", "compare", *map(str, paths), *chosen]),
     )
 

@@ -24,6 +24,7 @@ from recbole_pos.conversion.frames import find_folder_beside
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.parts import list_parts
+from recbole_pos.data.windows import describe_candidates
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -33,7 +34,13 @@ from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
-from recbole_pos.study.configs import check_plan, complete_options, note_unread, require_twins
+from recbole_pos.study.configs import (
+    check_plan,
+    complete_options,
+    note_unread,
+    require_same_candidates,
+    require_twins,
+)
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
 from recbole_pos.study.packed import PackedStudy, pack, require_writable
 from recbole_pos.study.plan import Plan
@@ -273,6 +280,14 @@ def _check_rows(plan: Plan) -> set[str]:
     configs = check_plan(plan, complete_options)
     _require_metrics(plan, configs)
     require_twins(configs)
+    for table in plan.tables:
+        table_configs = {row: configs[row] for row in table.rows}
+        require_same_candidates(
+            {  # without the option, all rows rank all items
+                row: describe_candidates(bool(config["mask_history"]), config["repeated_targets"])
+                for row, config in table_configs.items()
+            }
+        )
     for config in configs.values():
         require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
         if config["item_vectors"]:

@@ -17,6 +17,7 @@ from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.config.presets import list_positions
 from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
+from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
@@ -49,6 +50,8 @@ _OF_RECBOLE = (
     *("ENTITY_ID_FIELD", "RELATION_ID_FIELD", "HEAD_ENTITY_ID_FIELD", "TAIL_ENTITY_ID_FIELD"),
     *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
 )
+# Option that changes results only where targets are repeated; the identity of such data has it.
+_IN_IDENTITY = "repeated_targets"
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
 # Options with the role of data that do not change what is read.
 _NOT_READ = (
@@ -83,7 +86,13 @@ def make_row_config(
         if "position" not in config.plain:
             raise UsageError(f"attach: {config['model']} takes no position schemes")
         merged["position"] = attach_schemes(config.plain["position"], schemes)
-    return PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
+    config = PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
+    if config["mask_history"] is None and masks_history(config):
+        # A general model, for which RecBole would exclude seen items; a table has one set of
+        # candidates, by default that of the sequential models.
+        merged["mask_history"] = False
+        config = PosConfig(model, dataset, files, {**merged, **QUIET}, strict=strict)
+    return config
 
 
 def complete_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +251,7 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     options = {key: config[key] for key in _OF_RECBOLE}
     for key, value in config.plain.items():
         does_as_before = key in _SINCE_1 and value == _SINCE_1[key]
-        if key not in INDIFFERENT and not does_as_before:
+        if key not in (*INDIFFERENT, _IN_IDENTITY) and not does_as_before:
             options[key] = value
     if options.get("item_vectors"):
         options["item_vectors"] = digest_content(options["item_vectors"])
@@ -290,6 +299,25 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
             "not, so their metrics are not comparable; compare it with one that differs in "
             "request_time only, or give all the same"
         )
+
+
+def require_same_candidates(candidates: Mapping[str, str]) -> None:
+    """Require that the models of one table rank the same items.
+
+    Among fewer candidates every model has higher metrics, so a difference would say nothing about
+    the models. ``candidates`` are name of a row -> which items it ranks, in words.
+
+    Raises:
+        UsageError: naming two rows that differ.
+    """
+    first_row, first_candidates = next(iter(candidates.items()))
+    for row, row_candidates in candidates.items():
+        if row_candidates != first_candidates:
+            raise UsageError(
+                f"mask_history: {first_row} ranks {first_candidates} and {row} ranks "
+                f"{row_candidates}, so their metrics are not comparable; give all the same "
+                "mask_history, or put them into different tables of a study (`tables:`)"
+            )
 
 
 def digest_data_options(config: PosConfig) -> str:

@@ -24,7 +24,7 @@ from recbole_pos.runs.shared_data import SharedData
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.study.results import count_ties
+from recbole_pos.study.results import count_ties, select_protocol
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts
 from recbole_pos.version import find_commit
@@ -207,6 +207,7 @@ def _add_data(facts: StudyFacts, dataset: Any) -> None:
     summary = dataset.split.summary
     facts.data = {**count_dataset(dataset), "checksum": dataset.identity["data"][:16]}
     facts.warnings = make_warnings(summary)
+    facts.split = select_protocol(summary)
     if "LS" in (summary.get("split") or {}):
         ties = count_ties(dataset.log)
         if ties.test or not facts.warnings:  # "none depends on ties" would mislead beside one

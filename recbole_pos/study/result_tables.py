@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from recbole_pos.data.windows import WITHOUT_SEEN
 from recbole_pos.runs import DONE, FAILED
+from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
@@ -50,7 +52,8 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
     }
     for metric, title in titles.items():
         columns[title] = _make_metric_cells(results, comparison, metric)
-    notes = ["Mean ± standard deviation over seeds; bold is the highest of a column."]
+    notes = describe_targets(results, table)
+    notes += ["Mean ± standard deviation over seeds; bold is the highest of a column."]
     from_ranks = means.dropna(subset=["targets"])
     if len(from_ranks):
         size = _describe_size(from_ranks.iloc[0], plan.unit)
@@ -73,6 +76,28 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
     metric_indices = range(len(titles) + 1, 2, -1)
     omittable = (*cost_indices, *metric_indices, 1)
     return _make_table(table.title, columns, notes, omittable=omittable)
+
+
+def describe_targets(results: Results, table: TablePlan) -> list[str]:
+    """Return sentences on what was predicted and ranked in a table; what is unknown is left out."""
+    plan, split = results.plan, results.split
+    runs = results.done[results.done["row"].isin(table.rows)]
+    candidates = [text for text in runs.get("candidates", pd.Series(dtype=str)).unique() if text]
+    facts = []
+    if split:
+        ((kind, value),) = split["split"].items()
+        facts.append(f"split {kind}: {value}")
+        facts.append(f"{split['targets']['test']:,} test targets (target: {split['target']})")
+    if candidates:
+        facts.append(f"ranked among {join_names(candidates)}")
+    num_repeated = split.get("repeated_targets", {}).get("test", 0)
+    if num_repeated:
+        outcome = ", which are misses" if candidates == [WITHOUT_SEEN] else ""
+        facts.append(f"{num_repeated:,} of them items that their user has had before{outcome}")
+    sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
+    if results.ties is not None:
+        sentences.append(results.ties.describe(plan.dataset, plan.ties))
+    return sentences
 
 
 def make_differences_table(comparison: Comparison) -> RenderedTable | None:
@@ -185,8 +210,6 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
 def render_markdown(results: Results) -> str:
     """Return the content of ``table.md``: all tables on one page."""
     blocks = [f"# {results.plan.title}", *(f"Warning: {text}." for text in results.warnings)]
-    if results.ties is not None:
-        blocks.append(results.ties.describe(results.plan.dataset, results.plan.ties))
     blocks += [table.markdown() for table in make_tables(results)]
     return "\n\n".join(blocks) + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
@@ -58,6 +58,12 @@ def count_ties(log: EventLog) -> TieCount:
     return TieCount(len(last), int(find_ties(log)[last].sum()))
 
 
+def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tables say of a split, from its summary; older summaries lack some of it."""
+    keys = ("split", "target", "targets", "repeated_targets")
+    return {key: summary[key] for key in keys if key in summary}
+
+
 @dataclass(frozen=True)
 class Results:
     """Runs of a study, finished or not.
@@ -66,12 +72,14 @@ class Results:
         runs: a line for each run: row, seed, status (``done``, ``failed``, or any other word while
             it is trained), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
-            parameters (their number), epochs, device, commit, digest and path.
+            parameters (their number), epochs, candidates, device, commit, digest and path.
         ranks: ranks of the finished runs; None if no run has written them.
         curves: a line for each epoch: row, seed, epoch, value (the first metric in validation).
         searches: a line for each trial: row, trial, options (text), value (in validation), metric
             (of the value), chosen (bool).
         command: command that repeats the study.
+        split: split, target, and by phase targets and repeated_targets, as
+            :func:`recbole_pos.data.targets.make_split` gives them; empty if unknown.
         ties: how many test items depend on the order of equal times; None if unknown.
         warnings: sentences on what in the data inflates the metrics.
         data: facts about the data: name -> number or text.
@@ -84,6 +92,7 @@ class Results:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     searches: pd.DataFrame = field(default_factory=pd.DataFrame)
     command: str = ""
+    split: Mapping[str, Any] = field(default_factory=dict)
     ties: TieCount | None = None
     warnings: tuple[str, ...] = ()
     data: Mapping[str, int | str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
@@ -241,7 +242,19 @@ class Scheduler:
 
     def _digest(self, config: PosConfig, *, is_trial: bool) -> str:
         """Return the digest of a run that does not start from another."""
-        return digest_run(config, self.prepare(config).identity, is_trial)
+        return digest_run(config, self._identify(config), is_trial)
+
+    def _identify(self, config: PosConfig) -> dict[str, Any]:
+        """Return the identity of a run's data; with it how repeated targets count, if that matters.
+
+        They matter where seen items are excluded and targets are repeated. Elsewhere runs that are
+        older than the option ``repeated_targets`` are the same.
+        """
+        dataset = self.prepare(config)
+        num_repeated = sum(dataset.split.summary["repeated_targets"].values())
+        if not num_repeated or not masks_history(config):
+            return dataset.identity
+        return {**dataset.identity, "repeated_targets": config["repeated_targets"]}
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
         """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
@@ -302,7 +315,7 @@ class Scheduler:
             options["init_from"] = str(self.folder.run(parent_run).path.resolve())
             options["train_only"] = list(schemes)
         config = make_row_config(parent_options, options)
-        digest = digest_run(config, self.prepare(config).identity, parent_run)
+        digest = digest_run(config, self._identify(config), parent_run)
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def find_metric(self, row: str) -> str:

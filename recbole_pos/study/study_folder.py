@@ -91,6 +91,7 @@ class StudyFacts(Layout):
     versions: dict[_Name, _Name] = {}
     data: dict[_Name, _Count | _Name] = {}
     warnings: list[_Name] = []
+    split: _Options = {}
     ties: TieCount | None = None
     chosen: dict[_Name, _Count | None] = {}
     chosen_by: dict[_Name, _Name] = {}

@@ -109,8 +109,6 @@ def describe_protocol(results: Results) -> list[str]:
     )
     sentences.append(_describe_search(plan))
     sentences += [f"Warning: {text}." for text in results.warnings]
-    if results.ties is not None:
-        sentences.append(results.ties.describe(plan.dataset, plan.ties))
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
         f"Differences are from {join_names(references)}, paired by target. Their 95% "
