@@ -39,7 +39,7 @@ from recbole_pos.conversion.roles import (
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
 from recbole_pos.errors import PosError, RunWarning, UsageError
-from recbole_pos.files import LOCK, replace_folder, write_text
+from recbole_pos.files import LOCK, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import is_whole, listed, read_names, shown, suggest
 
@@ -296,6 +296,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
     """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
+    finish_replacement(folder)
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
     return [
         file.name
