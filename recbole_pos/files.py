@@ -150,21 +150,21 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
         yield
         return
     with name_write_errors(folder / LOCK):
-        file = (folder / LOCK).open("a+", encoding="utf-8")
+        # unbuffered: closing would write again the line for which a full disk had no room
+        file = (folder / LOCK).open("ab+", buffering=0)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
                 file.seek(0)
+                holder = file.read().decode(errors="replace").strip() or "another process"
                 raise UsageError(
-                    f"{folder} is being {action} by {file.read().strip() or 'another process'}; "
-                    "wait for it, or stop it first"
+                    f"{folder} is being {action} by {holder}; wait for it, or stop it first"
                 ) from error
         with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 
