@@ -175,7 +175,10 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     assert len(pd.read_csv(out)) == 10
     for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
         assert main(["recommend", str(run_dir), *wrong]) == 2
-    capsys.readouterr()
+    for name in ("a.jsonl", "a.csv.gz"):  # which would have been csv all the same
+        capsys.readouterr()
+        assert main(["recommend", str(run_dir), "--out", str(tmp_path / name)]) == 2
+        assert f"{name}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
     assert main(["recommend", str(run_dir), "--items", __file__]) == 2
     assert capsys.readouterr().err.startswith("error: --items: no item is left")
     assert main(["recommend", str(tmp_path)]) == 2
