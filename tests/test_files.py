@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import recbole_pos
+from recbole_pos import files
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.run import run
 from recbole_pos.files import (
     LOCK,
     atomic_write,
+    finish_replacement,
     lock_folder,
     remove_unfinished,
     replace_folder,
@@ -161,3 +163,27 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:
     with replace_folder(tmp_path / "new"):
         assert len(list(tmp_path.iterdir())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_folder_that_is_read_between_two_renames(tmp_path, monkeypatch) -> None:
+    """Where folders cannot be exchanged, a reader finishes what another process is about to do."""
+    to, rename = tmp_path / "shop", os.replace
+    with replace_folder(to) as place:
+        write_text(place / "part", "old")
+
+    def rename_and_read(source, target) -> None:
+        rename(source, target)
+        if source == to:
+            assert not to.exists()
+            finish_replacement(to)
+            assert (to / "part").read_text() == "new"
+
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(os, "replace", rename_and_read)
+    with replace_folder(to) as place:
+        write_text(place / "part", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["shop"]
+    assert [(p.name, p.read_text()) for p in to.iterdir()] == [("part", "new")]
+    rename(to, tmp_path / ".shop.old")
+    finish_replacement(to)
+    assert (to / "part").read_text() == "new"
