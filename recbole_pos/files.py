@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import glob
 import hashlib
@@ -149,21 +150,21 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
         yield
         return
     with name_write_errors(folder / LOCK):
-        file = (folder / LOCK).open("a+", encoding="utf-8")
+        # unbuffered: closing would write again the line for which a full disk had no room
+        file = (folder / LOCK).open("ab+", buffering=0)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
                 file.seek(0)
+                holder = file.read().decode(errors="replace").strip() or "another process"
                 raise UsageError(
-                    f"{folder} is being {action} by {file.read().strip() or 'another process'}; "
-                    "wait for it, or stop it first"
+                    f"{folder} is being {action} by {holder}; wait for it, or stop it first"
                 ) from error
         with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 
@@ -174,24 +175,23 @@ def replace_folder(
     """Yield an empty folder to fill, which then replaces another in one step.
 
     If anything fails, ``folder`` stays as it was. The next call clears what a killed process has
-    left, and restores the former folder if the process was killed between the two renames.
+    left. Where the system cannot exchange two folders there are two renames, and ``folder`` is
+    absent between them: readers call :func:`finish_replacement` first.
 
     Args:
         folder: the folder to replace, which need not exist; if it is a link, its target.
         keep: returns whether a file or folder of the former folder is kept; all are by default.
     """
     folder = Path(folder)
+    finish_replacement(folder)
     target = folder.resolve()
-    unfinished = target.with_name(f".{target.name}.new")
-    former = target.with_name(f".{target.name}.old")
+    unfinished, former = _name_replacements(target)
     new_parents = [parent for parent in target.parents if not parent.exists()]
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
     with lock_folder(unfinished, "written"):
         try:
             with name_write_errors(folder):
-                if former.exists() and not target.exists():
-                    os.replace(former, target)
                 _remove([former, *(path for path in unfinished.iterdir() if path.name != LOCK)])
             yield unfinished
             with name_write_errors(folder):
@@ -200,8 +200,7 @@ def replace_folder(
                     for path in target.iterdir():
                         if keep(path) and not os.path.lexists(unfinished / path.name):
                             _link(path, unfinished / path.name)
-                    os.replace(target, former)
-                os.replace(unfinished, target)
+                _move_into_place(unfinished, target, former)
                 _sync_folder(target.parent)
         except BaseException:
             if former.exists() and not target.exists():
@@ -213,6 +212,47 @@ def replace_folder(
             raise
         (target / LOCK).unlink(missing_ok=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+def finish_replacement(folder: str | Path) -> None:
+    """Finish what a process began that was killed between the two renames of a replacement.
+
+    The folder that it has filled gets the name ``folder``, or else the former one gets it back.
+    Nothing happens if ``folder`` exists, or no replacement has begun.
+    """
+    with suppress(OSError, ValueError):  # another reader was faster; no folder has such a name
+        target = Path(folder).resolve()
+        unfinished, former = _name_replacements(target)
+        if former.exists() and not target.exists():
+            os.replace(unfinished if unfinished.exists() else former, target)
+
+
+def _name_replacements(target: Path) -> tuple[Path, Path]:
+    """Return the paths of the folders that will replace ``target``, and that it has replaced."""
+    return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
+
+
+def _move_into_place(unfinished: Path, target: Path, former: Path) -> None:
+    """Rename the folder ``unfinished`` to ``target``, and an earlier ``target`` to ``former``."""
+    if not target.exists():
+        os.replace(unfinished, target)
+    elif _exchange(unfinished, target):
+        os.replace(unfinished, former)
+    else:
+        os.replace(target, former)
+        with suppress(FileNotFoundError):  # a reader has finished this replacement
+            os.replace(unfinished, target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; return False where the system or file system cannot."""
+    at_working_directory, exchange_flag = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
+        return False
+    paths = (at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other))
+    return rename(*paths, exchange_flag) == 0
 
 
 def _remove(paths: Iterable[Path]) -> None:

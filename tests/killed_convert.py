@@ -1,7 +1,9 @@
 """Convert again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, steps between kills. It prints a line a step: what is
-there after the kill, and after the same command has run again.
+Arguments: the file, the folder of the data, the steps to be killed at (``all`` or ``renames``), and
+how folders are replaced (``exchange`` or ``two_renames``). It prints a line a step: whether the
+dataset is there after the kill, what its next reader finds, and what is there after the same
+command has run again.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ import sys
 from pathlib import Path
 
 import recbole_pos.conversion.convert  # noqa: F401 - once for all processes
+from recbole_pos import files
 from recbole_pos.cli.main import main
+from recbole_pos.data.location import locate_dataset
 
-_STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"}
+_STEPS = {"renames": {"os.rename", "shutil.rmtree"}}
+_STEPS["all"] = {"open", "os.mkdir", "os.link", "os.remove", "os.rmdir", *_STEPS["renames"]}
 
 
-def convert(arguments: list[str], folder: Path, steps: int | None = None) -> bool:
+def convert(arguments: list[str], folder: Path, events: set[str], steps: int | None = None) -> bool:
     """Convert in a process of its own, killed after so many steps; return whether it was."""
     if not (process := os.fork()):
         left = steps
 
         def count(event: str, details: tuple) -> None:
             nonlocal left
-            if left is not None and event in _STEPS and str(folder) in str(details[0]):
+            if left is not None and event in events and str(folder) in str(details[0]):
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -43,7 +48,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
-def worker(file: str, folder: Path, stride: int) -> None:
+def worker(file: str, folder: Path, events: set[str]) -> None:
     command = ["convert", file, "--name=shop", f"--data_path={folder}", "--quiet", "--overwrite"]
     before = folder.with_name("before")
     shutil.copytree(folder, before)
@@ -51,12 +56,17 @@ def worker(file: str, folder: Path, stride: int) -> None:
     while killed:
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
-        killed = convert(command, folder, steps)
+        killed = convert(command, folder, events, steps)
+        is_there = (folder / "shop" / "shop.inter").exists()
+        locate_dataset("shop", folder)  # with which every reader begins
         after = contents(folder)
-        convert(command, folder)
-        print(json.dumps({"killed": killed, "after": after, "again": contents(folder)}))
-        steps += stride
+        convert(command, folder, events)
+        kill = {"killed": killed, "is_there": is_there, "after": after, "again": contents(folder)}
+        print(json.dumps(kill))
+        steps += 1
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[4] == "two_renames":  # as on a system or file system that cannot exchange folders
+        files._exchange = lambda one, other: False
+    worker(sys.argv[1], Path(sys.argv[2]), _STEPS[sys.argv[3]])

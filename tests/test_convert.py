@@ -370,9 +370,10 @@ def write_orders(path: Path, brand: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
-def test_killed_while_it_replaces_a_dataset(tmp_path: Path, stride: int) -> None:
-    """The old one or the new one is there; another run then replaces it whole."""
+@pytest.mark.parametrize("way", ["exchange", "two_renames"])
+@pytest.mark.parametrize("steps", ["renames", pytest.param("all", marks=pytest.mark.long)])
+def test_killed_while_it_replaces_a_dataset(tmp_path: Path, steps: str, way: str) -> None:
+    """The next reader finds the old one or the new one; another run then replaces it whole."""
     folder = tmp_path / "data"
     convert(write_orders(tmp_path / "a.csv", "old"), folder)
     (folder / "shop" / "notes.txt").write_text("mine")
@@ -381,17 +382,18 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path, stride: int) -> None
     old = {name: (folder / name).read_text() for name in TABLES}
     worker = Path(__file__).with_name("killed_convert.py")
     file = write_orders(tmp_path / "b.csv", "new")
-    command = [sys.executable, str(worker), str(file), str(folder), str(stride)]
+    command = [sys.executable, str(worker), str(file), str(folder), steps, way]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(steps) > 15 / stride and not steps[-1]["killed"]
-    new = {name: steps[-1]["again"][name] for name in TABLES}
+    kills = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(kills) > (15 if steps == "all" else 5) and not kills[-1]["killed"]
+    new = {name: kills[-1]["again"][name] for name in TABLES}
     assert new["shop/shop.item"] != old["shop/shop.item"]
-    for step in steps:
-        found = {name: text for name, text in step["after"].items() if name in TABLES}
-        assert found in (old, new) or not found and ".shop.old/notes.txt" in step["after"]
-        assert step["again"] == {**new, "shop/notes.txt": "mine"}
+    for kill in kills:
+        found = {name: text for name, text in kill["after"].items() if name in TABLES}
+        assert found in (old, new) and "shop/notes.txt" in kill["after"]
+        assert kill["is_there"] or way == "two_renames"
+        assert kill["again"] == {**new, "shop/notes.txt": "mine"}
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:

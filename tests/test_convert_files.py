@@ -13,7 +13,7 @@ import pytest
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.yaml_files import read_yaml
 
 NOW = 1_700_000_000
@@ -255,3 +255,23 @@ def test_a_row_for_each_user_with_lists(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(re.sub(rf"{T + 2}(, |[,| ])", "", LISTS[name]))
     with pytest.raises(UsageError, match="expected lists of one length"):
         recbole_pos.convert(tmp_path / name, **given)
+
+
+def test_a_dataset_that_is_replaced_by_less(
+    tmp_path: Path, run: Run, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A new day alone is not the history that a model goes on from; quiet or not, that is said."""
+    days = [f"u{n % 3},i{n % 4},{NOW + n}\n" for n in range(24)]
+    header = "user,item,time\n"
+    assert run(header + "".join(days)) == 0
+    assert run(header + "".join(days), "--overwrite") == 0
+    assert not [warning for warning in recwarn if issubclass(warning.category, RunWarning)]
+    for options in (["--dry_run"], ["--quiet"]):
+        with pytest.warns(RunWarning, match="12 interactions replace 24 in .*shop.* `update` "):
+            assert run(header + "".join(days[12:]), "--overwrite", *options) == 0
+    pd.DataFrame({"user_id:token": ["u1"] * 13}).to_parquet(
+        tmp_path / "shop" / "shop.inter.parquet"
+    )
+    (tmp_path / "shop" / "shop.inter").unlink()
+    with pytest.warns(RunWarning, match="12 interactions replace 13 in"):
+        assert run(header + "".join(days[12:]), "--overwrite") == 0

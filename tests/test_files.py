@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import recbole_pos
+from recbole_pos import files
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
+from recbole_pos.experiment.run import run
 from recbole_pos.files import (
     LOCK,
     atomic_write,
+    finish_replacement,
     lock_folder,
     remove_unfinished,
     replace_folder,
@@ -24,11 +28,10 @@ from recbole_pos.files import (
 
 
 @pytest.fixture
-def small_disk():
-    """No file may grow beyond 4 kB: to a process the same as a full disk."""
+def disk_of():
+    """Let no file grow beyond a size from now on: to a process the same as a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
@@ -60,7 +63,8 @@ def test_two_writers_have_files_of_their_own(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 3_000_000])  # refused while writing, or while closing
-def test_a_full_disk_keeps_the_old_file(tmp_path, small_disk, size) -> None:
+def test_a_full_disk_keeps_the_old_file(tmp_path, disk_of, size) -> None:
+    disk_of(4096)
     file = tmp_path / "a.txt"
     write_text(file, "old")
     with pytest.raises(StorageError, match=r"cannot write .*a\.txt: File too large"):
@@ -68,6 +72,20 @@ def test_a_full_disk_keeps_the_old_file(tmp_path, small_disk, size) -> None:
     with pytest.raises(StorageError, match=r"a\.txt: File too large"):  # torch hides why
         checkpoint.save(file, {"x": torch.zeros(size // 4)})
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_disk_without_any_room(tmp_path, disk_of) -> None:
+    """The error names a file, although the line of the lock has no room either."""
+    csv = tmp_path / "orders.csv"
+    csv.write_text("user,item,time\n" + "".join(f"u{n % 3},i{n % 4},{n}\n" for n in range(24)))
+    datasets = str(Path(__file__).parents[1] / "dataset")
+    import joblib  # noqa: F401  before it finds no room for its semaphores
+
+    disk_of(0)
+    with pytest.raises(StorageError, match=r"^cannot write .*run/config\.yaml: File too large"):
+        run("Pop", "toyshop", data_path=datasets, run_dir=tmp_path / "run", verbose=False)
+    with pytest.raises(StorageError, match=r"^cannot write .*shop\.yaml: File too large"):
+        recbole_pos.convert(csv, name="shop", date_format="s", data_path=tmp_path, verbose=False)
 
 
 def test_a_path_that_cannot_be_written(tmp_path) -> None:
@@ -145,3 +163,27 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:
     with replace_folder(tmp_path / "new"):
         assert len(list(tmp_path.iterdir())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_folder_that_is_read_between_two_renames(tmp_path, monkeypatch) -> None:
+    """Where folders cannot be exchanged, a reader finishes what another process is about to do."""
+    to, rename = tmp_path / "shop", os.replace
+    with replace_folder(to) as place:
+        write_text(place / "part", "old")
+
+    def rename_and_read(source, target) -> None:
+        rename(source, target)
+        if source == to:
+            assert not to.exists()
+            finish_replacement(to)
+            assert (to / "part").read_text() == "new"
+
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(os, "replace", rename_and_read)
+    with replace_folder(to) as place:
+        write_text(place / "part", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["shop"]
+    assert [(p.name, p.read_text()) for p in to.iterdir()] == [("part", "new")]
+    rename(to, tmp_path / ".shop.old")
+    finish_replacement(to)
+    assert (to / "part").read_text() == "new"

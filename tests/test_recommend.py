@@ -28,6 +28,7 @@ from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.serve.bodies import RecommendBody, parse
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.recommend import read_parts
 from recbole_pos.serve.recommender import Growth, Recommender
@@ -175,7 +176,10 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     assert len(pd.read_csv(out)) == 10
     for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
         assert main(["recommend", str(run_dir), *wrong]) == 2
-    capsys.readouterr()
+    for name in ("a.jsonl", "a.csv.gz"):  # which would have been csv all the same
+        capsys.readouterr()
+        assert main(["recommend", str(run_dir), "--out", str(tmp_path / name)]) == 2
+        assert f"{name}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
     assert main(["recommend", str(run_dir), "--items", __file__]) == 2
     assert capsys.readouterr().err.startswith("error: --items: no item is left")
     assert main(["recommend", str(tmp_path)]) == 2
@@ -482,6 +486,14 @@ def test_histories_without_times() -> None:
         assert read_histories(read(some), IDS, False).items.tolist() == [2, 3, 4, 2]
         asked = read_histories(read([{**number, "at": 9.0}, number]), ids, False).at
         np.testing.assert_array_equal(asked, [9.0, np.nan])
+    # which is no time elsewhere
+    for nan in (float("nan"), np.float64("nan"), pd.NaT, np.datetime64("NaT")):
+        with pytest.raises(UsageError, match=r"^histories\[1\].at: expected .*found [nN]a"):
+            read_histories([number, {**number, "at": nan}], ids, False)
+    with pytest.raises(UsageError, match=r"^histories\[0\].at: expected .*found nan"):
+        read_histories(pa.table({"id": [1], "items": [[3]], "at": [np.nan]}), ids, False)
+    with pytest.raises(UsageError, match=r"^histories\[0\].at: expected .*found nan"):
+        parse(RecommendBody, b'{"histories": [{"items": [3], "at": NaN}]}')
     log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
     lists = log.groupby("user")["item"].agg(list)
     found = read_histories(lists, IDS, False)

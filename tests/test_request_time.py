@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,15 @@ def test_a_run_knows_whether_its_times_are_dates(tmp_path: Path) -> None:
                 trained.recommend(histories=[history])
             with pytest.raises(UsageError, match="in no year that can be meant"):
                 trained.recommend(histories=[history], at=1.6e12)
+            # the clock of the machine that made this history is ahead: the other is answered, too
+            newest = time.time() + 60
+            ahead = {"items": ["i3", "i4"], "times": [newest - 9, newest]}
+            both = trained.recommend(histories=[history, ahead])
+            as_if_now_were_its_newest = trained.recommend(histories=[{**ahead, "at": newest}])
+            pd.testing.assert_frame_equal(
+                both[both["id"] == 1].drop(columns="id").reset_index(drop=True),
+                as_if_now_were_its_newest.drop(columns="id"),
+            )
 
 
 def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

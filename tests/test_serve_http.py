@@ -129,7 +129,7 @@ def test_answers_are_those_of_the_library(
     assert_same(found["recommendations"], direct, asked)
     asked = {"users": ["u7", "u3", "u7"], "allowed": ["i1", "i2", "i3", 4], "excluded": ["i2"]}
     status, found = server.ask("/recommend", asked)
-    assert [x["id"] for x in found["recommendations"]] == ["u7", "u3"]
+    assert [x["id"] for x in found["recommendations"]] == ["u7", "u3", "u7"]
     assert_same(found["recommendations"], direct, asked)
     times = [["2020-01-02T00:00:00Z", "2020-01-01"], [1577923200, 1577836800]]
     dated = [{"items": ["i1", "i2"], "times": some} for some in times]
@@ -214,7 +214,9 @@ def test_two_models_share_the_ids(
         assert status == 422 and "histories[66].times" in found["error"]
         status, found = server.ask("/recommend", {"histories": histories[:129] * 2})
         assert status == 413 and "histories: " in found["error"]  # 257 at most, of all shares
-        asked = {"users": ["u7", "u3"]}
+        asked = {"users": ["u7", "u3", "u7"]}
+        found = server.ask("/recommend", asked)[1]["recommendations"]
+        assert [one["id"] for one in found] == asked["users"]
         found = server.ask("/recommend", {**asked, "model": "B"})[1]["recommendations"]
         assert {one["model"] for one in found} == {"B"}
         assert_same(found, models["B"], asked)

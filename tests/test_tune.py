@@ -260,7 +260,7 @@ def test_wrong_input_leaves_nothing_behind(
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
     folder = found[0].folder
-    with pytest.raises(UsageError, match="holds a search"):
+    with pytest.raises(UsageError, match=f"holds a search already; .*tune --resume {folder}` or"):
         tune(tiny, folder.parent)
     for name in ("search.json", "study.json"):
         shutil.copy(folder / name, tmp_path)

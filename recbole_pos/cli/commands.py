@@ -511,7 +511,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     _EXCLUDE,
     _AT,
     option("--because N", "past interactions that carried an item (0)", default=0),
-    option("--out FILE", "csv, or parquet if it ends so (RUN_DIR/recommendations.csv)"),
+    option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
     *_SOURCES,
     environment=True,

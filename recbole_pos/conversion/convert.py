@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recbole_pos.config.arguments import ConvertArguments, split_keywords
 from recbole_pos.conversion.build import (
@@ -38,8 +39,9 @@ from recbole_pos.conversion.roles import (
 )
 from recbole_pos.conversion.source import Source
 from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
+from recbole_pos.data.location import PARQUET
 from recbole_pos.errors import PosError, RunWarning, UsageError
-from recbole_pos.files import LOCK, replace_folder, write_text
+from recbole_pos.files import LOCK, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import is_whole, listed, read_names, shown, suggest
 
@@ -187,6 +189,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
     report.show(reporter)
+    _warn_of_loss(folder, name, report.counts["events"])
     if args.dry_run:
         reporter.line("nothing is written (dry_run)")
         return report
@@ -216,6 +219,30 @@ def _write_dataset(
                 write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])
     reporter.line(f"wrote {folder}: {listed([REPORT, *list_dataset_files(folder, name)])}")
     reporter.line(report.command)
+
+
+def _warn_of_loss(folder: Path, name: str, num_interactions: int) -> None:
+    """Warn if a dataset has more than the ``num_interactions`` that replace it."""
+    files = [folder / file for file in list_dataset_files(folder, name) if ".inter" in file]
+    num_replaced = sum(map(_count_rows, files))
+    if num_interactions < num_replaced:
+        warnings.warn(
+            f"overwrite: {num_interactions:,} interactions replace {num_replaced:,} in {folder}; "
+            "`update` and `recommend` need the whole history: convert old and new files together",
+            RunWarning,
+            stacklevel=5,
+        )
+
+
+def _count_rows(file: Path) -> int:
+    """Return the number of rows of a table of a dataset; 0 if it cannot be read."""
+    try:
+        if file.suffix == PARQUET:
+            return pq.read_metadata(file).num_rows
+        with open(file, "rb") as lines:
+            return max(sum(1 for _ in lines) - 1, 0)  # the first is the header
+    except (OSError, pa.ArrowException):
+        return 0
 
 
 def _add_counts(report: Report, builder: Builder, num_copies: int) -> None:
@@ -296,6 +323,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
     """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
+    finish_replacement(folder)
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
     return [
         file.name

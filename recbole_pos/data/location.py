@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import finish_replacement
 from recbole_pos.values import listed, shown, suggest
 
 PARQUET = ".parquet"
@@ -80,8 +81,11 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
     """Return the name of a dataset, and the folder that holds it if ``dataset`` is a path to it.
 
     The path starts in ``data_path`` or in the working directory. For a name, or a path without a
-    dataset, the folder is None.
+    dataset, the folder is None. Whoever reads a dataset locates it first, so that the replacement
+    of its folder is finished here if a killed process has begun it.
     """
+    for path in (Path(data_path) / dataset, Path(dataset)):
+        finish_replacement(path)
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
         return dataset, None
     for path in (Path(data_path) / dataset, Path(dataset)):

@@ -107,7 +107,11 @@ class RunFolder:
                 "or choose another --run_dir"
             )
         if (self.path / SEARCH).exists():
-            raise UsageError(f"{self.path} holds a search; choose another --run_dir")
+            command = make_resume_command(self.path, command="tune")
+            raise UsageError(
+                f"{self.path} holds a search already; continue it with `{command}` or choose "
+                "another --run_dir"
+            )
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder; raise a UsageError about ``option`` if it holds no trained run."""

@@ -59,7 +59,7 @@ class RecommendBody(_Body):
         id, in place. A body without any goes to the model for None, which checks the rest of it.
         """
         field = "users" if self.histories is None else "histories"
-        people: list[Any] = self.histories or list(dict.fromkeys(map(str, self.users or ())))
+        people: list[Any] = self.histories or list(map(str, self.users or ()))
         if not people:
             return {self.model or choose(None): ([], self)}
         positions_by_model: dict[str, list[int]] = {}
@@ -150,6 +150,9 @@ def recommend(trained: Recommender, body: RecommendBody, limits: ServeArguments)
             answer["because"] = []
         for index, reasons in zip(row, reasons_by_item, strict=True):
             answers[index]["because"].append(reasons)
+    if body.histories is None and body.users is not None:  # a name twice gets two answers
+        answer_by_name = {answer["id"]: answer for answer in answers}
+        answers = [answer_by_name[name] for name in map(str, body.users)]
     return answers
 
 

@@ -20,7 +20,7 @@ from recbole_pos.experiment.folder import SEARCH, RunFolder, make_folder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
 from recbole_pos.experiment.run import Catalogue, load, load_without_data
 from recbole_pos.experiment.state import copy_run
-from recbole_pos.files import TemporaryFolder
+from recbole_pos.files import TemporaryFolder, finish_replacement
 
 
 class FittedModel:
@@ -122,6 +122,7 @@ class FittedModel:
         if data is None:
             data = any(isinstance(x, Dataset) and x.home is not None for x in self.resources)
         dataset_folder = Path(self.config["data_path"])
+        finish_replacement(dataset_folder)
         if data and not dataset_folder.is_dir():
             raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
         if added := sum(len(names) for names, _ in getattr(self, "added", ())):

@@ -121,7 +121,7 @@ def _to_time(value: Any) -> Any:
     return None if is_nan else _to_datetime(value)
 
 
-_Time = BeforeValidator(_to_time)
+_Date, _Time = BeforeValidator(_to_datetime), BeforeValidator(_to_time)
 _Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _Time]
 
 
@@ -133,7 +133,7 @@ class History(BaseModel, extra="forbid", strict=True):
     times: Annotated[list[Moment] | None, FailFast(), Plain, _Time] = Bounds(
         None, description="sorted by, if any: numbers or ISO 8601"
     )
-    at: Annotated[Moment | None, Plain, _Time] = Bounds(None, description="time of the request")
+    at: Annotated[Moment | None, Plain, _Date] = Bounds(None, description="time of the request")
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
 
@@ -246,25 +246,30 @@ class Histories:
         features = features.map(lambda x: x[index])
         return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
 
-    def with_request_time(self, default: float) -> Histories:
-        """Return the histories with ``default`` as the time of each request without a time.
+    @property
+    def newest(self) -> np.ndarray:
+        """Time of the newest interaction of each history [b]; -inf where there is none."""
+        newest = np.full(len(self), -np.inf)
+        if self.times is not None:
+            not_empty = np.flatnonzero(self.lengths)
+            newest[not_empty] = self.times[np.cumsum(self.lengths)[not_empty] - 1]
+        return newest
+
+    def with_request_time(self, default: float | np.ndarray) -> Histories:
+        """Return the histories with ``default`` (one, or [b]) as the time of requests without one.
 
         Raises:
             UsageError: naming the first history that is requested before its newest interaction.
         """
-        at = np.full(len(self), default) if self.at is None else self.at
+        at = np.full(len(self), np.nan) if self.at is None else self.at
         at = np.where(np.isnan(at), default, at)
-        not_empty = np.flatnonzero(self.lengths)
-        if self.times is not None and len(not_empty):
-            newest = self.times[np.cumsum(self.lengths)[not_empty] - 1]
-            is_early = at[not_empty] < newest
-            if is_early.any():
-                first = int(is_early.argmax())
-                raise UsageError(
-                    f"at: the history {shown(self.ids[not_empty[first]])} asks at "
-                    f"{at[not_empty[first]]:.15g}, before its newest interaction at "
-                    f"{newest[first]:.15g}; give a later time"
-                )
+        is_early = at < (newest := self.newest)
+        if is_early.any():
+            first = int(is_early.argmax())
+            raise UsageError(
+                f"at: the history {shown(self.ids[first])} asks at {at[first]:.15g}, before its "
+                f"newest interaction at {newest[first]:.15g}; give a later time"
+            )
         return replace(self, at=at)
 
     def require_before(self, latest: float, unit: str) -> None:
@@ -355,7 +360,7 @@ def read_histories(
     for number, row in enumerate(rows):
         times += _read_times(row, f"histories[{number}]", needs_time, unit)
     at = [
-        np.nan if pd.isna(row.at) else read_moment(row.at, f"histories[{number}].at", unit)
+        np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
         for number, row in enumerate(rows)
     ]
     lengths = np.array([len(row.items) for row in rows], np.int64)
@@ -384,6 +389,9 @@ def _parse_histories(histories: Any) -> list[History]:
         if isinstance(histories, pd.DataFrame):
             if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
                 histories = histories.rename_axis("id").reset_index()
+            if "at" in histories:  # pandas has NaN where a history has no time of its own
+                at = histories["at"].astype(object)
+                histories = histories.assign(at=at.where(at.notna(), None))
             histories = histories.to_dict("records")
         else:
             histories = pa.table(histories).to_pylist()
@@ -551,7 +559,8 @@ def _read_table(
             return None
     if "at" in columns:
         at = _to_moments(columns["at"], unit)
-        if at is None or (np.abs(at) >= _TIME_LIMIT).any():  # NaN is a missing time
+        num_missing = columns["at"].null_count  # NaN is not missing, but no time
+        if at is None or (np.abs(at) >= _TIME_LIMIT).any() or np.isnan(at).sum() > num_missing:
             return None
     items = _look_up(names.cast(pa.large_string()), item_ids)
     return Histories.pack(ids.to_pylist(), items, lengths, times, at, Features())

@@ -85,8 +85,9 @@ def write_recommendations(
 
     Args:
         run_dir, users, k, data_path: as in :func:`recommend`.
-        out: a file named ``.parquet``, or a csv file; by default ``recommendations.csv`` in the run
-            folder. A pipe or ``/dev/stdout`` is written to as it is. It is returned.
+        out: a file named ``.csv`` or ``.parquet``; by default ``recommendations.csv`` in the run
+            folder. A name without an ending is csv, as is a pipe or ``/dev/stdout``, which is
+            written to directly. It is returned.
         histories: a file of histories instead of users, see :func:`read_parts`.
         exclude_seen, because: as in :meth:`Recommender.recommend`.
         items, exclude: files with names of the items to choose from and to leave out, one a line.
@@ -101,8 +102,10 @@ def write_recommendations(
         raise UsageError("give users or histories, not both")
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
-    # nothing is printed if the table goes to a pipe, such as /dev/stdout
-    reporter = Reporter(os.path.isfile(file) or not os.path.exists(file))
+    is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
+    if file.suffix not in ("", ".csv", ".parquet") and not is_special:
+        raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
+    reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
     with _open_writer(file) as write:  # first: a path that cannot be written fails at once

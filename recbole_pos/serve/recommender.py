@@ -224,7 +224,8 @@ class Recommender(FittedModel):
             boosts: numbers to add to the scores of items by name; -0.69 halves and 0.69 doubles
                 odds (the scores of models trained by cross-entropy are log-odds). Popularity, in
                 place of such a score, gets no boost.
-            at: time of requests without one, as ``times``, for ``request_time: target``; else now.
+            at: time of requests without one, as ``times``, for ``request_time: target``; by
+                default now, or the newest time of a history that is ahead of this machine's clock.
             because: number of past interactions to name that carried an item; see :meth:`explain`.
 
         Warns:
@@ -296,7 +297,8 @@ class Recommender(FittedModel):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 3)
-        return histories.with_request_time(time.time() / self._unit)
+        # the clock that gave a history its times may be ahead of the clock here
+        return histories.with_request_time(np.maximum(time.time() / self._unit, histories.newest))
 
     @cached_property
     def _counts_time(self) -> bool | None:
