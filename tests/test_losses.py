@@ -374,3 +374,36 @@ def test_items_are_sampled_as_they_should() -> None:
             torch.testing.assert_close(loss.log_q.exp(), q)
         spread = (items.numel() * q * (1 - q)).sqrt()
         assert ((count - items.numel() * q).abs() <= 5 * spread).all(), sampler
+
+
+IN_BATCH = [{"loss_type": "in_batch"}, {"loss_type": "BCE", "negative_sampler": "in_batch"}]
+TRAINED_ON = [
+    {},
+    PURCHASES,
+    {"augmentation": "none", **PURCHASES},
+    {"train_windows": "last", **PURCHASES},
+    {"train_windows": "sliding", "window_stride": 5, "target_window": 3},
+]
+
+
+@pytest.mark.parametrize("options", TRAINED_ON, ids=str)
+@pytest.mark.parametrize("loss", IN_BATCH, ids=str)
+def test_q_is_the_share_of_each_item_among_the_targets_of_an_epoch(
+    experiment: Any, monkeypatch: pytest.MonkeyPatch, shop: Path, loss: dict, options: dict
+) -> None:
+    """Negatives are targets of the batch, whatever is a target."""
+    made = experiment("PosSASRec", data_path=str(shop), **loss, **options)
+    targets: list[Tensor] = []
+
+    def keep_targets(loss: SampledLoss, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        targets.append(target)
+        return hidden.sum()
+
+    monkeypatch.setattr(SampledLoss, "__call__", keep_targets)
+    loader = made.loaders["train"]
+    compute_loss = made.trainer.adapter.choose_loss(loader.packed)
+    for batch in loader.iterate_batches(torch.device("cpu"), "never"):
+        compute_loss(batch)
+    counts = torch.cat(targets).bincount(minlength=made.dataset.item_num).double()
+    q = counts / counts.sum()
+    torch.testing.assert_close(made.model.loss.log_q[counts > 0].exp(), q[counts > 0])
