@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -244,6 +245,17 @@ class _ExactTimeMixin(AtomicTables):
         if self.totals is not None:
             return self.totals.popularity
         return count_items(self.log, self.part == TRAIN, self.item_num)
+
+    @property
+    def item_counter(self) -> Counter:
+        """Training interactions of each item that has any, for RecBole's metrics of popularity.
+
+        RecBole counts ``inter_feat``, whose rows are those that a model trains on, so that the
+        metrics of two models would count differently.
+        """
+        counts = self.popularity
+        items = np.flatnonzero(counts)
+        return Counter(dict(zip(items.tolist(), counts[items].tolist(), strict=True)))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
