@@ -19,7 +19,7 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 
-from recbole_pos.data.attributes import read_features
+from recbole_pos.data.attributes import read_feature_names, read_features
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.identity import (
     HeldOut,
@@ -388,6 +388,17 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         is_newest_only = phase == "train" and self.config["augmentation"] == "none"
         number = PHASES.index(phase)
         return self._make_prefix_rows(partial(self.split.find_targets, number, is_newest_only))
+
+    def join(self, df: Interaction) -> Interaction:
+        """Join the tables of users and items as RecBole does, but keep what rows have of users.
+
+        RecBole's table has the mean where a number is missing, rows of ``user_features`` NaN.
+        """
+        names = read_feature_names(self.config, "user_features")
+        gathered = {name: df[name] for name in names if name in df}
+        joined = super().join(df)
+        joined.interaction.update(gathered)
+        return joined
 
     def make_training_windows(self) -> Windows:
         """Return windows over the training interactions, for models that learn at all positions."""
