@@ -88,7 +88,7 @@ def calendar_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
 
 
 def siren_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
-    u = [math.log(1 + (t - s.times[0]) / DAY) / 10]
+    u = [math.log(1 + max(t - s.times[0], 0) / DAY) / 10]
     for part in s.options["calendar_parts"]:
         turns = 2 * math.pi * (t % PERIODS[part]) / PERIODS[part]
         u += [math.sin(turns), math.cos(turns)]

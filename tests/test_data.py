@@ -23,6 +23,7 @@ from recbole_pos.data.targets import _find_values
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.evaluation import TargetCollector
+from recbole_pos.position.schemes import SCHEMES
 
 
 def test_pop_counts_training_events(experiment) -> None:
@@ -220,6 +221,28 @@ def test_a_run_warns_of_leaks(log: pd.DataFrame, tmp_path: Path, capsys) -> None
     printed = capsys.readouterr().out
     assert all(text in printed.split("best epoch")[1] for text in result["warnings"])
     assert len(recbole_pos.recommend(tmp_path / "run", k=2))
+
+
+NEEDS_ORDER = [("PosSASRec", {"position": [n]}) for n in SCHEMES if SCHEMES[n].assumes_order]
+NEEDS_ORDER.append(("AttrFormer", {"relations": ["time"]}))
+
+
+@pytest.mark.parametrize(("model", "options"), NEEDS_ORDER, ids=str)
+def test_what_assumes_an_order_in_time_refuses_times_that_fall(
+    log: pd.DataFrame, tmp_path: Path, model: str, options: dict[str, Any]
+) -> None:
+    """From one given part to the next; sums in chunks depended on the chunk. In order it trains."""
+    place = last_first(log)
+    in_order = {"train": log[place > 1], "valid": log[place == 1], "test": log[place == 0]}
+    falling = {"train": log[place != 1], "valid": log[place == 1]}
+    for folder, parts in (("rising", in_order), ("falling", falling)):
+        write_parts(parts, tmp_path / folder)
+        given = {"data_path": str(tmp_path / folder), "benchmark_filename": [*parts], **options}
+        if folder == "rising":
+            prepare(small(model, **given))
+            continue
+        with pytest.raises(UsageError, match=r"'timestamp': the times of \d+ users fall"):
+            prepare(small(model, **given))
 
 
 def test_what_cannot_be_a_given_split(log: pd.DataFrame, tmp_path: Path) -> None:

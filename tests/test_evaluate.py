@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import SMALL, make_log, write_atomic
+from conftest import SMALL, make_log, small, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import evaluation
+from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.evaluation import RANK, TargetCollector
 from recbole_pos.layers import catalogue
 from recbole_pos.layers.catalogue import Choice, products
@@ -278,3 +280,40 @@ def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(evaluation, "products", None)
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": ["NDCG", "GAUC"]}
     assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test
+
+
+COUNTED = [
+    ("PosSASRec", {}),
+    ("PosSASRec", {"augmentation": "none"}),
+    ("SASRec", {"augmentation": "prefix"}),
+    ("BPR", {}),
+    ("Pop", {}),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), COUNTED, ids=str)
+def test_popularity_counts_training_interactions_for_every_model(
+    tmp_path: Path, model: str, options: dict[str, Any]
+) -> None:
+    """Whatever rows a model trains on, and whatever ``target_events`` selects."""
+    frame = make_log().assign(bought=lambda frame: (frame.index % 3 == 0).astype(int))
+    selection = {
+        "data_path": str(write_atomic(frame, tmp_path)),
+        "target_events": {"bought": 1},
+        "load_col": {"inter": ["user_id", "item_id", "timestamp", "bought"]},
+        "metrics": ["AveragePopularity", "TailPercentage"],
+        "valid_metric": "AveragePopularity@5",
+        "topk": [5],
+    }
+    made = prepare(small(model, **selection, **options))
+    made.trainer.fit(made.loaders["train"], saved=False, verbose=False)
+    found = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
+    log = made.dataset.log
+    counts = Counter(log.items[torch.from_numpy(made.dataset.part == 0)].tolist())
+    by_popularity = sorted(counts, key=lambda item: (counts[item], item))
+    tail = by_popularity[: int(0.1 * len(counts))]  # RecBole: the rarest tenth
+    recommended = made.trainer.eval_collector.last.get("rec.items").flatten().tolist()
+    popularity = np.mean([counts[item] for item in recommended])
+    assert found["averagepopularity@5"] == pytest.approx(popularity, abs=1e-6)
+    in_tail = np.mean([item in tail for item in recommended])
+    assert found["tailpercentage@5"] == pytest.approx(in_tail, abs=1e-6)

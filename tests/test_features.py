@@ -326,6 +326,107 @@ def shopping(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> recbole_
     )
 
 
+ALL_KINDS = {
+    "item_features": ["brand", "tags", "price"],
+    "user_features": ["country", "likes", "age"],
+    "event_features": ["channel", "words", "stars"],
+    # a field of kind float_seq, which features do not take
+    "preload_weight": {"vec_id": "vec"},
+    "additional_feat_suffix": ["vec"],
+    "alias_of_item_id": ["vec_id"],
+}
+
+
+def tables_of_all_kinds() -> dict[str, pd.DataFrame]:
+    """Tokens, lists, numbers and vectors, each of them missing at times, as some users' rows."""
+    made, rng = shop.tables(users=40), np.random.default_rng(2)
+    lists = {"inter": "words:token_seq", "user": "likes:token_seq"}
+    for table, column in lists.items():
+        draws = [rng.choice(list("abc"), rng.integers(0, 3)) for _ in range(len(made[table]))]
+        made[table][column] = [" ".join(tokens) for tokens in draws]
+    with_vector = made["item"]["item_id:token"][::2]
+    vectors = rng.normal(size=(len(with_vector), 8)).round(3)
+    texts = [" ".join(map(str, vector)) for vector in vectors]
+    made["vec"] = pd.DataFrame({"vec_id:token": with_vector, "vec:float_seq": texts})
+    made["user"] = made["user"][:-5]
+    return made
+
+
+@pytest.mark.parametrize("augmentation", ["all_positions", "prefix"])
+def test_a_history_has_the_same_scores_on_every_path(tmp_path: Path, augmentation: str) -> None:
+    """Training, validation, test and its ranks, recommending to users and to given histories."""
+    made = tables_of_all_kinds()
+    loaded = {table: [name.split(":")[0] for name in made[table]] for table in made}
+    given = options(shop.write(tmp_path, made), load_col=loaded, epochs=1, **ALL_KINDS)
+    given |= {"augmentation": augmentation, "mask_history": False}
+    given["position"] = ["rope"]  # a position in a window is the same when the window ends there
+    result = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
+    trained = recbole_pos.Recommender.load(result.run_dir)
+    model, dataset, log = trained.model.eval(), trained.dataset, trained.dataset.log
+    cells = shop.Cells(dataset, {table: made[table] for table in ("inter", "item", "user")})
+    item_names = dataset.field2id_token["item_id"][1:]
+
+    def describe(start: int, end: int) -> dict[str, Any]:
+        """The interactions ``start`` to ``end`` of the log as a history, from the files."""
+
+        def read(table: str, number: int, field: str) -> Any:
+            cell = cells.of(table, number, field)
+            return (cell or "").split() if field in ("words", "likes") else cell
+
+        fields = ALL_KINDS["event_features"], ALL_KINDS["user_features"]
+        events, user = range(start, end), int(log.users[start])
+        return {
+            "items": cells.inter["item_id"][start:end].tolist(),
+            "events": {name: [read("inter", row, name) for row in events] for name in fields[0]},
+            "user": {name: read("user", user, name) for name in fields[1]},
+        }
+
+    def tabulate(**asked: Any) -> np.ndarray:
+        """Scores of all items, [histories or users, items]."""
+        table = trained.recommend(k=len(item_names), exclude_seen=False, **asked)
+        name = table.columns[0]  # of users, or of given histories
+        scores = table.pivot(index=name, columns="item", values="score")
+        return scores.loc[table[name].unique(), item_names].to_numpy()
+
+    def compare(scores: Tensor, bounds: list[tuple[int, int]]) -> np.ndarray:
+        """Compare scores [n, items + 1] with those of given histories, which are returned."""
+        want = tabulate(histories=[describe(start, end) for start, end in bounds])
+        np.testing.assert_allclose(scores[:, 1:].numpy(), want, rtol=1e-4, atol=1e-5)
+        return want
+
+    def find_bounds(rows: Any) -> list[tuple[int, int]]:
+        end = rows["target_event"]
+        return list(zip((end - rows["item_length"]).tolist(), end.tolist(), strict=True))
+
+    with torch.inference_mode():
+        loader, vectors = trained.loaders["train"], model.item_vectors()
+        if augmentation == "prefix":
+            for rows in loader:
+                compare(model.full_sort_predict(rows), find_bounds(rows))
+        else:
+            for numbers in loader._get_batches():
+                windows, batch = loader.windows, loader.gather(numbers)
+                ctx = SequenceContext.from_lengths(
+                    batch.lengths, 5, items=batch.items, features=batch.features
+                )
+                states = model.query_states(batch.items, ctx, None)
+                pairs = zip(windows.start[numbers].tolist(), batch.lengths.tolist(), strict=True)
+                bounds = [(start, start + i) for start, n in pairs for i in range(1, n + 1)]
+                compare(states @ vectors.T, bounds)
+        for phase in ("valid", "test"):
+            ranks: list[int] = []
+            for rows, _, _, targets in trained.loaders[phase]:
+                want = compare(model.full_sort_predict(rows), find_bounds(rows))
+                target_scores = np.take_along_axis(want, targets[:, None].numpy() - 1, 1)
+                ranks += (want > target_scores).sum(1).tolist()
+    kept = pd.read_parquet(tmp_path / "run" / "test_ranks.parquet")
+    assert kept["rank"].tolist() == ranks
+    bounds = list(zip(log.offsets[1:-1].tolist(), log.offsets[2:].tolist(), strict=True))
+    want = tabulate(histories=[describe(start, end) for start, end in bounds])
+    users = dataset.field2id_token["user_id"][1:].tolist()
+    np.testing.assert_allclose(tabulate(users=users), want, rtol=1e-4, atol=1e-5)
+
+
 def test_one_long_list_of_tokens_takes_little_memory(
     shopping: recbole_pos.Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

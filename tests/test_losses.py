@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
 import torch.nn.functional as F
+from conftest import make_log, write_atomic
 from torch import Tensor
 
 from recbole_pos.data.splits import TRAIN
@@ -239,14 +243,35 @@ def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
 # Several targets of a state
 
 
-@pytest.mark.parametrize("windows", [{}, {"train_windows": "sliding", "window_stride": 5}], ids=str)
-def test_later_targets_end_where_training_does(experiment, monkeypatch, windows: dict) -> None:
-    """Against loops: no item of another user, none that is held out; their mean."""
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data_path of a dataset where one interaction in three is a purchase, of few items."""
+    frame, rng = make_log(seed=3), np.random.default_rng(0)
+    is_cheap = frame.item_id.str.len() < 3  # i0 to i9
+    frame["bought"] = (rng.random(len(frame)) < np.where(is_cheap, 0.8, 0.1)).astype(int)
+    return write_atomic(frame, tmp_path_factory.mktemp("shop"))
+
+
+PURCHASES = {
+    "target_events": {"bought": 1},
+    "load_col": {"inter": ["user_id", "item_id", "timestamp", "bought"]},
+}
+
+SEVERAL_TARGETS = [{}, {"train_windows": "sliding", "window_stride": 5}, PURCHASES]
+
+
+@pytest.mark.parametrize("options", SEVERAL_TARGETS, ids=str)
+def test_later_targets_end_where_training_does(
+    experiment: Any, monkeypatch: pytest.MonkeyPatch, shop: Path, options: dict
+) -> None:
+    """Against loops: no item of another user, none that is held out or no target; their mean."""
     split = {"split": {"RS": [0.7, 0.1, 0.2]}}
-    made = experiment(
-        "PosSASRec", target_window=3, eval_args=split, hidden_dropout_prob=0.0, **windows
-    )
+    options = {"data_path": str(shop), "hidden_dropout_prob": 0.0, **options}
+    made = experiment("PosSASRec", target_window=3, eval_args=split, **options)
     model, log, part = made.model, made.dataset.log, made.dataset.part
+    is_target = np.ones(len(log), dtype=bool)
+    if "target_events" in options:
+        is_target = log.fields["bought"].numpy() == 1
     assert (part != TRAIN).any()
     vectors, short = model.item_embedding.weight, 0
     for batch in made.trainer.training_loader(made.loaders["train"]):
@@ -257,8 +282,9 @@ def test_later_targets_end_where_training_does(experiment, monkeypatch, windows:
         states = model.states(batch.items, ctx, batch.positions)
         pairs = []
         for i, event in enumerate((events + 1).tolist()):
-            own = torch.arange(event, min(event + 3, len(log)))
-            own = own[(log.users[own] == log.users[event]) & (torch.as_tensor(part)[own] == TRAIN)]
+            user_end = int(log.offsets[log.users[event] + 1])
+            own = [row for row in range(event, user_end) if part[row] == TRAIN and is_target[row]]
+            own = torch.tensor(own[:3])
             assert log.items[own[0]] == batch.targets[i]
             short += len(own) < 3
             pairs += [(i, item) for item in log.items[own].tolist()]
@@ -348,3 +374,36 @@ def test_items_are_sampled_as_they_should() -> None:
             torch.testing.assert_close(loss.log_q.exp(), q)
         spread = (items.numel() * q * (1 - q)).sqrt()
         assert ((count - items.numel() * q).abs() <= 5 * spread).all(), sampler
+
+
+IN_BATCH = [{"loss_type": "in_batch"}, {"loss_type": "BCE", "negative_sampler": "in_batch"}]
+TRAINED_ON = [
+    {},
+    PURCHASES,
+    {"augmentation": "none", **PURCHASES},
+    {"train_windows": "last", **PURCHASES},
+    {"train_windows": "sliding", "window_stride": 5, "target_window": 3},
+]
+
+
+@pytest.mark.parametrize("options", TRAINED_ON, ids=str)
+@pytest.mark.parametrize("loss", IN_BATCH, ids=str)
+def test_q_is_the_share_of_each_item_among_the_targets_of_an_epoch(
+    experiment: Any, monkeypatch: pytest.MonkeyPatch, shop: Path, loss: dict, options: dict
+) -> None:
+    """Negatives are targets of the batch, whatever is a target."""
+    made = experiment("PosSASRec", data_path=str(shop), **loss, **options)
+    targets: list[Tensor] = []
+
+    def keep_targets(loss: SampledLoss, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        targets.append(target)
+        return hidden.sum()
+
+    monkeypatch.setattr(SampledLoss, "__call__", keep_targets)
+    loader = made.loaders["train"]
+    compute_loss = made.trainer.adapter.choose_loss(loader.packed)
+    for batch in loader.iterate_batches(torch.device("cpu"), "never"):
+        compute_loss(batch)
+    counts = torch.cat(targets).bincount(minlength=made.dataset.item_num).double()
+    q = counts / counts.sum()
+    torch.testing.assert_close(made.model.loss.log_q[counts > 0].exp(), q[counts > 0])

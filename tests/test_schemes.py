@@ -127,6 +127,30 @@ def test_attention_equals_its_equation(names: list[str], options: dict, heads: i
             torch.testing.assert_close(out[rows, head.head], want, rtol=1e-10, atol=1e-10)
 
 
+READS_TIME = [row for row in EQUATIONS if any(SCHEMES[name].needs_time for name in row[0])]
+
+
+@pytest.mark.parametrize(("names", "options", "heads"), READS_TIME, ids=str)
+@torch.no_grad()
+def test_attention_equals_its_equation_where_times_fall(
+    names: list[str], options: dict, heads: int
+) -> None:
+    """As they may in given parts, in several chunks; or the scheme says that it needs order."""
+    if any(SCHEMES[name].assumes_order for name in names):
+        assert names in (["fuxi_linear"], ["tisas"])  # a model refuses such data: test_data.py
+        return
+    n = max(LENGTHS) + mixing.CHUNK
+    lengths = [n, 3]
+    position, options = composed(names, heads, n, 16, options)
+    q, k, v = qkv(sum(lengths), heads, 16)
+    ctx = context(lengths, n, times_of(lengths).flip(0))
+    out = attend(position, q, k, v, ctx)
+    for rows, head in heads_of(ctx, heads):
+        parts = (x[rows, head.head] for x in (q, k, v))
+        want = reference.attention(position.parts(), options, *parts, head)
+        torch.testing.assert_close(out[rows, head.head], want, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["linear_attention", "fuxi_linear"])
 def test_sums_of_the_past_are_the_same_in_chunks(monkeypatch, name: str) -> None:
     """Of any length, gradients too; no later value or time reaches an earlier chunk."""

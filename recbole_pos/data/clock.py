@@ -85,5 +85,24 @@ def check_clock(
     return warnings
 
 
+def require_order(log: EventLog, readers: str, instead: str) -> None:
+    """Refuse times that fall along a user's history, as they may from one given part to the next.
+
+    Args:
+        log: the interactions.
+        readers: what assumes that times never fall, as an option with its value.
+        instead: alternative to advise.
+    """
+    users = log.users.numpy()
+    falls = (np.diff(log.times.numpy()) < 0) & (users[1:] == users[:-1])
+    if falls.any():
+        num_users = len(np.unique(users[1:][falls]))
+        raise UsageError(
+            f"{shown(log.time_field)}: the times of {num_users:,} users fall from one part of "
+            f"benchmark_filename to the next, and {readers} needs times that never fall; give "
+            f"parts that follow each other in time, or {instead}"
+        )
+
+
 def _show_year(year: float) -> str:
     return str(math.floor(year)) if abs(year) < 1e6 else f"{year:.0e}"

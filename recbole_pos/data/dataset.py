@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 
-from recbole_pos.data.attributes import read_features
+from recbole_pos.data.attributes import read_feature_names, read_features
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.identity import (
     HeldOut,
@@ -40,7 +41,13 @@ from recbole_pos.data.targets import (
     read_ties,
     shuffle_ties,
 )
-from recbole_pos.data.windows import TARGET_EVENT, PrefixRows, Windows, training_windows
+from recbole_pos.data.windows import (
+    TARGET_EVENT,
+    PrefixRows,
+    Windows,
+    gather_index,
+    training_windows,
+)
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 from recbole_pos.values import Options, shown
@@ -239,6 +246,17 @@ class _ExactTimeMixin(AtomicTables):
             return self.totals.popularity
         return count_items(self.log, self.part == TRAIN, self.item_num)
 
+    @property
+    def item_counter(self) -> Counter:
+        """Training interactions of each item that has any, for RecBole's metrics of popularity.
+
+        RecBole counts ``inter_feat``, whose rows are those that a model trains on, so that the
+        metrics of two models would count differently.
+        """
+        counts = self.popularity
+        items = np.flatnonzero(counts)
+        return Counter(dict(zip(items.tolist(), counts[items].tolist(), strict=True)))
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Digests of the data that trained weights belong to, see ``compute_identity``."""
@@ -371,6 +389,17 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         number = PHASES.index(phase)
         return self._make_prefix_rows(partial(self.split.find_targets, number, is_newest_only))
 
+    def join(self, df: Interaction) -> Interaction:
+        """Join the tables of users and items as RecBole does, but keep what rows have of users.
+
+        RecBole's table has the mean where a number is missing, rows of ``user_features`` NaN.
+        """
+        names = read_feature_names(self.config, "user_features")
+        gathered = {name: df[name] for name in names if name in df}
+        joined = super().join(df)
+        joined.interaction.update(gathered)
+        return joined
+
     def make_training_windows(self) -> Windows:
         """Return windows over the training interactions, for models that learn at all positions."""
         start, end = self.log.offsets[:-1], self.log.offsets[1:]
@@ -381,6 +410,38 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         if self.config["target_events"]:
             return windows.with_targets(self.split.is_target)
         return windows
+
+    @property
+    def target_counts(self) -> np.ndarray:
+        """[items] int64 how often each item is a target in an epoch of training.
+
+        Under ``target_window: n`` a state learns the n targets after it, so that a target counts
+        once for each learning state among the n before it.
+        """
+        if self.totals is not None:
+            return self.totals.target_counts
+        learns_from_windows = self.config["augmentation"] == "all_positions"
+        window = self.config["target_window"] if learns_from_windows else 1
+        is_learned = self._find_learned_targets()
+        targets = np.flatnonzero(self.split.find_targets(TRAIN))
+        users = self.log.find_users(targets)
+        index = np.arange(len(targets))
+        first = np.maximum(index - window + 1, np.searchsorted(users, users))
+        num_before = np.concatenate(([0], np.cumsum(is_learned[targets])))
+        counts = num_before[index + 1] - num_before[first]
+        items = self.log.items.numpy()[targets]
+        return np.bincount(items, counts, self.item_num).astype(np.int64)
+
+    def _find_learned_targets(self) -> np.ndarray:
+        """Return [interactions] bool: whether the state before each learns in an epoch."""
+        augmentation = self.config["augmentation"]
+        is_learned = self.split.find_targets(TRAIN, only_newest=augmentation == "none")
+        if augmentation == "all_positions":
+            windows = self.make_training_windows()  # train_windows: last leaves out old targets
+            is_in_window = np.zeros(len(self.log), dtype=bool)
+            is_in_window[gather_index(windows.first + 1, windows.end - windows.first)] = True
+            is_learned &= is_in_window
+        return is_learned
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
         """Return a sparse matrix [users, items] of the interactions of this phase, or of all.

@@ -1,9 +1,9 @@
 """Datasets in parts, ``data_part: by_rank``: a process reads the interactions of its own users.
 
 Process r reads ``NAME.r.inter``, and all read the same ``NAME.item``, whose order numbers items.
-What counts over all users is summed here, once, after the split: the popularity of items, numbers
-of users, interactions and targets, the digest of the data. Options that need all users in one
-process are refused.
+What counts over all users is summed here, once, after the split: popularity and targets of items,
+numbers of users, interactions and targets, the digest of the data. Options that need all users in
+one process are refused.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Totals:
     Attributes:
         users, events: numbers of users and of interactions.
         popularity: [items] int64 training interactions of each item.
+        target_counts: [items] int64 how often each item is a target in an epoch of training.
     """
 
     users: int
     events: int
     popularity: np.ndarray
+    target_counts: np.ndarray
 
 
 def is_part(config: Options) -> bool:
@@ -134,13 +136,14 @@ def join_parts(dataset: Any) -> None:
                     f"{field} than that of process 0; give all machines the same file"
                 )
     _refuse_shared_users(names[dataset.uid_field][1:])
-    counts = torch.from_numpy(dataset.popularity).to(dataset.config["device"])
-    popularity = sum_over_processes(counts).long().cpu().numpy()
+    counts = np.stack((dataset.popularity, dataset.target_counts))
+    summed = sum_over_processes(torch.from_numpy(counts).to(dataset.config["device"]))
+    popularity, target_counts = summed.long().cpu().numpy()
     dataset.split = replace(dataset.split, summary=_sum_counts(dataset, popularity))
     data = hashlib.blake2b("".join(part["data"] for part in parts).encode(), digest_size=32)
     dataset.identity = {**identity, "data": data.hexdigest()}
     users, events = (sum(part[key] for part in parts) for key in ("users", "events"))
-    dataset.totals = Totals(users, events, popularity)
+    dataset.totals = Totals(users, events, popularity, target_counts)
 
 
 def _refuse_shared_users(names: np.ndarray) -> None:

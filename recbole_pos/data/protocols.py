@@ -51,5 +51,8 @@ class Dataset(Protocol):
     @property
     def popularity(self) -> np.ndarray: ...
 
+    @property
+    def target_counts(self) -> np.ndarray: ...
+
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> spmatrix:
         """Return [users, items] interactions of the phase."""

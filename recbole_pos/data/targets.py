@@ -78,21 +78,24 @@ class LaterTargets:
 
     def __init__(self, split: Split, weights: Sequence[float]) -> None:
         self.items, self.users = split.log.items, split.log.users
-        self.is_trained = torch.from_numpy(split.is_target & (split.part == TRAIN))
+        self.targets = torch.from_numpy(np.flatnonzero(split.find_targets(TRAIN)))
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def move(self, device: torch.device) -> None:
         """Copy the columns to a device, on which :meth:`find_next` works from now on."""
         self.items, self.users = self.items.to(device), self.users.to(device)
-        self.is_trained, self.weights = self.is_trained.to(device), self.weights.to(device)
+        self.targets, self.weights = self.targets.to(device), self.weights.to(device)
 
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items and weights (0 for no target) [k, n] of n interactions from [k] rows on."""
-        later = rows[:, None] + torch.arange(len(self.weights), device=rows.device)
-        is_valid = later < len(self.users)
-        later = later.where(is_valid, rows[:, None])
-        is_same_user = self.users[later] == self.users[rows][:, None]
-        is_valid &= is_same_user & self.is_trained[later]
+        """Return items and weights [k, n] of the n training targets from each of [k] rows on.
+
+        Interactions that are no targets are passed over. The weight is 0 where a user has fewer.
+        """
+        first = torch.searchsorted(self.targets, rows)
+        index = first[:, None] + torch.arange(len(self.weights), device=rows.device)
+        is_valid = index < len(self.targets)
+        later = self.targets[index.clamp(max=len(self.targets) - 1)]
+        is_valid &= self.users[later] == self.users[rows][:, None]
         return self.items[later], self.weights.where(is_valid, 0.0)
 
 

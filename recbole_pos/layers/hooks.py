@@ -60,11 +60,14 @@ class PositionScheme(nn.Module):
             ``properties/position/<name>.yaml`` and nowhere else.
         needs_time: whether the scheme reads ``ctx.times``.
         reads_request: whether queries read ``ctx.request``, the times of their requests.
+        assumes_order: whether times must not fall along a history, as they may from one given part
+            to the next.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     needs_time: ClassVar[bool] = False
     reads_request: ClassVar[bool] = False
+    assumes_order: ClassVar[bool] = False
 
     def __init__(self, dimensions: Dimensions | None = None) -> None:
         super().__init__()

@@ -57,7 +57,8 @@ class SampledLoss:
 
     Attributes:
         loss_type: one of ``SAMPLED``.
-        counts: [items] training interactions of each item.
+        counts: [items] training interactions of each item; with ``in_batch`` how often each is a
+            target in an epoch.
         negatives: n, negatives of a position; not read by ``in_batch``.
         negative_sampler: ``uniform``; ``popularity``, by counts plus one, so that every item has a
             chance; or ``in_batch``, among the targets of the batch.
@@ -84,10 +85,12 @@ class SampledLoss:
         weights = {
             "uniform": torch.ones_like(counts),
             "popularity": counts + 1,
-            "in_batch": counts.clamp(min=1),  # log 0 is avoided; only targets are ever sampled
+            "in_batch": counts,
         }[self.negative_sampler]
         weights[0] = 0  # padding is not an item
-        self.log_q = (weights / weights.sum()).log()
+        total = weights.sum()
+        weights[1:].clamp_(min=1)  # log 0 is avoided; items that are no target are never negatives
+        self.log_q = (weights / total).log()
         self.cumulative = weights.cumsum(0)
 
     def move(self, device: torch.device) -> None:

@@ -43,7 +43,7 @@ from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
 from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.clock import check_clock
+from recbole_pos.data.clock import check_clock, require_order
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import TARGET_EVENT
@@ -128,10 +128,12 @@ class AttrFormer(PosSASRec):
         return self.needs_time or (self._relates_times and self.inference != "none")
 
     def _check_clock(self, config: Options, dataset: Dataset) -> None:
-        """Check the timestamps if only relations need them."""
+        """Check the timestamps if relations need them."""
+        reads_time = self._relates_times
+        if reads_time:  # of one sequence the interactions nearest in order are compared
+            require_order(dataset.log, "relations: time", "leave the time out of relations")
         if self.needs_time:
             return
-        reads_time = self._relates_times
         if reads_time:
             instead = "leave the time out of relations"
         elif config["cross_sequence"] == "time_respecting":

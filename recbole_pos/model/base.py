@@ -54,9 +54,12 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
     if kind in SAMPLED:
-        counts = dataset.popularity if has_log(dataset) else np.ones(dataset.item_num)
-        counts = counts if candidates is None else counts[candidates.numpy()]
         options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
+        counts = np.ones(dataset.item_num)
+        if has_log(dataset):
+            is_in_batch = "in_batch" in (kind, options.get("negative_sampler"))
+            counts = dataset.target_counts if is_in_batch else dataset.popularity
+        counts = counts if candidates is None else counts[candidates.numpy()]
         return SampledLoss(counts=torch.from_numpy(counts), **options)
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 

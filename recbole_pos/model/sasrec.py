@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from recbole_pos.data.attributes import read_item_attribute
-from recbole_pos.data.clock import check_clock
+from recbole_pos.data.clock import check_clock, require_order
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
@@ -72,6 +72,9 @@ class PosSASRec(PosRecommender):
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
+            if schemes.assume_order:
+                readers = f"position: {', '.join(schemes.assume_order)}"
+                require_order(dataset.log, readers, "take a scheme such as time_rope")
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """Return the function that builds a block; it is called once a layer, from the first."""

@@ -42,6 +42,7 @@ class TimeIntervalAttention(AttentionPosition):
     options = ("tisas_intervals",)
     needs_time = True
     reads_request = True
+    assumes_order = True  # tables have no rows for intervals below 0
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
         """Create P [n, d] and R [intervals + 1, d], one of each for keys and for values."""

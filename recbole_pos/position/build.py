@@ -26,12 +26,16 @@ HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias
 
 @dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model, and whether any of them needs times or reads their requests."""
+    """The schemes of one model, and whether any of them needs times or reads their requests.
+
+    ``assume_order`` are the names of those that need times which never fall along a history.
+    """
 
     input: InputPosition
     attention: Callable[[], AttentionPosition]  # builds the scheme of the next layer
     needs_time: bool
     reads_request: bool
+    assume_order: list[str]
 
 
 def build_schemes(position: str | list[str], dimensions: Dimensions, options: Options) -> Schemes:
@@ -72,7 +76,8 @@ def build_schemes(position: str | list[str], dimensions: Dimensions, options: Op
     encoding = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
     needs_time = any(cls.needs_time for cls in classes.values())
     reads_request = any(cls.reads_request for cls in classes.values())
-    return Schemes(encoding, build_attention, needs_time, reads_request)
+    assume_order = [name for name, cls in classes.items() if cls.assumes_order]
+    return Schemes(encoding, build_attention, needs_time, reads_request, assume_order)
 
 
 def build_row_encodings(

@@ -139,6 +139,7 @@ class FuXiLinear(AttentionPosition):
     )
     needs_time = True
     reads_request = True
+    assumes_order = True  # sums in chunks need weights that never rise along the history
 
     def __init__(
         self,

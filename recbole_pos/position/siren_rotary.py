@@ -33,7 +33,8 @@ class SirenRotaryPosition(AngularPosition):
     Plane k of a head turns interaction number n at time t by
 
         angle_k = n base^(-k / planes) + (W sin(omega (A u(t) + a)) + V gelu(B u(t) + b))_k
-        u(t) = (log(1 + t - t_first) / 10, and sin, cos of 2 pi t / period for every calendar part)
+        u(t) = (log(1 + max(t - t_first, 0)) / 10,
+                and sin, cos of 2 pi t / period for every calendar part)
 
     The frequencies of time are the rows of A, which are learned and mix all signals. W and V are 0
     when fresh, so that a fresh model equals one with ``rope``. Unlike in other rotary schemes,
