@@ -255,7 +255,15 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
             options[key] = value
     if options.get("item_vectors"):
         options["item_vectors"] = digest_content(options["item_vectors"])
-    return digest(options, dict(identity), NUMERICS, digest_code(config), *origin)
+    revisions = _list_revisions(config)
+    return digest(options, dict(identity), NUMERICS, digest_code(config), *origin, *revisions)
+
+
+def _list_revisions(config: PosConfig) -> list[str]:
+    """Return what has changed since ``NUMERICS`` in the numbers of these options only."""
+    samplers = config.plain.get("loss_type"), config.plain.get("negative_sampler")
+    is_corrected = config.plain.get("logq_correction") != "none"
+    return ["q counts training targets"] if "in_batch" in samplers and is_corrected else []
 
 
 def digest_code(config: PosConfig) -> list[str]:
