@@ -152,7 +152,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     others = {"items": tmp_path / "items.csv", "users": tmp_path / "users.tsv"}
     report = convert(
         *(tmp_path / "events.csv", tmp_path),
-        **{**others, "tables": {"price": "inter"}, "rename": {"name": "title"}},
+        **{**others, "tables": {"price": "inter"}, "rename": {"name": "title"}, "max_lost": 0.5},
     )
     files = read_tables(tmp_path)
     assert files["item"].decode().splitlines() == [
@@ -202,7 +202,7 @@ ann,kite,2024-03-02T11:00:00+01:00
 
 def test_every_row_is_counted_under_its_number(tmp_path: Path, capsys) -> None:
     (tmp_path / "orders.csv").write_text(WITH_FAULTS)
-    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, max_lost=1)
     lines = report.lines["events"]
     broken, wide = lines.dropped.pop("broken line")["first"]
     assert broken == "orders.csv:3 (2 cells, the first line has 3)"
@@ -235,6 +235,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, rows: list[tuple[str, ...]]) ->
     lines = frame.to_json(orient="records", lines=True, force_ascii=False)
     (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8")
     given = {"user": "u", "item": "i", "time": "t", "tables": {"x": "inter"}, "types": ["x=token"]}
+    given["max_lost"] = 1
     found = convert(tmp_path / "log.jsonl", tmp_path, overwrite=True, **given).lines["events"]
     assert found.read == len(frame)
     assert found.kept + sum(d["lines"] for d in found.dropped.values()) == found.read

@@ -222,11 +222,10 @@ class Builder:
                 f"the interactions {shown(known.values[int(known.codes[0])].as_py())}; write both "
                 "in one way"
             )
-        dropped = {
-            f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
-            f"{role} without an interaction": np.flatnonzero((entities < 0) & (ids.codes > 0)),
-        }
-        self.report.lines[f"{role}s"] = Lines.count(source, dropped)
+        lost = {f"no {role} ({key})": np.flatnonzero(ids.codes == 0)}
+        is_unused = (entities < 0) & (ids.codes > 0)
+        left_out = {f"{role} without an interaction": np.flatnonzero(is_unused)}
+        self.report.lines[f"{role}s"] = Lines.count(source, lost, left_out)
         num_without_row = len(index) - len(np.unique(entities[rows]))
         if num_without_row:
             self.report.notes.append(

@@ -18,6 +18,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 Columns = dict[str, pa.ChunkedArray]
+EMPTY_LINE = "empty line"  # fault of a row that holds nothing, so that nothing is lost with it
 _MAX_CHUNK_ROWS = 1 << 20  # so that the text of a chunk has under 2 GiB
 
 
