@@ -83,6 +83,26 @@ def test_names_that_the_first_line_says_as_well(tmp_path: Path, run: Run) -> Non
     assert len(read_interactions(tmp_path)) == 1
 
 
+@pytest.mark.parametrize(
+    ("header", "options"),
+    [
+        ("user,item", ["--time=row_order"]),
+        ("user,book", ["--time=row_order"]),
+        ("Kunde,Produkt", ["--user=Kunde", "--item=Produkt", "--time=row_order"]),
+        (f"user,item,{NOW}", [f"--time={NOW}"]),
+    ],
+)
+def test_one_cell_does_not_make_names_a_row(
+    tmp_path: Path, run: Run, header: str, options: list[str]
+) -> None:
+    """A user may be called as her column, unless an item is, too, and the names are unusual."""
+    who, what, *_ = header.split(",")
+    rows = [f"{who},kite", "ann,owl", f"bob,{what if what == 'item' else 'owl'}"]
+    time = f",{NOW}" if header.count(",") == 2 else ""
+    assert run("\n".join([header, *(row + time for row in rows)]), *options) == 0
+    assert [row[0] for row in read_interactions(tmp_path)] == [who, "ann", "bob"]
+
+
 def test_order_of_rows_instead_of_times(tmp_path: Path, run: Run) -> None:
     text = "user,item,stars\nu,x,1\nv,x,2\nu,y,3\nu,x,4\n"
     assert run(text) == 2
@@ -272,9 +292,9 @@ def test_lost_rows_are_named_in_one_warning(tmp_path: Path, run: Run, reporting:
     options = ["--items", str(tmp_path / "items.csv"), "--min_user=2", *reporting]
     warning = (
         "left out of shop: 2 of 55 rows of log.csv (broken line: 1, first log.csv:52 (1 cells, the "
-        "first line has 3); no user (user): 1, first log.csv:54); 2 of 26 rows of items.csv (broken "
-        "line: 1, first items.csv:26 (3 cells, the first line has 2); no item (item): 1, first "
-        "items.csv:27)"
+        "first line has 3); no user (user): 1, first log.csv:54); 2 of 26 rows of items.csv "
+        "(broken line: 1, first items.csv:26 (3 cells, the first line has 2); no item (item): 1, "
+        "first items.csv:27)"
     )
     with pytest.warns(RunWarning) as warned:
         assert run(text, *options) == 0

@@ -93,17 +93,19 @@ def require_header(
 ) -> None:
     """Refuse columns that are called as a row of data is: a file without a header.
 
-    The name of the column of times then is a time; without times, that of users or items is a
-    value of the column. Columns called 0, 1, 2 are those of pandas.
+    The name of the column of times then is a time; without times, those of users and items are both
+    values of their columns. No file without a header begins with usual names of both users and
+    items, whatever the cells below them are. Columns called 0, 1, 2 are those of pandas.
     """
-    if list(columns) == list(map(str, range(len(columns)))):
+    has_usual_names = all(find_by_name(role, [roles[role]]) for role in ("user", "item"))
+    if has_usual_names or list(columns) == list(map(str, range(len(columns)))):
         return
     if roles["time"] in columns:
         name = roles["time"]
         is_row = _holds_times(pa.chunked_array([[name]]), name, date_format)
     else:
         names = (roles["user"], roles["item"])
-        is_row = any(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
+        is_row = all(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
     if is_row:
         raise UsageError(
             f"the columns are called {listed(columns)}, as a row of data: {_NO_HEADER}"
