@@ -141,6 +141,23 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     assert related == ["brand", "tags", "country", "time", "position"]
 
 
+def test_all_rows_decide_where_a_column_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that begins with one kind of event, longer than a block, keeps the others' values."""
+    monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK", 1 << 10)
+    kinds = ["view"] * 1000 + ["buy"] * 90
+    rows = [f"u{n % 40},i{n % 30},{NOW + n},{kind},b{n % 3}" for n, kind in enumerate(kinds)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time,event_type,brand", *rows]))
+    report = convert(tmp_path / "log.csv", tmp_path)
+    assert {column.column: column.table for column in report.columns[3:]} == {
+        "event_type": "inter",
+        "brand": "item",
+    }
+    lines = read_tables(tmp_path)["inter"].decode().splitlines()[1:]
+    assert [line.split("\t")[3] for line in lines] == kinds
+
+
 def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_text(
         f"user,item,time,price\n1,a,{NOW},3\n1,b,{NOW + 1},4\n2,a,{NOW + 2},2\n"
