@@ -143,7 +143,8 @@ class Stack(torch.nn.Module):
     ) -> None:
         super().__init__()
         dimensions = sizes(heads=2, n_layers=2)
-        schemes = build_schemes(names, dimensions, {**defaults(*names), **options})
+        options = {**defaults(*names), **options}
+        schemes = build_schemes(names, dimensions, options, has_attention=True)
         self.needs_time, self.first = schemes.needs_time, schemes.input
         self.layers = TransformerEncoder(block(norm=norm), 2, schemes.attention, BLOCKS[kind])
         shake(self)

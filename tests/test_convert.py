@@ -141,6 +141,23 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     assert related == ["brand", "tags", "country", "time", "position"]
 
 
+def test_all_rows_decide_where_a_column_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that begins with one kind of event, longer than a block, keeps the others' values."""
+    monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK", 1 << 10)
+    kinds = ["view"] * 1000 + ["buy"] * 90
+    rows = [f"u{n % 40},i{n % 30},{NOW + n},{kind},b{n % 3}" for n, kind in enumerate(kinds)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time,event_type,brand", *rows]))
+    report = convert(tmp_path / "log.csv", tmp_path)
+    assert {column.column: column.table for column in report.columns[3:]} == {
+        "event_type": "inter",
+        "brand": "item",
+    }
+    lines = read_tables(tmp_path)["inter"].decode().splitlines()[1:]
+    assert [line.split("\t")[3] for line in lines] == kinds
+
+
 def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_text(
         f"user,item,time,price\n1,a,{NOW},3\n1,b,{NOW + 1},4\n2,a,{NOW + 2},2\n"
@@ -152,7 +169,7 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     others = {"items": tmp_path / "items.csv", "users": tmp_path / "users.tsv"}
     report = convert(
         *(tmp_path / "events.csv", tmp_path),
-        **{**others, "tables": {"price": "inter"}, "rename": {"name": "title"}},
+        **{**others, "tables": {"price": "inter"}, "rename": {"name": "title"}, "max_lost": 0.5},
     )
     files = read_tables(tmp_path)
     assert files["item"].decode().splitlines() == [
@@ -202,7 +219,7 @@ ann,kite,2024-03-02T11:00:00+01:00
 
 def test_every_row_is_counted_under_its_number(tmp_path: Path, capsys) -> None:
     (tmp_path / "orders.csv").write_text(WITH_FAULTS)
-    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path)
+    report = recbole_pos.convert(tmp_path / "orders.csv", data_path=tmp_path, max_lost=1)
     lines = report.lines["events"]
     broken, wide = lines.dropped.pop("broken line")["first"]
     assert broken == "orders.csv:3 (2 cells, the first line has 3)"
@@ -235,6 +252,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, rows: list[tuple[str, ...]]) ->
     lines = frame.to_json(orient="records", lines=True, force_ascii=False)
     (tmp_path / "log.jsonl").write_text(lines, encoding="utf-8")
     given = {"user": "u", "item": "i", "time": "t", "tables": {"x": "inter"}, "types": ["x=token"]}
+    given["max_lost"] = 1
     found = convert(tmp_path / "log.jsonl", tmp_path, overwrite=True, **given).lines["events"]
     assert found.read == len(frame)
     assert found.kept + sum(d["lines"] for d in found.dropped.values()) == found.read

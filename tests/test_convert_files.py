@@ -83,6 +83,26 @@ def test_names_that_the_first_line_says_as_well(tmp_path: Path, run: Run) -> Non
     assert len(read_interactions(tmp_path)) == 1
 
 
+@pytest.mark.parametrize(
+    ("header", "options"),
+    [
+        ("user,item", ["--time=row_order"]),
+        ("user,book", ["--time=row_order"]),
+        ("Kunde,Produkt", ["--user=Kunde", "--item=Produkt", "--time=row_order"]),
+        (f"user,item,{NOW}", [f"--time={NOW}"]),
+    ],
+)
+def test_one_cell_does_not_make_names_a_row(
+    tmp_path: Path, run: Run, header: str, options: list[str]
+) -> None:
+    """A user may be called as her column, unless an item is, too, and the names are unusual."""
+    who, what, *_ = header.split(",")
+    rows = [f"{who},kite", "ann,owl", f"bob,{what if what == 'item' else 'owl'}"]
+    time = f",{NOW}" if header.count(",") == 2 else ""
+    assert run("\n".join([header, *(row + time for row in rows)]), *options) == 0
+    assert [row[0] for row in read_interactions(tmp_path)] == [who, "ann", "bob"]
+
+
 def test_order_of_rows_instead_of_times(tmp_path: Path, run: Run) -> None:
     text = "user,item,stars\nu,x,1\nv,x,2\nu,y,3\nu,x,4\n"
     assert run(text) == 2
@@ -174,7 +194,7 @@ BAD = [
 @pytest.mark.parametrize("bad", BAD, ids=["lists", "objects", "half a pair"])
 def test_json_that_no_parser_may_be_given(tmp_path: Path, run: Run, bad: str) -> None:
     text = f"{GOOD}\n{bad}\n{GOOD.replace(' 1,', ' 2,')}\n"
-    assert run(text, name="log.jsonl") == 0
+    assert run(text, "--max_lost=0.5", name="log.jsonl") == 0
     broken = read_report(tmp_path)["lines"]["events"]["dropped"]["broken line"]
     assert broken["lines"] == 1 and len(broken["first"][0]) < 300
     assert broken["first"][0].startswith("log.jsonl:2 ")
@@ -185,7 +205,7 @@ def test_blocks_of_json_count_on(tmp_path: Path, run: Run, monkeypatch: pytest.M
     monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK", 100)
     rows = [json.dumps({"user": 2**64 + n, "item": "a", "time": NOW + n}) for n in range(9)]
     rows[2] = rows[6] = "{"
-    assert run("\n".join(rows) + "\n", name="log.jsonl") == 0
+    assert run("\n".join(rows) + "\n", "--max_lost=0.5", name="log.jsonl") == 0
     dropped = read_report(tmp_path)["lines"]["events"]["dropped"]["broken line"]["first"]
     assert [one.split(" ")[0] for one in dropped] == ["log.jsonl:3", "log.jsonl:7"]
     assert read_interactions(tmp_path)[-1][0] == str(2**64 + 8)
@@ -241,6 +261,7 @@ LISTS = {
 def test_a_row_for_each_user_with_lists(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(LISTS[name])
     given = {"name": "shop", "data_path": tmp_path, "overwrite": True, "verbose": False}
+    given["max_lost"] = 0.5
     recbole_pos.convert(tmp_path / name, **given)
     assert [[int(x) for x in row[:3]] for row in read_interactions(tmp_path)] == [
         [1, 10, T + 2],
@@ -275,3 +296,76 @@ def test_a_dataset_that_is_replaced_by_less(
     (tmp_path / "shop" / "shop.inter").unlink()
     with pytest.warns(RunWarning, match="12 interactions replace 13 in"):
         assert run(header + "".join(days[12:]), "--overwrite") == 0
+
+
+def make_rows(number: int) -> list[str]:
+    return [f"u{n % 5},i{n % 4},{NOW + n}" for n in range(number)]
+
+
+@pytest.mark.parametrize("reporting", [[], ["--quiet"]])
+def test_lost_rows_are_named_in_one_warning(tmp_path: Path, run: Run, reporting: list[str]) -> None:
+    """Those of all tables, but not what an option leaves out, or items without an interaction."""
+    items = ["item,brand", *(f"i{n},b" for n in range(4)), *["stock,b"] * 20, "i3,b,x", ",b"]
+    (tmp_path / "items.csv").write_text("\n".join(items))
+    rows = [*make_rows(50), "u1", "", f",i1,{NOW}", f"u1,i1,{NOW + 99}", f"once,i1,{NOW}"]
+    text = "\n".join(["user,item,time", *rows])
+    options = ["--items", str(tmp_path / "items.csv"), "--min_user=2", *reporting]
+    warning = (
+        "left out of shop: 2 of 55 rows of log.csv (broken line: 1, first log.csv:52 (1 cells, the "
+        "first line has 3); no user (user): 1, first log.csv:54); 2 of 26 rows of items.csv "
+        "(broken line: 1, first items.csv:26 (3 cells, the first line has 2); no item (item): 1, "
+        "first items.csv:27)"
+    )
+    with pytest.warns(RunWarning) as warned:
+        assert run(text, *options) == 0
+    assert [str(one.message) for one in warned if one.category is RunWarning] == [warning]
+    events = read_report(tmp_path)["lines"]["events"]
+    assert (events["read"], events["kept"]) == (55, 51)
+
+
+def test_too_many_lost_rows_are_an_error(tmp_path: Path, run: Run, capsys) -> None:
+    """More than a tenth, unless ``max_lost`` says otherwise."""
+    text = "\n".join(["user,item,time", *make_rows(18), "u1", f",i1,{NOW}"])
+    assert run(text) == 0
+    text += f"\n,i1,{NOW}\n"
+    assert run(text, "--overwrite") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: 3 of 21 rows of log.csv (broken line: 1, first log.csv:20 (")
+    assert "--max_lost" in error
+    assert len(read_interactions(tmp_path)) == 18
+    assert run(text, "--overwrite", "--max_lost=0.2") == 0
+    assert run(text, "--overwrite", "--max_lost=2") == 2
+
+
+def test_a_user_with_an_empty_list_is_counted(tmp_path: Path, run: Run) -> None:
+    text = f"user,items,times,tag\n1,[10 11],[{NOW} {NOW + 1}],a\n2,[],[],b\n3,[11],[{NOW}],b\n"
+    assert run(text, "--max_lost=1") == 0
+    assert [row[:2] for row in read_interactions(tmp_path)] == [
+        ["1", "10"],
+        ["1", "11"],
+        ["3", "11"],
+    ]
+    events = read_report(tmp_path)["lines"]["events"]
+    assert (events["read"], events["kept"]) == (4, 3)
+    assert events["dropped"] == {"no item (item)": {"lines": 1, "first": ["log.csv:3"]}}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="nothing is dropped in silence: a quotation mark that is not closed swallows lines, "
+    "which count as one or as none; mended with the new reader",
+)
+@pytest.mark.parametrize(
+    "cells", ['"u1,i1,{time},x', 'u1,"i1,{time},x', 'u1,i1,{time},"x'], ids=["user", "item", "last"]
+)
+def test_lines_within_an_unclosed_quotation_mark_are_counted(
+    tmp_path: Path, run: Run, cells: str
+) -> None:
+    """Each line is kept, or counted under a reason."""
+    rows = [f"{row},x" for row in make_rows(18)]
+    rows[5] = cells.format(time=NOW + 5)
+    text = "\n".join(["user,item,time,word", *rows]) + "\n"
+    assert run(text, "--max_lost=1") == 0
+    events = read_report(tmp_path)["lines"]["events"]
+    assert events["read"] == 18
+    assert events["kept"] == len(read_interactions(tmp_path))

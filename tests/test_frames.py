@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_a_frame_equals_its_file(kind: str, tmp_path: Path) -> None:
     others = {"items": tmp_path / "items.parquet", "data_path": tmp_path / "file"}
     report = rp.convert(tmp_path / "orders.parquet", name="shop", verbose=False, **others)
     frame, items = KINDS[kind](frame), KINDS[kind](items_of(frame))
-    with pytest.warns(RunWarning, match="1 rows: no user .customer. .first interactions:5"):
+    with pytest.warns(RunWarning, match="no user .customer.: 1, first interactions:5"):
         data = rp.Dataset.from_frame(frame, items=items, path=tmp_path / "made" / "shop")
     assert files(data.path) == files(tmp_path / "file" / "shop")
     assert set(files(data.path)) == {"shop.inter", "shop.item", "shop.yaml"}
@@ -122,8 +123,8 @@ def test_values_of_dictionaries(tmp_path: Path) -> None:
     """Null is missing, and a name that is there twice is one name."""
     cells = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0]), pa.array(["x", None, "x"]))
     table = pa.table({"user": cells, "item": list("pqpq"), "time": [1_700_000_000] * 4})
-    with pytest.warns(RunWarning, match="1 rows: no user"):
-        data = rp.Dataset.from_frame(table)
+    with pytest.warns(RunWarning, match="no user .user.: 1"):
+        data = rp.Dataset.from_frame(table, max_lost=0.5)
     assert data.counts["users"] == 1 and data.counts["events"] == 3
     table = table.set_column(0, "user", pa.array([0.0, -0.0, 1.0, 1.0])).append_column("s", cells)
     data = rp.Dataset.from_frame(table)
@@ -158,6 +159,67 @@ def test_a_period_that_is_no_time() -> None:
     far = make_log().assign(time=pd.PeriodIndex.from_ordinals([10**5] * len(make_log()), freq="Y"))
     with pytest.raises(UsageError, match="^interactions: column 'time' holds periods"):
         rp.Dataset.from_frame(far)
+
+
+def make_uuids(names: list[str]) -> pa.ExtensionArray:
+    values = [uuid.uuid5(uuid.NAMESPACE_URL, name).bytes for name in names]
+    return pa.array(values, pa.uuid())
+
+
+@pytest.mark.skipif(not hasattr(pa, "uuid"), reason="this Arrow has no type of uuids")
+@pytest.mark.parametrize("as_file", [False, True])
+def test_extension_types(tmp_path: Path, as_file: bool) -> None:
+    """Uuids are text, json and bool8 are what they are stored as; others are left out by name."""
+    names = ["a", "b", "a", "c"]
+    uuids = make_uuids(names)
+    offsets = pa.array([0, 1, 3, 3], pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, make_uuids(["x", "y", "z"]))
+    table = pa.table(
+        {
+            **{"user": uuids[1:], "item": uuids[1:], "time": [1_700_000_000] * 3},
+            "tags": lists,
+            "record": pa.StructArray.from_arrays([uuids[:3]], ["key"]),
+            "text": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1.5", "2", "3"])),
+            "flag": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1, 1], pa.int8())),
+            "shape": pa.ExtensionArray.from_storage(
+                pa.opaque(pa.binary(), "shape", "vendor"), pa.array([b"p", b"q", b"r"])
+            ),
+        }
+    )
+    given: Any = table
+    if as_file:
+        given = tmp_path / "log.parquet"
+        parquet.write_table(table, given)
+    unique = ("tags", "record.key", "text", "flag")
+    options = {"tables": dict.fromkeys(unique, "inter"), "data_path": tmp_path, "verbose": False}
+    report = rp.convert(given, name="x", **options)
+    rows = (tmp_path / "x" / "x.inter").read_text().splitlines()[1:]
+    text = {name: str(uuid.uuid5(uuid.NAMESPACE_URL, name)) for name in "abcxyz"}
+    cells = [row.split("\t") for row in rows]
+    assert [row[0] for row in cells] == [row[1] for row in cells] == [text[n] for n in "bac"]
+    assert [row[3] for row in cells] == [text["x"], f"{text['y']} {text['z']}", ""]
+    assert [row[4:] for row in cells] == [
+        [text["a"], "1.5", "0"],
+        [text["b"], "2", "1"],
+        [text["a"], "3", "1"],
+    ]
+    (left_out,) = (column for column in report.columns if not column.field)
+    assert left_out.column == "shape"
+    assert left_out.notes[0].startswith("column 'shape' holds extension<arrow.opaque")
+    assert "shape" not in str(rp.convert(given, name="y", drop=["shape"], **options).columns)
+    with pytest.raises(UsageError, match="^column 'shape' holds extension<arrow.opaque"):
+        rp.convert(given, name="z", user="shape", **options)
+
+
+@pytest.mark.parametrize("as_categories", [False, True])
+def test_intervals_of_pandas_are_left_out_by_name(as_categories: bool) -> None:
+    frame = make_log()
+    bins = pd.cut(np.arange(len(frame)), 3)
+    frame["bin"] = bins if as_categories else pd.arrays.IntervalArray(bins)
+    (column,) = rp.Dataset.from_frame(frame).report.columns[3:]
+    assert not column.field and column.notes[0].startswith("column 'bin' holds ")
+    assert "interval" in column.notes[0]
+    assert len(rp.Dataset.from_frame(frame, drop=["bin"]).report.columns) == 3
 
 
 def test_lists_keep_their_length(tmp_path: Path) -> None:

@@ -476,6 +476,30 @@ def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             np.testing.assert_array_equal(joined, getattr(want, name))
 
 
+def test_histories_without_ids_are_numbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every form alike, and through all parts of a file."""
+    monkeypatch.setattr("recbole_pos.serve.recommend.PART", 2)
+    table = pa.table({"items": [["i1"], ["i2", "i1"], ["i3"]], "times": [[1], [5, 2], [3]]})
+    (batch,) = table.to_batches()
+    forms = [
+        table,
+        batch,
+        table.to_pandas(),
+        *(p.DataFrame(table.to_pylist()) for p in find_polars()),
+    ]
+    for given in forms:
+        found = read_histories(given, IDS, True)
+        assert found.ids == [0, 1, 2] and found.lengths.tolist() == [1, 2, 1]
+        assert found.times is not None and found.times.tolist() == [1, 2, 5, 3]
+    named = table.append_column("id", pa.array(["a", None, "c"]))
+    assert read_histories(named.to_batches()[0], IDS, True).ids == ["a", 1, "c"]
+    pq.write_table(table, tmp_path / "h.parquet")
+    parts = [read_histories(part, IDS, True) for part in read_parts(tmp_path / "h.parquet")]
+    assert [part.ids for part in parts] == [[0, 1], [2]]
+
+
 def test_histories_without_times() -> None:
     """Names may be numbers; of several, those with times are sorted by them."""
     number, ids = {"id": 7, "items": [3, 1, 99]}, {"1": 1, "3": 2}

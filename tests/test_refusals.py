@@ -29,6 +29,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"window_stride": 3}, "train_windows: sliding"),
     ("PosSASRec", {"train_windows": "sliding", "window_stride": 0}, "window_stride"),
     ("PosSASRec", {"TIME_FIELD": "when"}, "when"),
+    (
+        "PosSASRec",
+        {"alias_of_item_id": ["item_id_list"]},
+        "alias_of_item_id .*an interaction a row",
+    ),
+    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id .*benchmark_filename"),
     ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
     ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),

@@ -316,10 +316,8 @@ def test_every_scheme_trains_from_its_yaml(experiment, name: str) -> None:
 def test_kernels_share_factors(u: bool, low: bool, count: int) -> None:
     """BK + K(K + 1)/2 parameters (section 3.4), shared as asked; they survive saving."""
     options = {**defaults("kernel"), "kernel_u_shared": bool(u), "kernel_l_shared": bool(low)}
-    one, other = (
-        TransformerEncoder(block(), 3, build_schemes("kernel", sizes(2, 11), options).attention)
-        for _ in range(2)
-    )
+    schemes = [build_schemes("kernel", sizes(2, 11), options, has_attention=True) for _ in range(2)]
+    one, other = (TransformerEncoder(block(), 3, built.attention) for built in schemes)
     found = [layer.multi_head_attention.position.schemes["kernel"] for layer in one.layer]
     assert sum(p.numel() for p in {p for kernel in found for p in kernel.parameters()}) == count
     assert (found[0].U is found[2].U, found[1].L is found[2].L) == (bool(u), bool(low))
@@ -348,7 +346,8 @@ def test_layers_share_what_depends_on_times_only(monkeypatch) -> None:
 def test_split_by_layer_and_by_share() -> None:
     """Of three layers at ratio 0.3 the last turns by time; shares are rounded, not none or all."""
     options = {**defaults("to_rope"), "fusion": "split_layer", "time_ratio": 0.3}
-    schemes = build_schemes("to_rope", sizes(2, d=16, n_layers=3), options)
+    dimensions = sizes(2, d=16, n_layers=3)
+    schemes = build_schemes("to_rope", dimensions, options, has_attention=True)
     q, k, _ = qkv(sum(LENGTHS), 2, 16)
     for corner in ("rope", "rope", "time_rope"):
         want = scheme(corner, 2, d=16).rotate(q, k, context())
@@ -492,7 +491,15 @@ def test_what_is_made_of_times_becomes_the_type_of_the_model() -> None:
     assert Compose({"ages": ages()}).bias(q, k, context([4])).dtype == torch.float32
 
 
+def test_a_model_without_attention_refuses_schemes_of_attention() -> None:
+    """Which it would ignore; without a position it is built all the same."""
+    with pytest.raises(UsageError, match="^position: found rope, kernel, expected .*no attention"):
+        build_schemes(["learned", "rope", "kernel"], sizes(), defaults("learned", "rope", "kernel"))
+    for name in ("learned", "nope"):
+        build_schemes(name, sizes(), defaults(name))
+
+
 def test_what_cannot_share_a_layer() -> None:
     for names in (["parec", "average"], ["nope", "rope"]):
         with pytest.raises(UsageError, match="^position"):
-            build_schemes(names, sizes(), defaults(*names)).attention()
+            build_schemes(names, sizes(), defaults(*names), has_attention=True).attention()

@@ -173,6 +173,11 @@ class ConvertArguments:
     rm_copies: bool = _arg(
         False, "leave out exact copies: the same user, item and time as an earlier line"
     )
+    max_lost: float = _arg(
+        0.1,
+        "largest share of the rows of a table that may be broken, or lack user, item or time (0.1)",
+        "SHARE",
+    )
     min_user: int = _arg(1, "leave out users with fewer interactions (1)", "N")
     min_item: int = _arg(1, "leave out items with fewer interactions (1)", "N")
     core: int = _arg(1, "both, until all have so many (1)", "N")

@@ -268,6 +268,18 @@ def _list_fields_read(config: Options) -> set[str]:
     return names - {config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"]}
 
 
+def if_histories_are_not_cut(config: Options, value: Any) -> str | None:
+    """Return why the option is of no use if it names the column of histories cut elsewhere."""
+    histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
+    if histories not in value:
+        return None
+    return (
+        f"names {shown(histories)}, and examples that were cut elsewhere are not read: give the "
+        "files an interaction a row (user, item and time), and the split by eval_args, or a file "
+        "of interactions for each part by benchmark_filename"
+    )
+
+
 def if_fields_are_read(config: Options, value: Any) -> str | None:
     """Return why the option is of no use if it names a field that the model does not read."""
     if config["model"] in ADDED:

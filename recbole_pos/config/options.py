@@ -118,11 +118,16 @@ _TABLE: list[Option] = [
         _rows("filter_inter_by_user_or_item", only=effects.if_tables_are_loaded),
         _rows("init_from update_from", example="saved/ml-100k/PosSASRec/20260101-120000"),
         _rows("request_time", "none target"),
+        _rows(
+            "alias_of_item_id",
+            example=["name"],
+            only=(effects.if_histories_are_not_cut, effects.if_fields_are_read),
+        ),
         role=DATA,
     ),
     *_group(
         _rows("seq_len", 1, 10**6, example={"tags": 10}),
-        _rows("alias_of_user_id alias_of_item_id", example=["name"]),
+        _rows("alias_of_user_id", example=["name"]),
         _rows("normalize_field", example=["price"]),
         role=DATA,
         only=effects.if_fields_are_read,

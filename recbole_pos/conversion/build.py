@@ -30,7 +30,6 @@ _UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
 _MAX_TOKEN_BYTES = 1 << 30  # of the array in which RecBole keeps the names of a field
 # Of the contradictions expected by chance, a column of items or users has at most this share.
 _CONTRADICTION_SHARE = 0.1
-_PROBED_ROWS = 1 << 20  # interactions that decide where a column goes
 # What the user sets for single columns (type, table, name of the field, separators of numbers):
 # option -> column -> value.
 Overrides = Mapping[str, Mapping[str, str]]
@@ -137,12 +136,11 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
     as by chance. If no item (user) has two values, this cannot be tested, and it does not belong.
     Where all values are the same, as of a flag, an empty cell counts as another value.
     """
-    cells = cells[np.arange(min(len(cells.codes), _PROBED_ROWS))]
     if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
         cells = replace(cells, codes=cells.codes + 1)
     ratios = {}
     for table, index in entities.items():
-        first, is_contradicting = find_first_values(cells, index.codes[:_PROBED_ROWS], len(index))
+        first, is_contradicting = find_first_values(cells, index.codes, len(index))
         num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
         if not num_repeated:
             continue
@@ -222,11 +220,10 @@ class Builder:
                 f"the interactions {shown(known.values[int(known.codes[0])].as_py())}; write both "
                 "in one way"
             )
-        dropped = {
-            f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
-            f"{role} without an interaction": np.flatnonzero((entities < 0) & (ids.codes > 0)),
-        }
-        self.report.lines[f"{role}s"] = Lines.count(source, dropped)
+        lost = {f"no {role} ({key})": np.flatnonzero(ids.codes == 0)}
+        is_unused = (entities < 0) & (ids.codes > 0)
+        left_out = {f"{role} without an interaction": np.flatnonzero(is_unused)}
+        self.report.lines[f"{role}s"] = Lines.count(source, lost, left_out)
         num_without_row = len(index) - len(np.unique(entities[rows]))
         if num_without_row:
             self.report.notes.append(

@@ -90,6 +90,8 @@ def encode(column: pa.ChunkedArray, name: str) -> Cells:
     """
     kind = note = ""
     dtype, types = column.type, pa.types
+    if isinstance(dtype, pa.BaseExtensionType):  # whose storage may mean anything
+        raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
     try:
         if types.is_timestamp(dtype) or types.is_date(dtype):
             kind, note = "float", "seconds since 1970, UTC"

@@ -43,7 +43,7 @@ from recbole_pos.data.location import PARQUET
 from recbole_pos.errors import PosError, RunWarning, UsageError
 from recbole_pos.files import LOCK, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import is_whole, listed, read_names, shown, suggest
+from recbole_pos.values import is_number, is_whole, listed, read_names, shown, suggest
 
 REPORT = "convert.json"
 CACHE = ".recbole_pos"
@@ -69,7 +69,8 @@ _MAX_NAME_BYTES = 200  # file systems allow 255, of which suffixes need some
 def convert(events: Any, *, settings: ConvertArguments | None = None, **given: Any) -> Report:
     """Make a dataset of a file of interactions, or of a folder of them.
 
-    Nothing is dropped in silence: every row is kept, or counted under a reason with its number.
+    Nothing is dropped in silence: every row is kept, or counted under a reason with its number, and
+    a :class:`~recbole_pos.errors.RunWarning` counts those that cannot be used.
     Times become seconds since 1970 in UTC. A column that is the same for nearly all interactions of
     an item (or user) goes into the table of items (users): the first value that is not missing.
 
@@ -84,7 +85,8 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
 
     Raises:
         UsageError: if a file cannot be read, a column is not there or cannot be guessed, a date
-            may mean two days, or there is a dataset of this name already.
+            may mean two days, too many rows cannot be used, or there is a dataset of this name
+            already.
 
     Examples:
         >>> import pathlib, tempfile, recbole_pos
@@ -96,7 +98,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         ...     ",red kite,2024-03-05 08:00:12,\\n"
         ... )
         >>> report = recbole_pos.convert(
-        ...     folder / "orders.csv", name="shop", data_path=folder, verbose=False
+        ...     folder / "orders.csv", name="shop", data_path=folder, max_lost=0.5, verbose=False
         ... )
         >>> report.lines["events"].kept, report.lines["events"].dropped
         (2, {'no user (customer)': {'lines': 1, 'first': ['orders.csv:4']}})
@@ -159,12 +161,7 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args.date_format)
-    if interactions.dropped and not args.verbose:  # otherwise the report is shown
-        dropped = (
-            f"{len(rows):,} rows: {reason} (first {source.locate_rows(rows[:1])[0]})"
-            for reason, rows in interactions.dropped.items()
-        )
-        warnings.warn(f"left out of {name}: {'; '.join(dropped)}", RunWarning, stacklevel=4)
+    lost = dict(interactions.dropped)
     if args.rm_copies:
         if roles["time"] not in source.columns:
             raise UsageError(
@@ -176,11 +173,13 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     interactions.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
 
     report = Report(name)
-    report.lines["events"] = Lines.count(source, interactions.dropped)
+    left_out = {r: rows for r, rows in interactions.dropped.items() if r not in lost}
+    report.lines["events"] = Lines.count(source, lost, left_out)
     report.times = dict(interactions.forms)
     builder = Builder(source, interactions, roles, overrides, report)
     for role, attributes in sources.items():
         builder.add_file(attributes, role)
+    _report_lost(report, args.max_lost)
     builder.add_columns()
     tables, loaded = builder.finish()
     num_copies = 0 if args.rm_copies else int(find_copies(interactions).sum())
@@ -200,6 +199,20 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
         options["benchmark_filename"] = ["train", *source.cuts]
     _write_dataset(folder, tables, options, report, reporter)
     return report
+
+
+def _report_lost(report: Report, max_lost: float) -> None:
+    """Warn of rows that cannot be used; raise a UsageError if a table loses a larger share."""
+    tables = [lines for lines in report.lines.values() if lines.lost]
+    too_many = [lines for lines in tables if lines.num_lost > max_lost * lines.read]
+    if too_many:
+        raise UsageError(
+            f"{too_many[0].describe_lost()} cannot be used, expected at most {max_lost:.0%}; "
+            "correct them, or raise --max_lost to go on without them"
+        )
+    if tables:
+        text = "; ".join(lines.describe_lost() for lines in tables)
+        warnings.warn(f"left out of {report.name}: {text}", RunWarning, stacklevel=5)
 
 
 def _write_dataset(
@@ -402,6 +415,8 @@ def _check_arguments(args: ConvertArguments) -> None:
         value = getattr(args, option)
         if not is_whole(value) or value < 1:
             raise UsageError(f"{option}: expected a number of interactions, found {shown(value)}")
+    if not (is_number(args.max_lost) and 0 <= args.max_lost <= 1):
+        raise UsageError(f"max_lost: expected a share from 0 to 1, found {shown(args.max_lost)}")
     if args.separator is not None and len(args.separator) != 1:
         raise UsageError(f"separator: {shown(args.separator)} must be one character")
     if args.valid is not None and args.test is None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.conversion.cells import Cells, encode, read_ids
-from recbole_pos.conversion.source import Source
+from recbole_pos.conversion.source import EMPTY_LINE, Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.data.location import UNWRITABLE
 from recbole_pos.errors import UsageError
@@ -109,7 +109,7 @@ def _drop_incomplete(
 ) -> None:
     """Drop rows without user, item or time (``has_no_time``: it is empty), or with a wrong name."""
     is_blank = has_no_time & (table.user.codes == 0) & (table.item.codes == 0)
-    table.keep(~is_blank, "empty line")
+    table.keep(~is_blank, EMPTY_LINE)
     table.keep(table.user.codes > 0, f"no user ({roles['user']})")
     table.keep(table.item.codes > 0, f"no item ({roles['item']})")
     table.keep(~has_no_time[table.rows], f"no time ({roles['time']})")

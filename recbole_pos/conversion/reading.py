@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.source import (
+    EMPTY_LINE,
     Columns,
     Part,
     Source,
@@ -400,7 +401,7 @@ def _read_json_by_python(block: bytes) -> tuple[pa.Table, list[tuple[int, str]]]
                 raise ValueError("not an object")
             rows.append(row)
         except ValueError as error:
-            faults.append((number, f"no json: {error}" if line.strip() else "empty line"))
+            faults.append((number, f"no json: {error}" if line.strip() else EMPTY_LINE))
     names = dict.fromkeys(itertools.chain(*rows))
     return pa.table({name: _make_array([row.get(name) for row in rows]) for name in names}), faults
 

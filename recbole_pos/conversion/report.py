@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.source import Source
+from recbole_pos.conversion.source import EMPTY_LINE, Source
 from recbole_pos.reporter import Reporter
 
 MAX_LISTED = 10  # rows that are named for each reason
@@ -41,6 +42,8 @@ class Lines:
     """What became of the rows of a source: each is kept, or dropped for one reason.
 
     ``read`` and ``kept`` are numbers of rows; ``dropped`` is reason -> number and first rows.
+    ``lost`` are the reasons for which a row cannot be used. The other reasons are empty lines, what
+    an option leaves out, and attributes of items and users without an interaction.
     """
 
     source: str
@@ -48,21 +51,50 @@ class Lines:
     read: int
     kept: int
     dropped: dict[str, dict[str, Any]]
+    lost: list[str]
 
     @classmethod
-    def count(cls, source: Source, dropped: dict[str, np.ndarray]) -> Lines:
-        """Count the rows of a source that were read, kept, and dropped (reason -> rows)."""
-        reasons: dict[str, dict[str, Any]] = {}
+    def count(
+        cls, source: Source, lost: dict[str, np.ndarray], left_out: dict[str, np.ndarray]
+    ) -> Lines:
+        """Count the rows of a source that were read, kept, and dropped.
+
+        Args:
+            source: the source, whose broken lines are lost, too.
+            lost: reason -> rows that cannot be used.
+            left_out: reason -> rows that are left out although they can be used.
+        """
         broken = [line for part in source.parts for line in part.describe_broken()]
-        if broken:
-            reasons["broken line"] = {"lines": len(broken), "first": broken[:MAX_LISTED]}
-        for reason, rows in dropped.items():
-            if len(rows):
-                first = source.locate_rows(rows[:MAX_LISTED])
-                reasons[reason] = {"lines": len(rows), "first": first}
+        counts = [
+            (EMPTY_LINE if line.endswith(f"({EMPTY_LINE})") else "broken line", 1, [line])
+            for line in broken
+        ]
+        counts += [
+            (reason, len(rows), source.locate_rows(rows[:MAX_LISTED]))
+            for reason, rows in {**lost, **left_out}.items()
+            if len(rows)
+        ]
+        reasons: dict[str, dict[str, Any]] = {}
+        for reason, number, first in counts:
+            entry = reasons.setdefault(reason, {"lines": 0, "first": []})
+            entry["lines"] += number
+            entry["first"] = (entry["first"] + first)[:MAX_LISTED]
         read = source.num_rows + len(broken)
         kept = read - sum(entry["lines"] for entry in reasons.values())
-        return cls(str(source.path), source.form, read, kept, reasons)
+        lost_reasons = [r for r in reasons if r not in left_out and r != EMPTY_LINE]
+        return cls(str(source.path), source.form, read, kept, reasons, lost_reasons)
+
+    @property
+    def num_lost(self) -> int:
+        """Number of rows that cannot be used."""
+        return sum(self.dropped[reason]["lines"] for reason in self.lost)
+
+    def describe_lost(self) -> str:
+        """Return how many rows cannot be used, and for each reason their number and the first."""
+        entries = [(reason, self.dropped[reason]) for reason in self.lost]
+        reasons = [f"{reason}: {e['lines']:,}, first {e['first'][0]}" for reason, e in entries]
+        name = Path(self.source).name
+        return f"{self.num_lost:,} of {self.read:,} rows of {name} ({'; '.join(reasons)})"
 
 
 @dataclass

@@ -93,17 +93,19 @@ def require_header(
 ) -> None:
     """Refuse columns that are called as a row of data is: a file without a header.
 
-    The name of the column of times then is a time; without times, that of users or items is a
-    value of the column. Columns called 0, 1, 2 are those of pandas.
+    The name of the column of times then is a time; without times, those of users and items are both
+    values of their columns. No file without a header begins with usual names of both users and
+    items, whatever the cells below them are. Columns called 0, 1, 2 are those of pandas.
     """
-    if list(columns) == list(map(str, range(len(columns)))):
+    has_usual_names = all(find_by_name(role, [roles[role]]) for role in ("user", "item"))
+    if has_usual_names or list(columns) == list(map(str, range(len(columns)))):
         return
     if roles["time"] in columns:
         name = roles["time"]
         is_row = _holds_times(pa.chunked_array([[name]]), name, date_format)
     else:
         names = (roles["user"], roles["item"])
-        is_row = any(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
+        is_row = all(pc.any(pc.equal(columns[n].cast(pa.string()), n)).as_py() for n in names)
     if is_row:
         raise UsageError(
             f"the columns are called {listed(columns)}, as a row of data: {_NO_HEADER}"
@@ -182,7 +184,8 @@ def _quote_example(column: pa.ChunkedArray) -> str:
 def explode_lists(source: Source, given_names: Mapping[str, str | None]) -> Source:
     """Return a source with a row for each interaction if it has lists of items, else as it is.
 
-    Lists as long as those of items are split into rows; other columns are repeated. A split column
+    Lists as long as those of items are split into rows; other columns are repeated. An empty list
+    becomes one row in which the split columns are null. A split column
     gets the name of its entries, such as item_id for sequence_item_ids, unless it is one of
     ``given_names`` (role -> column that the user names).
 
@@ -212,13 +215,16 @@ def explode_lists(source: Source, given_names: Mapping[str, str | None]) -> Sour
                 f"{source.locate_rows(wrong[:1])[0]}: {items[0]} has {num_items[wrong[0]]} entries "
                 f"and {name} {lengths[name][wrong[0]]}; expected lists of one length"
             )
-    origin = np.repeat(np.arange(len(num_items)), num_items)
+    num_rows = np.maximum(num_items, 1)  # an empty list is a row without an item, which is reported
+    origin = np.repeat(np.arange(len(num_items)), num_rows)
     rows = pa.array(origin)
+    has_item = np.repeat(num_items > 0, num_rows)
+    entries = pa.array(np.cumsum(has_item) - 1, mask=~has_item)
     split = [name for name in lists if np.array_equal(lengths[name], num_items)]
     columns = {}
     for name, column in source.columns.items():
         if name in split:
-            columns[new_names[name]] = pa.chunked_array([lists[name].flatten()])
+            columns[new_names[name]] = pa.chunked_array([lists[name].flatten().take(entries)])
         else:
             columns[name] = column.take(rows)
     form = f"{source.form}, a row for each user with lists ({', '.join(split)})"

@@ -9,15 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyarrow import compute as pc
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
 Columns = dict[str, pa.ChunkedArray]
+EMPTY_LINE = "empty line"  # fault of a row that holds nothing, so that nothing is lost with it
 _MAX_CHUNK_ROWS = 1 << 20  # so that the text of a chunk has under 2 GiB
 
 
@@ -113,6 +116,7 @@ def take_columns(table: pa.Table, source: str | Path) -> Columns:
     for header, column in zip(table.schema, table.columns, strict=True):
         metadata = _find_period(header)
         if metadata is None:
+            column = _format_uuids(_decode_dictionary(column))
             columns[header.name] = column.cast(_simplify_type(column.type))
             continue
         try:
@@ -128,12 +132,48 @@ def take_columns(table: pa.Table, source: str | Path) -> Columns:
 def _find_period(header: pa.Field) -> bytes | None:
     """Return the metadata of a column of pandas' periods; None for other columns."""
     if isinstance(header.type, pa.BaseExtensionType):
-        name, content = header.type.extension_name, header.type.__arrow_ext_serialize__()
+        name, content = header.type.extension_name, b""
+        if isinstance(header.type, pa.ExtensionType):  # of Python; Arrow's own have no such method
+            content = header.type.__arrow_ext_serialize__()
     else:  # of a file, until pandas tells Arrow of its types
         metadata = header.metadata or {}
         name = metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
         content = metadata.get(b"ARROW:extension:metadata", b"")
     return content if name == "pandas.period" else None
+
+
+def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return categories of a type that Arrow cannot cast, such as intervals, as plain values."""
+    dtype = column.type
+    if not pa.types.is_dictionary(dtype):
+        return column
+    is_extension = isinstance(dtype.value_type, pa.BaseExtensionType)
+    if not (is_extension or pa.types.is_nested(dtype.value_type)):
+        return column
+    return pa.chunked_array([c.dictionary_decode() for c in column.chunks], dtype.value_type)
+
+
+def _format_uuids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of uuids, or of lists of them, as text; other columns as they are."""
+    is_list = _is_list(column.type)
+    value_type = column.type.value_type if is_list else column.type
+    if getattr(value_type, "extension_name", "") != "arrow.uuid":
+        return column
+    if not is_list:
+        return pa.chunked_array(map(_format_uuid_array, column.chunks), pa.string())
+    list_type = pa.large_list(pa.string())
+    lists = []
+    for chunk in column.cast(pa.large_list(value_type)).chunks:
+        texts = pa.LargeListArray.from_arrays(chunk.offsets, _format_uuid_array(chunk.values))
+        lists.append(pc.if_else(chunk.is_valid(), texts, pa.scalar(None, list_type)))
+    return pa.chunked_array(lists, list_type)
+
+
+def _format_uuid_array(uuids: Any) -> pa.Array:
+    """Return the usual text of [n] uuids; each different one is formatted once."""
+    encoded = uuids.storage.dictionary_encode()
+    texts = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def _read_periods(column: pa.ChunkedArray, frequency: str) -> pa.ChunkedArray:
@@ -184,13 +224,23 @@ def _find_common_type(types: set[Any]) -> Any:
 
 
 def _simplify_type(dtype: pa.DataType) -> pa.DataType:
-    """Return one type for all of a kind: string of texts, large_list of lists, int32 of codes."""
+    """Return one type for all of a kind: string of texts, large_list of lists, int32 of codes.
+
+    Of extension types only those whose storage is their value are simplified.
+    """
     types = pa.types
     if isinstance(dtype, pa.BaseExtensionType):
-        return _simplify_type(dtype.storage_type)
+        is_plain = dtype.extension_name in ("arrow.json", "arrow.bool8")
+        return _simplify_type(dtype.storage_type) if is_plain else dtype
     if types.is_dictionary(dtype):
         return pa.dictionary(pa.int32(), _simplify_type(dtype.value_type))
-    if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+    if _is_list(dtype):
         return pa.large_list(_simplify_type(dtype.value_type))
     is_text = types.is_large_string(dtype) or "string_view" in str(dtype)  # not in Arrow 14
     return pa.string() if is_text else dtype
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    """Return whether an Arrow type is one of lists."""
+    types = pa.types
+    return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)

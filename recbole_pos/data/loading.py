@@ -269,7 +269,7 @@ class AtomicTables(Dataset):
                 if f"{self.iid_field}_list" in file.kinds:
                     raise UsageError(
                         f"{file.path} has examples that are cut already (columns {columns}); "
-                        "expected one interaction a row: user, item and time"
+                        "expected an interaction a row: user, item and time"
                     )
                 if key == "TIME_FIELD" and "float" not in file.kinds.values():
                     raise UsageError(

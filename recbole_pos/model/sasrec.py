@@ -57,7 +57,7 @@ class PosSASRec(PosRecommender):
             attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
         )
         self.dimensions = dimensions
-        schemes = build_schemes(config["position"], dimensions, config)
+        schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
         self.reads_request = dimensions.request_time and schemes.reads_request
         self.position_embedding = schemes.input

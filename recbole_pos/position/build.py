@@ -38,21 +38,37 @@ class Schemes:
     assume_order: list[str]
 
 
-def build_schemes(position: str | list[str], dimensions: Dimensions, options: Options) -> Schemes:
+def build_schemes(
+    position: str | list[str],
+    dimensions: Dimensions,
+    options: Options,
+    *,
+    has_attention: bool = False,
+) -> Schemes:
     """Build the named schemes of one model.
 
     Args:
         position: names in the registry; an empty list for no position at all.
         dimensions: sizes of the model.
         options: values of the schemes' options by name (RecBole's config, or a dict).
+        has_attention: whether the model has layers of attention, for which it calls
+            ``Schemes.attention``.
 
     Raises:
-        UsageError: for an unknown name, a bad option, or schemes that cannot share a layer.
+        UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
+            scheme inside attention for a model that has none.
     """
     names = scheme_names(position)
     classes: dict[str, type[PositionScheme]] = {name: SCHEMES[name] for name in names}
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
+    ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
+    if ignored and not has_attention:
+        raise UsageError(
+            f"position: found {', '.join(ignored)}, expected schemes at the input, since the model "
+            "has no attention; leave it out, or pass has_attention=True to build_schemes in a "
+            "model that calls schemes.attention in each layer"
+        )
 
     def build_all(base: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
         """Return name -> scheme of a layer, for the named schemes that subclass ``base``."""
@@ -115,7 +131,7 @@ def describe(name: str) -> Facts:
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
     )
-    schemes = build_schemes(name, dimensions, SCHEMES.defaults(name))
+    schemes = build_schemes(name, dimensions, SCHEMES.defaults(name), has_attention=True)
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
     place = _find_place(cls)

@@ -74,6 +74,7 @@ def build(
             types={column: kind for column, kind in tables.kinds.items() if column in filled},
             rename={user: user},  # convert would call the field of a session_id user_id
             tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
+            max_lost=1,  # since the counts are compared with the published ones
             data_path=temporary,
             verbose=False,
         )

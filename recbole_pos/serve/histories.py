@@ -339,7 +339,8 @@ def read_histories(
 
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
-            a Series of lists, by id; a DataFrame or an Arrow table with columns like the fields.
+            a Series of lists, by id; a DataFrame, or a table or RecordBatch of Arrow, with columns
+            like the fields.
             Interactions with times are sorted by them.
         item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
@@ -349,6 +350,8 @@ def read_histories(
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
+    if isinstance(histories, pa.RecordBatch):
+        histories = pa.Table.from_batches([histories])
     if isinstance(histories, pa.Table):
         require_columns(histories.column_names, "histories")
         if not any(fields.values()) and not fields.keys() & set(histories.column_names):
@@ -526,10 +529,10 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
 def require_columns(names: list[str], location: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once, none misspelt."""
     counts = {key: names.count(key) for key in KEYS}
-    if not (counts["id"] and counts["items"] and max(counts.values()) == 1):
+    if not (counts["items"] and max(counts.values()) == 1):
         raise UsageError(
-            f"{location}: expected the columns id, items (lists of names) and perhaps times (lists "
-            f"of numbers), each once; found {listed(names)}"
+            f"{location}: expected the column items (lists of names) and perhaps id and times "
+            f"(lists of numbers), each once; found {listed(names)}"
         )
     for name in names:
         if name not in KEYS and (hint := suggest(name, KEYS)):  # others are not of a history
@@ -544,7 +547,8 @@ def _read_table(
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
         return None
-    ids, names = columns["id"], columns["items"].flatten()
+    ids = columns.get("id", pa.array(range(len(table)), pa.int64()))
+    names = columns["items"].flatten()
     if ids.null_count or not (_holds_names(ids) and _holds_names(names)):
         return None
     lengths, *lengths_of_times = (

@@ -163,8 +163,8 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
 def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
     """Yield the histories of a file, at most ``PART`` at a time; raise a UsageError for a fault.
 
-    A folder, or a file named ``.parquet``, is parquet; any other file has json lines, in which a
-    history without an id gets its number, from 0.
+    A folder, or a file named ``.parquet``, is parquet; any other file has json lines. A history
+    without an id gets its number, from 0, and so do all of parquet files without a column id.
     """
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
         histories = _read_lines(file)
@@ -175,10 +175,16 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
         data = ds.dataset(str(file), format="parquet")
         require_columns(data.schema.names, file)
         names = [name for name in KEYS if name in data.schema.names]
+        num_histories = 0
         for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
             batch.validate(full=True)  # a damaged file may hold invalid text
+            table = pa.Table.from_batches([batch])
+            if "id" not in names:
+                numbers = range(num_histories, num_histories + len(batch))
+                table = table.append_column("id", pa.array(numbers, pa.int64()))
+            num_histories += len(batch)
             if len(batch):
-                yield pa.Table.from_batches([batch])
+                yield table
 
 
 def _read_lines(file: str | Path) -> Iterator[History]:
