@@ -38,8 +38,7 @@ from recbole_pos.serve.token_lists import TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TIME_LIMIT = 2.0**63
-_NAME_LIMIT = 2**63
+_TIME_LIMIT, _NAME_LIMIT = 2.0**63, 2**63
 # pydantic adds the member of a union to the location of an error, and marks keys of mappings
 _INTERNAL = re.compile(r"str|float|datetime|constrained-(int|float)|list\[.*\]|\[key\]")
 # pydantic's type of an error -> what is expected
@@ -340,8 +339,7 @@ def read_histories(
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
             a Series of lists, by id; a DataFrame, or a table or RecordBatch of Arrow, with columns
-            like the fields.
-            Interactions with times are sorted by them.
+            like the fields. Interactions with times are sorted by them.
         item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
@@ -350,9 +348,8 @@ def read_histories(
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
-    if isinstance(histories, pa.RecordBatch):
-        histories = pa.Table.from_batches([histories])
-    if isinstance(histories, pa.Table):
+    if isinstance(histories, (pa.Table, pa.RecordBatch)):
+        histories = pa.table(histories)
         require_columns(histories.column_names, "histories")
         if not any(fields.values()) and not fields.keys() & set(histories.column_names):
             packed = _read_table(histories, item_ids, needs_time, unit)
