@@ -215,7 +215,15 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
-    assert " of 2 |" not in (tmp_path / "out" / "table.md").read_text()  # seeds of a plan
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert " of 2 |" not in page and "versions" not in page  # seeds are those of a plan
+    result = json.loads((two / "result.json").read_text())
+    result["versions"] |= {"torch": "2.4.0", "scipy": "1.11"}
+    (two / "result.json").write_text(json.dumps(result))
+    assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "different versions of torch: " in page and "2.4.0 (PosSASRec)" in page
+    assert "scipy" not in page
     config = yaml.safe_load((two / "config.yaml").read_text())
     (two / "config.yaml").write_text(yaml.safe_dump({**config, "init_from": str(three)}))
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
@@ -324,3 +332,58 @@ def test_code_of_ones_own_counts(tiny: Path, tmp_path: Path, monkeypatch) -> Non
     typed = code.format("1.0") + "Edited.__module__ = '__main__'\n"
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert digest(typed) != digest(typed)
+
+
+def test_code_that_a_model_imports_counts(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """In modules of its package or beside it, those of its bases too, at any depth; an edit after
+    the import is an error, since processes of Ray would import other code than this one has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits follow within a second
+    files = {
+        "my_package/__init__.py": "",
+        "my_package/parts.py": "from .scale import FACTOR\n",
+        "my_package/scale.py": "FACTOR = 1.0\n",
+        "my_package/unused.py": "FACTOR = 1.0\n",
+        "my_base.py": "from recbole_pos.model.sasrec import PosSASRec\n"
+        "class Base(PosSASRec):\n"
+        "    def encode(self, items, ctx):\n"
+        "        import late\n"
+        "        return late.FACTOR * super().encode(items, ctx)\n",
+        "late.py": "FACTOR = 1.0\n",
+        "mine.py": "import my_base, my_package.parts\nclass Helped(my_base.Base): ...\n",
+    }
+    names = [file.removesuffix(".py").removesuffix("/__init__") for file in files]
+    modules = [name.replace("/", ".") for name in names]
+
+    def load(**edited: str) -> Any:
+        (tmp_path / "my_package").mkdir(exist_ok=True)
+        for file, text in files.items():
+            (tmp_path / file).write_text(edited.get(Path(file).stem, text))
+        for module in modules:
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        ADDED.added.pop("Helped", None)
+        given = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
+        allow("mine")
+        return make_row_config({"model": "Helped", "dataset": "tiny", **given})
+
+    def digest(**edited: str) -> str:
+        return digest_run(load(**edited), {"data": "x"})
+
+    other = "FACTOR = 2.0\n"
+    first, *edits = (
+        digest(),
+        digest(scale=other),
+        digest(late=other),
+        digest(my_base=files["my_base.py"] + "#\n"),
+    )
+    assert len({first, *edits}) == 4 and first == digest() == digest(unused=other)
+
+    config = load()
+    assert digest_run(config, {"data": "x"}) == first
+    (tmp_path / "my_package" / "scale.py").write_text(other)  # the process has what it was
+    with pytest.raises(UsageError, match=r"my_package\.scale: .*scale\.py was edited after"):
+        digest_run(config, {"data": "x"})
+    for module in modules:
+        sys.modules.pop(module, None)
