@@ -20,7 +20,7 @@ from recbole_pos.config.arguments import (
 )
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.parts import list_parts
@@ -167,6 +167,8 @@ def compare(
         return _show(results, reporter, Path(args.run_dir or "compared"))
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(source, "compare"))
+    else:
+        warn_if_temporary(source, args.run_dir)
     plan, folder = _make_plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)

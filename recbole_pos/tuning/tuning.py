@@ -18,7 +18,7 @@ from ray import tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError
@@ -164,6 +164,7 @@ def search(
 def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
     """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
     if args.run_dir is not None:
+        warn_if_temporary(dataset, args.run_dir)
         return args.run_dir
     path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
     return path or find_unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
