@@ -27,7 +27,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -204,6 +204,27 @@ def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> No
     assert set(found.runs["status"]) == {"done"}, found.runs["reason"].tolist()
     one, other = (found.runs.iloc[place]["ndcg@10"] for place in (0, 1))
     assert one == other
+
+
+def test_a_class_of_a_module_of_the_user_is_a_row(
+    cluster, tiny: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Of the working directory, or of a folder that a script has put into sys.path; a row that
+    fails is said in words, quiet or not."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    code = "from recbole_pos.model.sasrec import PosSASRec\n\n\nclass {}(PosSASRec):\n    {}\n"
+    fails = "def encode(self, *_):\n        raise ValueError('no such thing')"
+    (tmp_path / "here" / "mine.py").write_text(code.format("Mine", "pass"))
+    (tmp_path / "there" / "my_models.py").write_text(code.format("Failing", fails))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(tmp_path / "there"))
+    models = [importlib.import_module("mine").Mine, importlib.import_module("my_models").Failing]
+    given = {**SMALL, "data_path": str(tiny), "run_dir": tmp_path / "s", "verbose": False}
+    with pytest.warns(RunWarning, match="1 of 2 runs failed: Failing, seed 2020: .*no such thing"):
+        found = recbole_pos.compare(models, "tiny", **given)
+    assert list(found.runs["status"]) == ["done", "failed"], found.runs["reason"].tolist()
 
 
 def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:

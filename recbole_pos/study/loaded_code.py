@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from recbole_pos.config.plugins import find_search_folder
 from recbole_pos.errors import UsageError
 
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that are not the user's
@@ -91,11 +92,9 @@ def _find_file(name: str) -> Path | None:
 
 def _find_root(name: str) -> Path | None:
     """Return the folder that has the user's top-level package or module; None if installed."""
-    module = sys.modules.get(name.partition(".")[0])
-    folders = list(getattr(module, "__path__", []))
-    file = folders[0] if folders else getattr(module, "__file__", None)
-    root = Path(file).parent if file else None
-    return None if root is None or _INSTALLED & set(root.parts) else root
+    folder = find_search_folder(name)
+    is_users = folder is not None and not _INSTALLED & set(Path(folder).parts)
+    return Path(folder) if folder is not None and is_users else None
 
 
 def _is_users(name: str, importer: str, root: Path | None) -> bool:
