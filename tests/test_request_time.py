@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -213,3 +214,18 @@ def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:
     del rows["twin"]
     with pytest.raises(UsageError, match="^request_time: knows"):
         recbole_pos.compare(study, dry_run=True, verbose=False)
+
+
+def test_models_that_read_no_time_of_a_request_are_named_before_training(tiny: Path) -> None:
+    """The option holds for the models that read it, as all do; the table would mix them."""
+
+    def dry_run(models: list[str], **more: Any) -> None:
+        given = {"data_path": str(tiny), "request_time": "target", "verbose": False, **more}
+        recbole_pos.compare(models, "tiny", dry_run=True, **given)
+
+    with pytest.raises(UsageError, match="^request_time: TORoPE knows the time .* others do not"):
+        dry_run(["PosSASRec", "TORoPE"])
+    for models in (["PosSASRec"], ["AttrFormer"], ["GRU4Rec", "Pop"]):
+        with pytest.raises(UsageError, match=f"request_time .*{models[0]}.* reads no time"):
+            dry_run(models)
+    dry_run(["PosSASRec", "TORoPE"], position=["hstu"])
