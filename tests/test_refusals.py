@@ -42,7 +42,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # what would not read the time of a request
     ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^configuration: request_time"),
     ("SASRec", AT_REQUEST, "^configuration: request_time"),
-    ("AttrFormer", {**AT_REQUEST, "position": ["time_rope"], "relations": ["time"]}, "^configuration: request_"),
+    (
+        "AttrFormer",
+        {**AT_REQUEST, "position": ["time_rope"], "relations": ["time"]},
+        "^configuration: request_",
+    ),
     # what has no graph to compile
     *(
         (name, {"compile": True}, f"^compile: {name}")
