@@ -32,6 +32,7 @@ from recbole_pos.layers.relations import SparseProduct
 from recbole_pos.model import attrformer
 from recbole_pos.relations.search import Edges
 from recbole_pos.serve.histories import read_histories
+from recbole_pos.serve.recommender import Growth, Recommender
 from recbole_pos.serve.scorer import Scorer
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}
@@ -334,6 +335,44 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         found = model.after(items, torch.from_numpy(lengths), times)
         same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cross_sequence", ["random_order", "time_respecting"])
+def test_a_long_history_meets_the_bank_as_its_user_does(
+    tmp_path: Path, double, cross_sequence: str
+) -> None:
+    """Without chunking a window reads other users at its place in the whole history.
+
+    So does every history of an explanation, which has one interaction fewer.
+    """
+    options: dict = {"relations": ["brand", "tags"], "cross_sequence": cross_sequence}
+    options |= {"inference_relations": "training_bank", "bank_size": 7, "chunking": False}
+    made = open_shop(write(tmp_path, tables(users=40)), **options)
+    model, lookup = shaken(made), made.model.lookup
+    trained = Recommender(made, Growth())
+    rows = made.loaders["test"]._dataset[:]
+    rows = rows[~np.isin(rows["user_id"], model.bank_users)]  # who would read her own window there
+    names = made.dataset.field2id_token["item_id"]
+    histories = []
+    for target in rows[TARGET_EVENT].numpy():
+        events = np.arange(target - lookup.ranks[target], target)
+        times = lookup.times[events].tolist()
+        histories.append({"items": names[lookup.items[events]].tolist(), "times": times})
+    assert sum(len(one["items"]) > SIZES["MAX_ITEM_LIST_LENGTH"] for one in histories) > 9
+    found = trained.scorer.encode(trained.read(histories))
+    torch.testing.assert_close(found, model.compute_states(rows), rtol=0, atol=1e-12)
+
+    longest = max(histories, key=lambda one: len(one["items"]))
+    effects = trained.explain(longest, ["i1"])
+    for steps_back, change in zip(effects["steps_back"], effects["score_change"], strict=True):
+        left_out = len(longest["items"]) - steps_back
+        rest = {key: value[:left_out] + value[left_out + 1 :] for key, value in longest.items()}
+        score = trained.scorer.make_scores(trained.read([longest, rest]))(
+            torch.arange(model.n_items)
+        )
+        with_it, without_it = score[:, trained.ids["i1"]]
+        assert change == pytest.approx(float(without_it - with_it), abs=1e-6)
 
 
 @torch.no_grad()

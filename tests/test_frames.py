@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import uuid
@@ -306,7 +307,8 @@ def test_fit_equals_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     options = {**SHORT, "data_path": str(tmp_path)}
     result = rp.run("PosSASRec", "data", run_dir=tmp_path / "run", **options)
     loaded = rp.load(tmp_path / "run")
-    rp.run("Pop", rp.Dataset.from_frame(make_log()), run_dir=tmp_path / "pop")  # named nowhere
+    with pytest.warns(RunWarning, match="the dataset is temporary"):  # it is named nowhere
+        rp.run("Pop", rp.Dataset.from_frame(make_log()), run_dir=tmp_path / "pop")
     for name, weights in loaded.model.state_dict().items():
         assert torch.equal(weights, fitted.model.state_dict()[name]), name
     assert fitted.result.test == result.test == fitted.evaluate()["test"].to_dict()
@@ -384,6 +386,39 @@ def test_temporary_folders_go_with_their_objects() -> None:
     del model
     gc.collect()
     assert not any(folder.exists() for folder in folders)
+
+
+def test_a_run_that_outlives_its_data_is_warned_of(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    rp.fit("Pop", rp.Dataset.from_frame(make_log()), **UNTRAINED)  # both go together
+    kept = rp.Dataset.from_frame(make_log(), path=tmp_path / "shop")
+    rp.fit("Pop", kept, run_dir=tmp_path / "one", **UNTRAINED)
+    assert not [warning for warning in recwarn if issubclass(warning.category, RunWarning)]
+    temporary = rp.Dataset.from_frame(make_log())
+    given: dict[str, Any] = {"seeds": 1, "verbose": False, "dry_run": True, **UNTRAINED}
+    for start in (
+        lambda: rp.fit("Pop", temporary, run_dir=tmp_path / "two", **UNTRAINED),
+        lambda: rp.compare(["Pop"], temporary, run_dir=tmp_path / "study", **given),
+    ):
+        with pytest.warns(RunWarning, match=r"run_dir: .* is temporary .*from_frame\(.*path="):
+            start()
+
+
+def test_a_saved_model_knows_where_its_data_were_found(tmp_path: Path) -> None:
+    """Not where they were once: a server of it could answer no user."""
+    data = rp.Dataset.from_frame(make_log(), path=tmp_path / "old" / "shop")
+    trained = rp.fit("Pop", data, run_dir=tmp_path / "run", **UNTRAINED)
+    expected = trained.recommend(["u5"], k=2)
+    (tmp_path / "old").rename(tmp_path / "new")
+    rp.load(tmp_path / "run", data_path=tmp_path / "new").save(tmp_path / "saved")
+    pd.testing.assert_frame_equal(rp.load(tmp_path / "saved").recommend(["u5"], k=2), expected)
+    # data that a run folder has go with it
+    rp.load(tmp_path / "saved").save(tmp_path / "whole", data=True)
+    shutil.rmtree(tmp_path / "new")
+    rp.load(tmp_path / "whole").save(tmp_path / "again")
+    shutil.rmtree(tmp_path / "whole")
+    pd.testing.assert_frame_equal(rp.load(tmp_path / "again").recommend(["u5"], k=2), expected)
 
 
 def test_reprs(fitted: rp.Recommender) -> None:

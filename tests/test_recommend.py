@@ -104,11 +104,15 @@ OTHERS = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFo
         ("AttrFormer", {"inference_relations": "training_bank"}),
         pytest.param("AttrFormer", {"inference_relations": "none"}, marks=pytest.mark.long),
         ("AttrFormer", {"inference_relations": "own", "cross_sequence": "time_respecting"}),
+        ("AttrFormer", {"inference_relations": "own", "chunking": False}),
     ],
     ids=str,
 )
 def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, more: dict) -> None:
-    """Without the test events, what comes next is what they were: the same rows and scores."""
+    """Without the test events, what comes next is what they were: the same rows and scores.
+
+    By name and by a given history, many of which are longer than the window.
+    """
     given = {"data_path": str(tiny), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
     config = PosConfig(model, "tiny", None, small(model, **given).external_config_dict)
     dataset = read_dataset(config)
@@ -122,12 +126,26 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     before.model.eval()
     asked = Recommender(before, Growth())
     every = torch.arange(dataset.item_num)
+    logs = {user: log[:-1] for user, log in interactions(tiny).items()}
+    histories = {
+        user: {"items": list(log["item_id"]), "times": list(log["timestamp"].astype(float))}
+        for user, log in logs.items()
+    }
+    num_long = 0  # given histories that are longer than the window
     for rows, *_ in target:
         names = dataset.field2id_token["user_id"][rows["user_id"]]
         with torch.inference_mode():
             scores = known.model.full_sort_predict(rows).view(len(rows), -1)
             found = asked.scorer.make_scores(asked.read_users(names))(every)
         torch.testing.assert_close(found, scores)
+        if asked.by_user:
+            continue
+        packed = asked.read([histories[name] for name in names])
+        num_long += int((packed.lengths > SMALL["MAX_ITEM_LIST_LENGTH"]).sum())
+        with torch.inference_mode():
+            found = asked.scorer.make_scores(packed)(every)
+        torch.testing.assert_close(found, scores)
+    assert asked.by_user or num_long > 9
 
 
 @pytest.mark.parametrize("model", ["PosSASRec", "BPR"])

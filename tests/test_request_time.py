@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -223,3 +225,35 @@ def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:
     del rows["twin"]
     with pytest.raises(UsageError, match="^request_time: knows"):
         recbole_pos.compare(study, dry_run=True, verbose=False)
+
+
+def test_models_that_read_no_time_of_a_request_are_named_before_training(tiny: Path) -> None:
+    """The option holds for the models that read it, as all do; the table would mix them."""
+
+    def dry_run(models: list[str], **more: Any) -> None:
+        given = {"data_path": str(tiny), "request_time": "target", "verbose": False, **more}
+        recbole_pos.compare(models, "tiny", dry_run=True, **given)
+
+    with pytest.raises(UsageError, match="^request_time: TORoPE knows the time .* others do not"):
+        dry_run(["PosSASRec", "TORoPE"])
+    for models in (["PosSASRec"], ["AttrFormer"], ["GRU4Rec", "Pop"]):
+        with pytest.raises(UsageError, match=f"request_time .*{models[0]}.* reads no time"):
+            dry_run(models)
+    dry_run(["PosSASRec", "TORoPE"], position=["hstu"])
+
+
+def test_the_scheme_of_the_page_reads_the_time_of_the_request(tiny: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "add_a_scheme.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(class Freshness.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"recbole_pos": recbole_pos, "torch": torch, "nn": torch.nn}
+    exec(code, names)
+    defaults = {"freshness_slope": 1.0}
+    recbole_pos.register_scheme("freshness", names["Freshness"], defaults)
+    given = {"position": ["freshness"], "request_time": "target", "n_layers": 1}
+    trained = recbole_pos.load(train(tiny, tmp_path / "run", "PosSASRec", **given))
+    history = {"items": ["i1", "i2", "i3"], "times": [1.5e9, 1.5e9 + 3600, 1.5e9 + 7200]}
+    soon, late = (
+        trained.recommend(histories=[history], at=1.5e9 + 7200 + gap)["score"].to_numpy()
+        for gap in (1.0, 1e6)
+    )
+    assert np.isfinite(soon).all() and not np.allclose(soon, late)

@@ -27,7 +27,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.dispatcher import ActiveRuns
@@ -210,6 +210,27 @@ def test_a_class_of_a_script_is_a_row(cluster, tiny: Path, tmp_path: Path) -> No
     assert one == other
 
 
+def test_a_class_of_a_module_of_the_user_is_a_row(
+    cluster, tiny: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Of the working directory, or of a folder that a script has put into sys.path; a row that
+    fails is said in words, quiet or not."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    code = "from recbole_pos.model.sasrec import PosSASRec\n\n\nclass {}(PosSASRec):\n    {}\n"
+    fails = "def encode(self, *_):\n        raise ValueError('no such thing')"
+    (tmp_path / "here" / "mine.py").write_text(code.format("Mine", "pass"))
+    (tmp_path / "there" / "my_models.py").write_text(code.format("Failing", fails))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(tmp_path / "there"))
+    models = [importlib.import_module("mine").Mine, importlib.import_module("my_models").Failing]
+    given = {**SMALL, "data_path": str(tiny), "run_dir": tmp_path / "s", "verbose": False}
+    with pytest.warns(RunWarning, match="1 of 2 runs failed: Failing, seed 2020: .*no such thing"):
+        found = recbole_pos.compare(models, "tiny", **given)
+    assert list(found.runs["status"]) == ["done", "failed"], found.runs["reason"].tolist()
+
+
 def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     """Compared where data and split are the same; else an error that says what is not."""
     one, three = trained("FPARec"), trained("PosSASRec", seed=1)
@@ -219,7 +240,15 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert list(runs["row"]) == ["FPARec", "PosSASRec", "PosSASRec"]
-    assert " of 2 |" not in (tmp_path / "out" / "table.md").read_text()  # seeds of a plan
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert " of 2 |" not in page and "versions" not in page  # seeds are those of a plan
+    result = json.loads((two / "result.json").read_text())
+    result["versions"] |= {"torch": "2.4.0", "scipy": "1.11"}
+    (two / "result.json").write_text(json.dumps(result))
+    assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "different versions of torch: " in page and "2.4.0 (PosSASRec)" in page
+    assert "scipy" not in page
     config = yaml.safe_load((two / "config.yaml").read_text())
     (two / "config.yaml").write_text(yaml.safe_dump({**config, "init_from": str(three)}))
     assert main([*command, "--run_dir", str(tmp_path / "out")]) == 0
@@ -345,3 +374,58 @@ def test_rows_of_one_table_rank_the_same_items(cluster, tiny: Path, tmp_path: Pa
     rows = {"all": {"position": ["nope"]}, "unseen": {"mask_history": True}}
     with pytest.raises(UsageError, match=r"^mask_history: all ranks all items and unseen ranks"):
         compare(study(tiny, rows=rows), tmp_path / "y", dry_run=True)
+
+
+def test_code_that_a_model_imports_counts(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """In modules of its package or beside it, those of its bases too, at any depth; an edit after
+    the import is an error, since processes of Ray would import other code than this one has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits follow within a second
+    files = {
+        "my_package/__init__.py": "",
+        "my_package/parts.py": "from .scale import FACTOR\n",
+        "my_package/scale.py": "FACTOR = 1.0\n",
+        "my_package/unused.py": "FACTOR = 1.0\n",
+        "my_base.py": "from recbole_pos.model.sasrec import PosSASRec\n"
+        "class Base(PosSASRec):\n"
+        "    def encode(self, items, ctx):\n"
+        "        import late\n"
+        "        return late.FACTOR * super().encode(items, ctx)\n",
+        "late.py": "FACTOR = 1.0\n",
+        "mine.py": "import my_base, my_package.parts\nclass Helped(my_base.Base): ...\n",
+    }
+    names = [file.removesuffix(".py").removesuffix("/__init__") for file in files]
+    modules = [name.replace("/", ".") for name in names]
+
+    def load(**edited: str) -> Any:
+        (tmp_path / "my_package").mkdir(exist_ok=True)
+        for file, text in files.items():
+            (tmp_path / file).write_text(edited.get(Path(file).stem, text))
+        for module in modules:
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        ADDED.added.pop("Helped", None)
+        given = {**SMALL, "epochs": 1, "data_path": str(tiny), "plugins": ["mine"]}
+        allow("mine")
+        return make_row_config({"model": "Helped", "dataset": "tiny", **given})
+
+    def digest(**edited: str) -> str:
+        return digest_run(load(**edited), {"data": "x"})
+
+    other = "FACTOR = 2.0\n"
+    first, *edits = (
+        digest(),
+        digest(scale=other),
+        digest(late=other),
+        digest(my_base=files["my_base.py"] + "#\n"),
+    )
+    assert len({first, *edits}) == 4 and first == digest() == digest(unused=other)
+
+    config = load()
+    assert digest_run(config, {"data": "x"}) == first
+    (tmp_path / "my_package" / "scale.py").write_text(other)  # the process has what it was
+    with pytest.raises(UsageError, match=r"my_package\.scale: .*scale\.py was edited after"):
+        digest_run(config, {"data": "x"})
+    for module in modules:
+        sys.modules.pop(module, None)

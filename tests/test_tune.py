@@ -80,7 +80,12 @@ def test_the_folder_is_complete(found: Any) -> None:
     for row, trial in zip(rows, made.trials, strict=True):
         assert float(row["valid ndcg@10"]) == trial.score == max(trial.curve.values())
         assert float(row["learning_rate"]) == trial.options["learning_rate"]
+        # epochs count from 0, as in RecBole and in all other files
+        assert int(row["best_epoch"]) == trial.best_epoch == max(trial.curve, key=trial.curve.get)
+        assert set(trial.curve) == {0, 1}
     written = read(folder, "tune.json")
+    result = json.loads((folder / "best" / "result.json").read_text())
+    assert written["best"]["best_epoch"] == result["best_epoch"]
     assert written["states"] == {"finished": 4, "stopped": 0, "failed": 0}
     assert written["best"]["valid"] == max(trial.score for trial in made.trials)
     assert read(folder, "test.json")["test"] == made.test
@@ -205,7 +210,7 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
     assert [trial.state for trial in made.trials] == ["failed", "finished", "failed", "stopped"]
     assert [trial.epochs for trial in made.trials] == [0, 9, 0, 3]
     assert "rope rotates pairs" in heads.reason and "over 16 heads" in heads.reason
-    assert made.best.number == 1 and list(made.best.curve) == list(range(1, 10))
+    assert made.best.number == 1 and list(made.best.curve) == list(range(9))
     with open(made.folder / "trials.csv", newline="") as file:
         assert [bool(row["reason"]) for row in csv.DictReader(file)] == [True, False, True, False]
 
@@ -352,8 +357,12 @@ def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> No
     assert not {"reason", "lost"} & set(folder.read_fit(again.digest))
 
 
+def test_the_name_of_the_function_is_its_own() -> None:
+    assert recbole_pos.tune.__name__ == "tune" and recbole_pos.search is recbole_pos.tune
+
+
 def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
-    trial = Trial(0, {"position": ["rope"] * 10_000, "cell": "=1+1"}, curve={1: 0.1, 4: 0.4})
+    trial = Trial(0, {"position": ["rope"] * 10_000, "cell": "=1+1"}, curve={0: 0.1, 3: 0.4})
     write_trials([trial], ["cell"], "ndcg@10", tmp_path / "trials.csv")
     with open(tmp_path / "trials.csv", newline="") as file:
         (row,) = csv.DictReader(file)

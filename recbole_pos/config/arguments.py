@@ -1,7 +1,7 @@
 """Arguments of a run, a search and other commands beside their configuration: one field each.
 
 The command line is made of these fields (``cli/parser.py``), and :func:`recbole_pos.run` and
-:func:`recbole_pos.search` take them by name, so that a default stands once.
+:func:`recbole_pos.tune` take them by name, so that a default stands once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CompareArguments(ClusterArguments):
 
 @dataclass(frozen=True)
 class SearchArguments(ClusterArguments):
-    """Arguments of :func:`recbole_pos.search`."""
+    """Arguments of :func:`recbole_pos.tune`."""
 
     num_samples: int | None = _arg(None, "trials (60; all of a grid)", "N")
     metric: str | None = _arg(None, "validation metric to go by (valid_metric), such as ndcg@10")

@@ -16,6 +16,7 @@ from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, is_on_our_base
+from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, listed, nearest, shown
 
 if TYPE_CHECKING:
@@ -308,6 +309,25 @@ def if_fields_are_embedded(config: Options, value: Any) -> str | None:
         return f"is only read with selected_features, which {config['model']} does not have"
     unread = [name for name in value if name not in embedded]
     return f"names {shown(unread[0])}, which selected_features does not" if unread else None
+
+
+def if_request_is_read(config: Options, value: Any) -> str | None:
+    """Return why the time of the request is of no use: neither model nor schemes read it."""
+    model = config["model"]
+    if model in ADDED or value != "target":
+        return None
+    text = ""
+    position = _read_option(config, "position")
+    if is_on_our_base(model) and model != "AttrFormer" and position is not _ABSENT:
+        schemes = [SCHEMES[name] for name in scheme_names(position)]
+        if any(getattr(scheme, "reads_request", False) for scheme in schemes):
+            return None
+        text = f" with position {shown(position)}"
+    return (
+        "is for PosSASRec, TORoPE and the like with a time-aware scheme in position, such as "
+        f"time_rope (`recbole-pos schemes` lists them); {model}{text} reads no time of a "
+        "request"
+    )
 
 
 def check_types(config: Options, defaults: Options, dataset: Dataset) -> None:

@@ -117,7 +117,7 @@ _TABLE: list[Option] = [
         ),
         _rows("filter_inter_by_user_or_item", only=effects.if_tables_are_loaded),
         _rows("init_from update_from", example="saved/ml-100k/PosSASRec/20260101-120000"),
-        _rows("request_time", "none target"),
+        _rows("request_time", "none target", only=effects.if_request_is_read),
         _rows(
             "alias_of_item_id",
             example=["name"],

@@ -126,6 +126,14 @@ def take_model(name: str, modules: Iterable[str]) -> None:
             ensure_registered(model)
 
 
+def find_search_folder(module: str) -> str | None:
+    """Return the folder in which the import of a module has found its top-level name, or None."""
+    top = sys.modules.get(module.partition(".")[0])
+    folders = list(getattr(top, "__path__", []))  # of a package
+    file = folders[0] if folders else getattr(top, "__file__", None)
+    return os.path.dirname(os.path.abspath(file)) if file else None
+
+
 def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
     """Return the modules that another process must import to know a model and its schemes."""
     entries = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
@@ -136,19 +144,24 @@ def pack(model: str) -> bytes:
     """Pickle what only this process knows of a model and schemes, for processes that it starts.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them. Of modules, only the names that :func:`allow` has got are sent. The bytes are for
-    :func:`unpack`, and empty where there is nothing to send.
+    import them. Of modules, the names that :func:`allow` has got are sent, and those that this
+    process has imported, with the folder that each was found in. The bytes are for :func:`unpack`,
+    and empty where there is nothing to send.
     """
     entry = ADDED.added.get(model)
     # no import registers classes without a module in another process
     models = {model: entry} if entry is not None and entry.module is None else {}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
+    folders = dict.fromkeys(_allowed)
+    for registered in (entry, *SCHEMES.added.values()):
+        if registered is not None and registered.module is not None:
+            folders[registered.module] = find_search_folder(registered.module)
     if not (models or schemes):
-        return pickle.dumps((_allowed, {}, {})) if _allowed else b""
+        return pickle.dumps((folders, {}, {})) if folders else b""
     import cloudpickle
 
     try:
-        return cloudpickle.dumps((_allowed, models, schemes))
+        return cloudpickle.dumps((folders, models, schemes))
     except Exception as error:  # pickling code of others may raise anything
         raise UsageError(
             f"{', '.join([*models, *schemes])} cannot be sent to other processes: {error}; put it "
@@ -160,8 +173,11 @@ def unpack(packed: bytes) -> None:
     """Register the classes, and allow the modules, that another process has packed."""
     if not packed:
         return
-    modules, models, schemes = pickle.loads(packed)
-    _allowed.update(modules)
+    folders, models, schemes = pickle.loads(packed)
+    _allowed.update(folders)
+    for module, folder in folders.items():
+        if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
+            sys.path.append(folder)
     for name, entry in models.items():
         ADDED.add(name, entry)
     for name, entry in schemes.items():

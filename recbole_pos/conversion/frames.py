@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.conversion.convert import REPORT, convert, write_as_python
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.values import shown
 
@@ -170,3 +171,15 @@ def find_folder_beside(dataset: Any, name: str) -> Path | None:
     """Return the folder ``name`` beside the files of a temporary dataset; None for others."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
+
+
+def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
+    """Warn the caller's caller of a dataset that is gone when its run in ``run_dir`` is not."""
+    if isinstance(dataset, Dataset) and dataset.home is not None:
+        warnings.warn(
+            f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "
+            "this process, and then nothing can be resumed, evaluated or recommended to its "
+            "users; give Dataset.from_frame(..., path=...) to keep it",
+            RunWarning,
+            stacklevel=3,
+        )

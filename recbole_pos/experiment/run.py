@@ -15,6 +15,7 @@ import numpy as np
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig, limit_workers
+from recbole_pos.conversion.frames import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.parts import is_part
@@ -100,6 +101,7 @@ def run(
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
+        warn_if_temporary(dataset, run_dir or "saved/")
         config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:

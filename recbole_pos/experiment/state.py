@@ -28,9 +28,15 @@ from recbole_pos.values import shown
 RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
 
 
-def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -> None:
+def copy_run(
+    source: RunFolder,
+    target: RunFolder,
+    with_results: bool = False,
+    config: dict[str, Any] | None = None,
+) -> None:
     """Copy the files of a training into another folder; ``with_results`` also those of its test.
 
+    ``config`` replaces the configuration of the run.
     The checkpoint is copied last: until it is there, the target does not count as a trained run.
     """
     make_folder(target.path)
@@ -40,6 +46,8 @@ def copy_run(source: RunFolder, target: RunFolder, with_results: bool = False) -
     for file in files:
         if file.is_file():
             shutil.copy(file, target.path)
+    if config is not None:
+        target.write_config(config)
     with (
         source.checkpoint.open("rb") as original,
         atomic_write(target.checkpoint, text=False) as copied,

@@ -47,6 +47,8 @@ def connect(address: str | None) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": count_cores()}
+        # by default workers have 15, and beside other work they get next to no time
+        os.environ.setdefault("RAY_worker_niceness", "0")
     else:
         _require_answer(address)
     _provide_token(starts_cluster=address is None)

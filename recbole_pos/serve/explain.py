@@ -124,7 +124,7 @@ def leave_one_out(
     left_out = np.arange(len(variant_owner)) - first[variant_owner]  # steps back, 0: none
     score = np.full((len(variant_owner), items.shape[1]), np.nan)
     rank = score.copy()
-    newest = explained.keep_newest(reach + 1)  # the oldest is read once another is left out
+    newest = scorer.drop_unread(explained, extra=1)
     not_empty = np.flatnonzero(explained.lengths[variant_owner] > (left_out > 0))
     for start in range(0, len(not_empty), BATCH):
         batch = not_empty[start : start + BATCH]

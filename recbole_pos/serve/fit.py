@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def fit(
             was made of.
         callbacks: objects whose hooks are called during the training.
         run_dir: folder of the run; by default a temporary one, which is removed with the last
-            object that needs it: :meth:`Recommender.save` copies it.
+            object that needs it: :meth:`Recommender.save` copies it. A given one stays, so its
+            dataset should not be temporary, see :meth:`Dataset.from_frame`.
         settings: the other arguments of :func:`run` together.
         keywords: options, such as ``epochs``, ``learning_rate``, ``position``; or the other
             arguments of :func:`run` by name, such as ``verbose``.
@@ -76,6 +78,7 @@ def fit(
         temporary = TemporaryFolder()
         resources.append(temporary)
         run_dir = temporary.path / "run"
+        data = os.fspath(data)  # run would warn that its folder stays
     keeper = _ExperimentKeeper()
     if args.nproc == 1 and args.world_size <= 1:
         callbacks = [*callbacks, keeper]

@@ -107,7 +107,8 @@ class FittedModel:
         Args:
             path: a new folder.
             data: whether to copy the dataset, too. Recommendations to its users need it, those to
-                given histories do not. By default, only a temporary dataset is copied.
+                given histories do not. By default, a dataset is copied that is temporary or in the
+                folder of the run; of any other the saved run knows where this model found it.
 
         Returns:
             The folder.
@@ -119,10 +120,11 @@ class FittedModel:
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
-        if data is None:
-            data = any(isinstance(x, Dataset) and x.home is not None for x in self.resources)
         dataset_folder = Path(self.config["data_path"])
         finish_replacement(dataset_folder)
+        if data is None:
+            is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
+            data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
         if data and not dataset_folder.is_dir():
             raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
         if added := sum(len(names) for names, _ in getattr(self, "added", ())):
@@ -135,7 +137,10 @@ class FittedModel:
             without_cache = shutil.ignore_patterns(".recbole_pos")
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, ignore=without_cache, dirs_exist_ok=True)
-        copy_run(folder, target, with_results=True)  # the checkpoint last, which makes it a run
+        config = folder.read_config()
+        if not data and dataset_folder.is_dir():  # the run may name a folder that is gone
+            config["data_path"] = self.config.plain["data_path"]
+        copy_run(folder, target, with_results=True, config=config)
         return target.path
 
     def pack(self) -> dict[str, bytes]:

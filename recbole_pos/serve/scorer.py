@@ -100,8 +100,7 @@ class Scorer:
         """Return the states [b, d] that predict the item after each history, none empty."""
         if self.model.needs_events and histories.users is not None:
             return self.model.after_users(histories.users)
-        if self.reach is not None:
-            histories = histories.keep_newest(self.reach)
+        histories = self.drop_unread(histories)
         if len(histories) > 1 and not fit_tables(histories.features):
             halves = np.array_split(np.arange(len(histories)), 2)
             return torch.cat([self.encode(histories.select(rows)) for rows in halves])
@@ -112,6 +111,16 @@ class Scorer:
         padded = histories.features.map(pad_lists, pad_lists)
         features = map_tensors(padded, lambda x: x.to(self.device))
         return self.model.after(*tensors, features if any(self.fields.values()) else None)
+
+    def drop_unread(self, histories: Histories, extra: int = 0) -> Histories:
+        """Return histories without the interactions that are older than the model reads.
+
+        ``extra`` more are kept, which are read once as many newer ones are left out.
+        """
+        # such a model reads others by the place of an interaction in its whole history
+        if self.reach is None or getattr(self.model, "needs_events", False):
+            return histories
+        return histories.keep_newest(self.reach + extra)
 
     def make_rows(self, histories: Histories) -> Interaction:
         """Return histories as rows of RecBole: users and lists padded on the right to [b, L]."""

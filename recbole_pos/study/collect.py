@@ -40,6 +40,7 @@ from recbole_pos.values import escape_formula, is_whole, short
 from recbole_pos.yaml_files import read_yaml
 
 _NAME_FIELDS = (("USER_ID_FIELD", "user_id"), ("ITEM_ID_FIELD", "item_id"))  # and defaults
+_VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
 _DECIMALS = 6  # default of metric_decimal_place
 # Options that runs must share, to be compared without a plan.
 _SHARED = (
@@ -58,6 +59,8 @@ class _Collector:
         self.lines: list[dict[str, Any]] = []
         self.ranks: dict[tuple[str, int], pd.DataFrame] = {}
         self.curves: list[dict[str, Any]] = []
+        # package -> version -> rows with a run of it
+        self.rows_by_version: dict[str, dict[str, list[str]]] = {name: {} for name in _VERSIONED}
 
     def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
         """Add a run and its facts; a run that was only tested has no cost and no curve."""
@@ -78,6 +81,9 @@ class _Collector:
             "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
         }
         self.lines.append(line)
+        for package, rows in self.rows_by_version.items():
+            if version := (facts.get("versions") or {}).get(package):
+                rows.setdefault(version, []).append(row)
         if facts["status"] == DONE and run.ranks.is_file():
             self.ranks[row, seed] = _read_ranks(facts, run)
         if is_trained:
@@ -96,9 +102,19 @@ class _Collector:
         time_aware_rows = [line["row"] for line in lines if line.get("request_time") == "target"]
         if time_aware_rows:
             warnings.append(f"{', '.join(dict.fromkeys(time_aware_rows))}: {KNOWS_WHEN}")
-        for candidates in {line.get("candidates") for line in lines} - {None, ""}:
+        for candidates in sorted({line.get("candidates") for line in lines} - {None, ""}):
             if facts.split:
                 warnings += warn_of_repeats(facts.split, candidates)
+        for package, by_version in self.rows_by_version.items():
+            if len(by_version) > 1:
+                parts = [
+                    f"{version} ({', '.join(dict.fromkeys(by_version[version]))})"
+                    for version in sorted(by_version)
+                ]
+                warnings.append(
+                    f"runs were made with different versions of {package}: {', '.join(parts)}; "
+                    "differences between them may come from that"
+                )
         return Results(
             plan=plan,
             runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),

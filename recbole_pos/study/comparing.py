@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +21,17 @@ from recbole_pos.config.arguments import (
 )
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.parts import list_parts
 from recbole_pos.data.windows import describe_candidates
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs import DONE
+from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.charts import KINDS, draw_charts
 from recbole_pos.study.collect import collect_results, collect_runs, write_results
@@ -174,6 +175,8 @@ def compare(
         return _show(results, reporter, Path(args.run_dir or "compared"))
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(source, "compare"))
+    else:
+        warn_if_temporary(source, args.run_dir)
     plan, folder = _make_plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
@@ -205,7 +208,22 @@ def compare(
     if args.pack:
         num_runs = pack(plan, folder, args.pack)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
+    if not args.report:
+        rows = args.rows or plan.rows  # others failed in an earlier call
+        _warn_of_failures(compared.runs[compared.runs["row"].isin(rows)])
     return replace(compared, source=source)
+
+
+def _warn_of_failures(runs: pd.DataFrame) -> None:
+    """Warn the caller's caller of the runs that failed, with the first reason of each row."""
+    failed = runs[runs["status"] == FAILED]
+    if len(failed):
+        reasons = [
+            f"{run.row}, seed {run.seed}: {run.reason}"
+            for run in failed.drop_duplicates("row").itertuples()
+        ]
+        text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
+        warnings.warn(text, RunWarning, stacklevel=3)
 
 
 def _find_run_folders(argument: Any) -> list[Path]:

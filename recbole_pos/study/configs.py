@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,6 +19,7 @@ from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
+from recbole_pos.study.loaded_code import read_code
 from recbole_pos.study.plan import Plan, Search, list_fits
 from recbole_pos.values import shown
 
@@ -267,7 +266,7 @@ def _list_revisions(config: PosConfig) -> list[str]:
 
 
 def digest_code(config: PosConfig) -> list[str]:
-    """Return digests of the modules of a custom model and schemes, so that edits make new runs.
+    """Return digests of the code of a custom model and schemes, so that edits make new runs.
 
     Code without a file, such as that of a notebook, gets another digest in each process, and for
     each execution of its class.
@@ -279,10 +278,10 @@ def digest_code(config: PosConfig) -> list[str]:
         if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
             continue
         try:
-            code = inspect.getsource(sys.modules[cls.__module__])
-        except (OSError, TypeError, KeyError):
-            code = f"{_PROCESS}{id(cls)}"
-        digests.append(hashlib.sha256(code.encode()).hexdigest()[:16])
+            contents = read_code(cls)
+        except OSError:
+            contents = [f"{_PROCESS}{id(cls)}".encode()]
+        digests += [hashlib.sha256(content).hexdigest()[:16] for content in contents]
     return digests
 
 

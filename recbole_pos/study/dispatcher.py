@@ -29,6 +29,8 @@ from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts
 from recbole_pos.version import find_commit
 
+_PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
+
 
 class ActiveRuns:
     """The runs that Ray tasks, or trials of Ray Tune, are training.
@@ -121,15 +123,21 @@ class ActiveRuns:
         if self.durations and num_left > 0:
             seconds = statistics.mean(self.durations) * (num_left / max(len(running), 1))
             states.append(f"about {format_duration(seconds)} left")
-        lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]
+        lines = []
+        num_waiting = 0
         for job, start in running:
-            epoch = ""
+            run, seconds = self.folder.run(job.digest), time.monotonic() - start
+            state = ""
             with suppress(OSError):  # there is no file before the first epoch
-                num_epochs = self.folder.run(job.digest).metrics.read_bytes().count(b"\n")
-                epoch = f"epoch {num_epochs} of {job.config['epochs']}, "
-            duration = format_duration(time.monotonic() - start)
-            lines.append(f"  {job.fit.name}: {epoch}{duration}")
-        return lines
+                num_epochs = run.metrics.read_bytes().count(b"\n")
+                state = f"epoch {num_epochs} of {job.config['epochs']}, "
+            if not run.config.is_file() and seconds > _PATIENCE:  # a process writes it first
+                num_waiting += 1
+                state = "waits for Ray to start its process, "
+            lines.append(f"  {job.fit.name}: {state}{format_duration(seconds)}")
+        if num_waiting:
+            states.append(f"{num_waiting} of them waiting for Ray to start its process")
+        return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
 
     def train(self, waiting: Job | None) -> None:
         """Train all fits as Ray tasks; ``waiting`` is the scheduler's first job, None without any.

@@ -152,13 +152,13 @@ def parse_epochs(content: bytes, name: str) -> list[Epoch]:
 
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
-    """Return epoch (from 1) -> validation value of a run, for the epochs that were validated."""
+    """Return epoch (from 0) -> validation value of a run, for the epochs that were validated."""
     content = read_bounded(run.metrics)
     complete_lines = content[: content.rfind(b"\n") + 1]  # the run may be writing the last line
     curve = {}
     for epoch in parse_epochs(complete_lines, str(run.metrics)):
         if epoch.valid and metric in epoch.valid:
-            curve[epoch.epoch + 1] = epoch.valid[metric]
+            curve[epoch.epoch] = epoch.valid[metric]
     return curve
 
 

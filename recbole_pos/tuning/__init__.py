@@ -5,7 +5,8 @@ A search is a study of one configuration, whose trials Ray Tune runs and may sto
 The package is not called ``tune``, which is the name of the function.
 """
 
-from recbole_pos.tuning.tuning import SearchResult, search
-from recbole_pos.tuning.tuning import search as tune
+from recbole_pos.tuning.tuning import SearchResult, tune
+
+search = tune  # the name in 0.2
 
 __all__ = ["SearchResult", "search", "tune"]

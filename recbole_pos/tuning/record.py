@@ -25,7 +25,7 @@ class Trial:
         reason: why it failed, or empty.
         is_lost: whether it failed because a process, a machine or the disk failed.
         score: best validation value.
-        best_epoch: the epoch of the best value; epochs count from 1.
+        best_epoch: the epoch of the best value; epochs count from 0, as in RecBole.
         best_valid: all validation metrics of the best epoch.
         seconds: seconds of training and validation.
         parameters: number of parameters of the model.
@@ -47,7 +47,7 @@ class Trial:
     @property
     def epochs(self) -> int:
         """Number of trained epochs."""
-        return max(self.curve, default=0)
+        return max(self.curve, default=-1) + 1
 
 
 def read_trials(scheduler: Scheduler) -> list[Trial]:
@@ -75,7 +75,7 @@ def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
         trial.parameters = facts["parameters"]
         trial.best_valid = facts["best_valid"] or {}
         trial.score = trial.best_valid.get(metric)
-        trial.best_epoch = None if facts["best_epoch"] is None else facts["best_epoch"] + 1
+        trial.best_epoch = facts["best_epoch"]
         seconds = facts["seconds"]
         trial.seconds = round(seconds["training"] + seconds["evaluation"], 3)
     trial.curve = read_curve(scheduler.folder.run(digest), metric)

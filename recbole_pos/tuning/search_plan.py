@@ -73,7 +73,7 @@ class SearchFacts(Layout):
         if len(names) > 1 and not names <= set(SCHEDULERS):
             raise UsageError(
                 f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
-                "Ray's must be given again, recbole_pos.search(resume=..., scheduler=...), and no "
+                "Ray's must be given again, recbole_pos.tune(resume=..., scheduler=...), and no "
                 "other"
             )
         return facts
@@ -109,7 +109,7 @@ def plan_search(
     """Return the plan of a new search.
 
     Args:
-        model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.search`.
+        model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.tune`.
         args: the other arguments of the search.
 
     Returns:

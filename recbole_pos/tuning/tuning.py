@@ -14,11 +14,11 @@ from typing import Any
 
 import ray
 import yaml
-from ray import tune
+from ray import tune as ray_tune
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import find_folder_beside
+from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError
@@ -72,7 +72,7 @@ class SearchResult:
         return f"best of {len(self.trials)} trials is {best}\ntest: {test or 'none'}\n{self.folder}"
 
 
-def search(
+def tune(
     model: str | type | None = None,
     dataset: str | os.PathLike[str] | None = None,
     space: str | Path | None = None,
@@ -86,7 +86,7 @@ def search(
 
     Examples:
         >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
-        >>> result = recbole_pos.search("FPARec", "ml-100k", config_dict=options, num_samples=2)
+        >>> result = recbole_pos.tune("FPARec", "ml-100k", config_dict=options, num_samples=2)
         >>> sorted(trial.state for trial in result.trials), "ndcg@10" in result.test
         (['finished', 'finished'], True)
 
@@ -164,6 +164,7 @@ def search(
 def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
     """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
     if args.run_dir is not None:
+        warn_if_temporary(dataset, args.run_dir)
         return args.run_dir
     path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
     return path or find_unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
@@ -233,13 +234,13 @@ def _run_trials(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
     return job
 
 
-def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> tune.Tuner:
+def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> ray_tune.Tuner:
     """Return Ray's tuner of the trials that have not ended; the scheduler may be one of Ray's."""
     runs = searcher.runs
     config = searcher.first.config
     resources = runs.resources
-    trainable = tune.with_resources(
-        tune.with_parameters(
+    trainable = ray_tune.with_resources(
+        ray_tune.with_parameters(
             run_trial,
             resources=resources,
             packed=runs.code[config["model"]],
@@ -251,9 +252,9 @@ def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
     if facts.scheduler == "asha":
         scheduler = _make_asha(searcher, facts.grace_epochs)
         objective = {}  # the scheduler has it
-    return tune.Tuner(
+    return ray_tune.Tuner(
         trainable,
-        tune_config=tune.TuneConfig(
+        tune_config=ray_tune.TuneConfig(
             **objective,
             search_alg=searcher,
             scheduler=None if facts.scheduler == "none" else scheduler,
@@ -262,10 +263,10 @@ def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
             reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
             trial_dirname_creator=name_trial_folder,
         ),
-        run_config=tune.RunConfig(
+        run_config=ray_tune.RunConfig(
             name="trials",
             storage_path=str(runs.folder.path.resolve()),
-            failure_config=tune.FailureConfig(max_failures=MOST_LOSSES),
+            failure_config=ray_tune.FailureConfig(max_failures=MOST_LOSSES),
             verbose=0,
         ),
     )
@@ -274,7 +275,7 @@ def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> 
 def _make_asha(searcher: TrialSearcher, grace_epochs: int) -> Any:
     """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
     epochs = searcher.first.config["epochs"]
-    asha: Any = tune.schedulers.AsyncHyperBandScheduler(
+    asha: Any = ray_tune.schedulers.AsyncHyperBandScheduler(
         time_attr="epoch",
         metric=BEST,
         mode=searcher.mode,
@@ -288,7 +289,7 @@ def _make_asha(searcher: TrialSearcher, grace_epochs: int) -> Any:
         asha.on_trial_add(None, ray_trial)
         best_so_far = itertools.accumulate(trial.curve.values(), better)
         for epoch, score in zip(trial.curve, best_so_far, strict=True):
-            asha.on_trial_result(None, ray_trial, {"epoch": epoch, BEST: score})
+            asha.on_trial_result(None, ray_trial, {"epoch": epoch + 1, BEST: score})
     return asha
 
 
