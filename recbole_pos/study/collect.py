@@ -102,7 +102,9 @@ class _Collector:
         time_aware_rows = [line["row"] for line in lines if line.get("request_time") == "target"]
         if time_aware_rows:
             warnings.append(f"{', '.join(dict.fromkeys(time_aware_rows))}: {KNOWS_WHEN}")
-        for candidates in sorted({line.get("candidates") for line in lines} - {None, ""}):
+        for candidates in sorted(
+            {str(line["candidates"]) for line in lines if line.get("candidates")}
+        ):
             if facts.split:
                 warnings += warn_of_repeats(facts.split, candidates)
         for package, by_version in self.rows_by_version.items():
