@@ -110,8 +110,8 @@ class CompareArguments(ClusterArguments):
     run_dir: str | Path | None = _arg(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _arg(False, "list what would be trained, and train nothing")
     report: bool = _arg(False, "tables and report of what is finished, and train nothing")
-    known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FILE")
-    pack: str | Path | None = _arg(None, "write what is finished into one file", "FILE")
+    known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FOLDER")
+    pack: str | Path | None = _arg(None, "write what is finished into a folder, to keep", "FOLDER")
 
 
 @dataclass(frozen=True)
