@@ -163,7 +163,10 @@ def _read_tables(compared: ComparedStudy) -> StudyTables:
     tables = {
         title: _only_table(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)
     }
-    sections = dict(tables)
+    sections = {
+        title: f"{table}{_find_protocol(text)}"
+        for (title, table), text in zip(tables.items(), parts[2::2], strict=True)
+    }
     trials = collect_results(plan, folder).searches
     if len(trials):
         sections["Trials of the searches"] = _tabulate_trials(trials)
@@ -180,6 +183,14 @@ def _only_table(text: str) -> str:
     not_run = "; ".join(_NOT_RUN.findall(table))
     note = textwrap.fill(f"Not run: {not_run}.", 120, break_on_hyphens=False)
     return _NOT_RUN.sub("", table) + (f"\n{note}\n" if not_run else "")
+
+
+def _find_protocol(text: str) -> str:
+    """Return the note of a table on its split, targets and candidates; empty without one."""
+    notes = [
+        line.removeprefix("- ") for line in text.splitlines() if line.startswith("- Protocol:")
+    ]
+    return "".join(f"\n{textwrap.fill(note, 120)}\n" for note in notes)
 
 
 def _tabulate_trials(searches: pd.DataFrame) -> str:
