@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
 from recbole_pos.data.location import SIDE_FEATURES
-from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -132,6 +131,8 @@ def if_model_is_custom(instead: str = "") -> Condition:
 
 def if_seen_are_excluded(config: Options, value: Any) -> str | None:
     """Hold where seen items are not ranked."""
+    from recbole_pos.data.windows import masks_history  # with torch, which --help does not need
+
     return None if masks_history(config) else "is only read where mask_history excludes seen items"
 
 
