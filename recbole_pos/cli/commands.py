@@ -556,7 +556,6 @@ def _similar(args: argparse.Namespace) -> None:
     option("--to DIR", "a new or empty folder", required=True),
     option("--format FORMAT", "onnx or torch_export (onnx)", default="onnx"),
     option("-k N", "items that are recommended (100)", default=100),
-    option("--inference_relations READS", "of AttrFormer: own or none (as it was trained)"),
     *_SOURCES,
 )
 def _export(args: argparse.Namespace) -> None:
@@ -567,8 +566,7 @@ def _export(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.export import export
 
-    relations = args.inference_relations
-    print(export(args.run_dir, args.to, args.format, args.k, relations, args.data_path))
+    print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
 @_command("serve", _RUN_DIR, ServeArguments, _PLUGINS, environment=True)
