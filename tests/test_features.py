@@ -329,10 +329,6 @@ ALL_KINDS = {
     "item_features": ["brand", "tags", "price"],
     "user_features": ["country", "likes", "age"],
     "event_features": ["channel", "words", "stars"],
-    # a field of kind float_seq, which features do not take
-    "preload_weight": {"vec_id": "vec"},
-    "additional_feat_suffix": ["vec"],
-    "alias_of_item_id": ["vec_id"],
 }
 
 
@@ -343,10 +339,8 @@ def tables_of_all_kinds() -> dict[str, pd.DataFrame]:
     for table, column in lists.items():
         draws = [rng.choice(list("abc"), rng.integers(0, 3)) for _ in range(len(made[table]))]
         made[table][column] = [" ".join(tokens) for tokens in draws]
-    with_vector = made["item"]["item_id:token"][::2]
-    vectors = rng.normal(size=(len(with_vector), 8)).round(3)
-    texts = [" ".join(map(str, vector)) for vector in vectors]
-    made["vec"] = pd.DataFrame({"vec_id:token": with_vector, "vec:float_seq": texts})
+    vectors = rng.normal(size=(len(made["item"]), 8)).round(3)  # which features do not take
+    made["item"]["vec:float_seq"] = [" ".join(map(str, vector)) for vector in vectors]
     made["user"] = made["user"][:-5]
     return made
 
@@ -462,7 +456,7 @@ def test_an_exported_model_reads_them(folder: Path, tmp_path: Path) -> None:
     """And content vectors of items, which the program needs no more."""
     np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 3)))
     (tmp_path / "v.txt").write_text("".join(f"i{item}\n" for item in range(20)))
-    content = {"item_vectors": str(tmp_path / "v.npy"), "item_vectors_use": "late"}
+    content = {"item_vectors": str(tmp_path / "v.npy"), "item_vectors_use": "add"}
     given = options(folder, epochs=1, **content)
     found = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
     out = recbole_pos.export(
