@@ -34,6 +34,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
     /health and /metrics are answered.
     """
     app = FastAPI(title="recbole-pos", version=__version__)
+    # set in the scoring thread itself: set elsewhere, its first products would take all cores
     worker = ThreadPoolExecutor(1, "scoring", torch.set_num_threads, (num_threads,))
     facts = {"run_dir": run_dir, **trained.collect_facts(), "version": __version__}
 
@@ -96,6 +97,7 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         make_app(trained, run_dir, settings.threads),
         host=settings.host,
         port=settings.port,
+        lifespan="off",  # nothing is started or closed with the application
         access_log=False,
         timeout_graceful_shutdown=PATIENCE,
     )
