@@ -239,9 +239,7 @@ if_tables_are_loaded = when(
 
 def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
     """Return why the option is of no use if it names a table that is not loaded."""
-    suffixes = config["additional_feat_suffix"] or []
     tables = ["inter", "user", "item"]
-    tables += [suffixes] if isinstance(suffixes, str) else suffixes
     loaded = config["load_col"] or tables
     for table in value:
         if table not in tables:
@@ -265,8 +263,6 @@ def _list_fields_read(config: Options) -> set[str]:
             if isinstance(entry, dict):  # a relation
                 fields = [entry.get("field"), entry.get("within")]
             names.update(field for field in fields if isinstance(field, str))
-    for id_field, vector_field in (config["preload_weight"] or {}).items():
-        names |= {str(id_field), str(vector_field)}
     return names - {config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"]}
 
 
