@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 gc.disable()  # until all is imported, see pytest_collection
@@ -77,6 +78,17 @@ def train(data: Path, run_dir: Path, model: str = "FPARec", **options: Any) -> P
     given = small(model, **given).external_config_dict
     recbole_pos.run(model, "tiny", None, given, run_dir=run_dir, verbose=False)
     return run_dir
+
+
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``studies/NAME.py``, under the name by which others there import it."""
+    path = SCRIPT.parent / "studies" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 PATIENCE = 300  # seconds, on a machine that has other things to do
@@ -152,7 +164,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
     study_driver tune.py export.py tune_faults pages readme pictures stops device.py fuzz_options
-    serve_http wheel recommend.py recbole_doors successive tune_space
+    paper_figures serve_http wheel recommend.py recbole_doors successive tune_space
     inspect trainer ray_clusters update recbole_ compile warm_start
     convert tables launch cache evaluate tune checkpoint_files options moved_runs
     splits study_statistics study_report fuzz loading bench paths_of_runs run_device

@@ -87,17 +87,6 @@ def calendar_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
     return [2 * math.pi * (t - s.times[0]) / periods[part] * (k + 1) for k, part in number]
 
 
-def siren_angles(s: Head, planes: int, n: int, t: float) -> list[float]:
-    u = [math.log(1 + max(t - s.times[0], 0) / DAY) / 10]
-    for part in s.options["calendar_parts"]:
-        turns = 2 * math.pi * (t % PERIODS[part]) / PERIODS[part]
-        u += [math.sin(turns), math.cos(turns)]
-    signals, siren = torch.tensor([*u, 1.0]), s.scheme
-    waves = siren.sine_out @ (s.options["siren_omega"] * (siren.sine @ signals)).sin()
-    waves = waves + siren.smooth_out @ F.gelu(siren.smooth @ signals)
-    return [a + b for a, b in zip(rope_angles(s, planes, n, t), waves.tolist(), strict=True)]
-
-
 def bank(learned: Any, start: list[float]) -> list[float]:
     """Frequencies times scales, from the parameters of a bank; fixed ones from ``start``."""
     values = start
@@ -155,7 +144,6 @@ ANGLES: dict[str, Callable[..., list[float]]] = {
     "time_rope": lambda s, planes, n, t: by_time(s, s.scheme.bank, planes, t),
     "to_rope": to_rope_angles,
     "calendar_rope": calendar_angles,
-    "siren_rope": siren_angles,
 }
 
 
@@ -246,11 +234,6 @@ def difsr_bias(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
     return bias
 
 
-def semi_local(s: Head, q: Tensor, k: Tensor, i: int, j: int) -> float:
-    near = i - j <= s.options["semi_local_window"]
-    return 0.0 if near or j < s.options["semi_local_prefix"] else -1e9
-
-
 BIASES: dict[str, Callable[..., float]] = {
     "alibi": alibi_bias,
     "t5": t5_bias,
@@ -259,7 +242,6 @@ BIASES: dict[str, Callable[..., float]] = {
     "time_decay": decay_bias,
     "cape": cape_bias,
     "difsr": difsr_bias,
-    "semi_local": semi_local,
 }
 
 
@@ -349,19 +331,6 @@ def tisas(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def channels(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Content, order and time weigh a part of the value each."""
-    t, buckets, parts = len(v), s.options["hstu_time_buckets"], v.split(s.scheme.sizes, 1)
-
-    def time(i: int, j: int) -> Tensor:
-        return s.scheme.time[log_bucket(s.asked[i] - s.times[j], buckets)]
-
-    by_order = lower(t, lambda i, j: s.scheme.distance[i - j], -torch.inf).softmax(1)
-    by_time = lower(t, time, -torch.inf).softmax(1)
-    content = dot_product_attention(q, k, parts[0])
-    return torch.cat((content, by_order @ parts[1], by_time @ parts[2]), 1)
-
-
 def fuxi_linear(s: Head, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Retention of content, products of learned rows, waves of time that fall; term by term."""
     columns, p, e = s.scheme.sizes[2], s.scheme.positions, q.size(1)
@@ -397,7 +366,6 @@ REPLACED: dict[str, Callable[..., Tensor]] = {
     "linear_attention": linear_attention,
     "token_mixing": token_mixing,
     "tisas": tisas,
-    "channels": channels,
     "fuxi_linear": fuxi_linear,
 }
 

@@ -212,7 +212,7 @@ def test_a_run_warns_of_leaks(log: pd.DataFrame, tmp_path: Path, capsys) -> None
     write_parts(leaking(log), tmp_path)
     words = [f"--{key}={json.dumps(value)}" for key, value in SMALL.items()]
     words += [f"--data_path={tmp_path}", "--benchmark_filename=[train,valid,test]"]
-    words += ["-m", "PosSASRec", "-d", "tiny", "--position=[rope, siren_rope]"]
+    words += ["-m", "PosSASRec", "-d", "tiny", "--position=[rope, rote]"]
     assert main(["run", *words, "--mask_history=True", f"--run_dir={tmp_path / 'run'}"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert all(np.isfinite(value) for value in result["test"].values())

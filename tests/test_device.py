@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, small
+from conftest import small
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -28,15 +28,7 @@ from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.trainer import LATE
-from recbole_pos.inspect.attention import (
-    average_attention,
-    compute_kernel_factors,
-    compute_positional_weights,
-    measure_attention,
-    sample_histories,
-)
-from recbole_pos.inspect.attention_report import find_periods
-from recbole_pos.inspect.encoding import compute_session_vectors, select_encodings
+from recbole_pos.inspect.attention import average_attention
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.position.schemes import SCHEMES
 
@@ -257,18 +249,13 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
 
 
 def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
-    """Attention, kernels, periods and encodings of a model elsewhere come back as numpy arrays."""
+    """Attention of a model elsewhere comes back as numpy arrays."""
     with elsewhere(monkeypatch):
-        for options in ({"position": ["cape"]}, {"block": "hstu"}):
-            made = there("PosSASRec", tiny, **options)
-            loader = made.loaders["test"]
-            rows, _, _ = sample_histories(made.model, loader, 20, 3, seed=0)
-            measured = measure_attention(made.model, loader, rows)
-            assert all(np.isfinite(values).all() for values in measured.layers)
-        made = there("KernelAttention", tiny)
-        assert compute_kernel_factors(made.model)
-        assert average_attention(made.model, made.loaders["test"])[0]
-        assert compute_positional_weights(there("FPARec", tiny).model)
-        assert find_periods(there("TORoPE", tiny, learn_frequencies="free").model)
-        encodings = select_encodings(there("PosRec", tiny).model, ["ldpe"])
-        assert compute_session_vectors(encodings["ldpe"], 5).shape == (5, SMALL["hidden_size"])
+        for model, options in (
+            ("PosSASRec", {"position": ["cape"]}),
+            ("PosSASRec", {"block": "hstu"}),
+            ("FPARec", {}),
+        ):
+            made = there(model, tiny, **options)
+            weights, _ = average_attention(made.model, made.loaders["test"])
+            assert all(np.isfinite(layer).all() for layer in weights)

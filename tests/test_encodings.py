@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
+from conftest import load_script
 from reference import log_bucket
 from schemes import LENGTHS, D, context, rows_of, scheme
 
-from recbole_pos.position import awareness
 from recbole_pos.position.additive import PositionEncoding
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -18,6 +19,11 @@ N = 20
 LEARNED = ("lpe", "lrpe", "alpe", "lpe2d", "ldpe")
 DUAL = ("spe", "rspe", "aspe", "spe2d", "dpe", *LEARNED)
 ENDS = [(name, end) for name in ("learned", "sinusoidal") for end in ("oldest", "newest")]
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("posrec/encodings", monkeypatch)
 
 
 def make(name: str, d: int = 8, n: int = N, **options) -> PositionEncoding:
@@ -61,14 +67,13 @@ def formula(name: str, w: list[list[float]], pos: int, back: int, length: int) -
 
 @pytest.mark.parametrize("d", [2, 5, 8])
 @pytest.mark.parametrize(("name", "end"), [*((name, "") for name in DUAL), *ENDS])
-def test_encodings_equal_their_equations(name: str, end: str, d: int) -> None:
+def test_encodings_equal_their_equations(encodings, name: str, end: str, d: int) -> None:
     """Of all places, packed, and of an item that comes again: by its first and its last place."""
     encoding = make(name, d, **({"position_from": end} if end else {}))
     called, weight = f"{name} {end}".strip(), encoding.weight.tolist()
-    position, length = awareness.list_positions(N)
+    found, position, length = encodings.list_vectors(encoding, N)
     places = zip(position.tolist(), length.tolist(), strict=True)
     want = torch.tensor([formula(called, weight, p, n - 1 - p, n) for p, n in places])
-    found = awareness.encode_positions(encoding, position, length)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
     x, ctx = torch.randn(sum(LENGTHS), d), context(n=N)
     for rows in rows_of(LENGTHS):
@@ -103,12 +108,10 @@ COLUMNS = {  # that are equal for equal places from the start, and from the end
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_awareness(name: str) -> None:
+def test_awareness(encodings, name: str) -> None:
     """Theorems 3.4 and 4.1, corollary 3.6, section 3.4; property 3.3 holds for all."""
     for d in (2, 7, 64):
         encoding, half = make(name, d), d - d // 2
         columns = {"all": range(d), "first": range(half), "second": range(half, d), "none": ()}
         forward, backward = (list(columns[which]) for which in COLUMNS[name])
-        assert awareness.find_forward_columns(encoding, N) == forward
-        assert awareness.find_backward_columns(encoding, N) == backward
-        assert awareness.is_unique(encoding, N)
+        assert encodings.describe(encoding, N) == (forward, backward, True)

@@ -45,11 +45,11 @@ FORMATS = ["onnx", "torch_export"]
 long = pytest.mark.long  # seconds each; one of a kind is in make test
 # everything that can share a layer, then what replaces attention
 TOGETHER = (
-    "learned sinusoidal time_learned rope time_rope to_rope calendar_rope rote siren_rope alibi "
-    "semi_local t5 kerple hstu time_decay cape difsr"
+    "learned sinusoidal time_learned rope time_rope to_rope calendar_rope rote alibi "
+    "t5 kerple hstu time_decay cape difsr"
 )
 ALONE = (
-    "kernel channels fuxi_linear tisas parec fparec average linear_annealing exponential_annealing "
+    "kernel fuxi_linear tisas parec fparec average linear_annealing exponential_annealing "
     "linear_attention token_mixing"
 )
 EXPORTED = [TOGETHER.split(), *([name] for name in ALONE.split())]

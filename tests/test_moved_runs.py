@@ -56,7 +56,7 @@ def here(moved, tmp_path, monkeypatch) -> Path:
     "command",
     [
         "recommend run -k 3",
-        "inspect encoding --checkpoint run --length 5",
+        "inspect attention run",
         "evaluate run",
         "evaluate run --mask_history true",
         "run --resume run --epochs 2 --quiet",

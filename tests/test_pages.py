@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from conftest import make_log, write_atomic
+from conftest import load_script, make_log, write_atomic
 
 import recbole_pos
 from recbole_pos.study.configs import check_plan, make_row_config
@@ -39,17 +38,6 @@ STUDY = {
     "rows": {"Pop": {"model": "Pop"}, "Last": {"model": "SPop"}},
     "seeds": 2,
 }
-
-
-def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``studies/NAME.py``, under the name by which others there import it."""
-    path = ROOT / "studies" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

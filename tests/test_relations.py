@@ -217,7 +217,8 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
     missing = dataset.missing["price"]
     assert missing.sum() == 3 + 2  # padding and the item without a row
     assert torch.isfinite(dataset.item_feat["price"]).all()
-    assert not price.table.is_known[missing].any() and price.table.is_known[~missing].all()
+    is_related = np.diff(price.table.indptr)[price.table.group] > 0
+    assert not is_related[missing].any() and is_related[~missing].all()
     assert (~np.isfinite(stars.values)).sum() == 1
 
 

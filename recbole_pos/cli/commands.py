@@ -49,7 +49,7 @@ _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
     option("--config_files YAML...", "configuration", default=[]),
 )
-_CHECKPOINT = trained_run("folder of a run, or a checkpoint in it")
+_CHECKPOINT = trained_run("folder of a run")
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
 _AT = option(
     "--at TIME",
@@ -59,7 +59,7 @@ _ENVIRONMENT = (
     "What is not given here is read from the environment: RECBOLE_POS_RUN_DIR, RECBOLE_POS_PORT, "
     "... (the names of the options)."
 )
-_GROUPS = {"inspect": "Look into a trained model, or at encodings."}
+_GROUPS = {"inspect": "Look into a trained model."}
 # Name of a command -> function that adds its parser to the subparsers of its group.
 _COMMANDS: dict[str, Callable[[Any], None]] = {}
 
@@ -335,89 +335,21 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@_command("plot", _RUN_DIR, *_SOURCES)
-def _plot(args: argparse.Namespace) -> None:
-    """Draw training curves and attention."""
-    from recbole_pos.inspect.run_pictures import plot_run
-
-    for file in plot_run(args.run_dir, args.data_path):
-        print(file)
-
-
-@_command(
-    "inspect attention",
-    _CHECKPOINT,
-    option("--users N", "how many to draw at most (200)", default=200),
-    option("--min_events N", "shortest history to include (20)", default=20),
-    option("--seed N", "of the draw (0)", default=0),
-    *_SOURCES,
-)
+@_command("inspect attention", _CHECKPOINT, *_SOURCES)
 def _inspect_attention(args: argparse.Namespace) -> None:
-    """How far attention looks back, over how many interactions, and learned periods of time.
+    """Draw the attention weights of every layer and head.
 
-    Attention distance and entropy of every layer and head, averaged over histories of held-out
-    targets, one per user; and the periods of schemes that turn by time. Writes attention.json
-    and pictures into the run folder.
+    Weights are averaged over the histories of held-out targets. Writes attention.png into the run
+    folder.
     """
-    from recbole_pos.inspect.attention_report import inspect_attention
+    from recbole_pos.inspect.attention import inspect_attention
 
-    limits = {"users": args.users, "min_events": args.min_events, "seed": args.seed}
-    print(inspect_attention(args.checkpoint, **limits, data_path=args.data_path))
-
-
-@_command(
-    "inspect relations",
-    _CHECKPOINT,
-    option("--batches N", "training batches to look at (8)", default=8),
-    *_SOURCES,
-)
-def _inspect_relations(args: argparse.Namespace) -> None:
-    """What each attribute of an AttrFormer reads, and how much it adds.
-
-    How many relations interactions have by each attribute, how many lead to other users, what
-    they add to a state beside self-attention (of users: how far they move it), the weights W^R
-    and the gates of users, in training batches. Writes relations.json and relations.png into
-    the run folder.
-    """
-    from recbole_pos.inspect.relation_use import inspect_relations
-
-    print(inspect_relations(args.checkpoint, args.batches, args.data_path))
-
-
-@_command(
-    "inspect encoding",
-    option(
-        "SCHEME...",
-        "folder of a run; encodings (those of the model; else spe and dpe)",
-        dest="schemes",
-        nargs="*",
-        metavar="RUN_DIR | SCHEME",
-    ),
-    option("--length N...", "of the sessions (10 20)", default=[10, 20]),
-    option("--checkpoint RUN_DIR", "folder of a run, or a checkpoint in it"),
-    option("--hidden_size N", "d, where no model exists (100)"),
-    option("--out DIR", "where to write (the run, or here)"),
-    *_SOURCES,
-)
-def _inspect_encoding(args: argparse.Namespace) -> None:
-    """Pictures of encodings of positions, and what they tell from the start and the end.
-
-    Heat maps of encodings for sessions of some lengths, and of their dot products in one
-    session and between two. Writes encoding_SCHEME.png.
-    """
-    from recbole_pos.inspect.encoding import inspect_encoding
-    from recbole_pos.position.schemes import SCHEMES
-
-    run, names = args.checkpoint, args.schemes
-    if run is None and names and names[0] not in SCHEMES:
-        if os.sep in names[0] or os.path.exists(names[0]):
-            run, *names = names
-    print(inspect_encoding(names, args.length, run, args.hidden_size, args.out, args.data_path))
+    print(inspect_attention(args.checkpoint, args.data_path))
 
 
 @_command(
     "inspect because",
-    trained_run("folder of a run"),
+    _CHECKPOINT,
     option("--user USER", "name of a user of the data", group="who"),
     option("--history ITEM...", "items, oldest first", group="who"),
     option("--items ITEM...", "items to explain (the k recommended)"),
@@ -434,7 +366,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     titles, replace them in the table of Recommender.explain and call draw_explanation in Python.
     """
     from recbole_pos.inspect.explanation import draw_explanation
-    from recbole_pos.inspect.trained import describe_run
+    from recbole_pos.inspect.pictures import describe_run
     from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender

@@ -1,1 +1,1 @@
-"""Look inside a trained model: ``recbole-pos plot`` and ``recbole-pos inspect``."""
+"""Look inside a trained model: ``recbole-pos inspect``."""

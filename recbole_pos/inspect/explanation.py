@@ -9,8 +9,14 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.pictures import SMALL, choose_colors, new_figure, shorten, write
-from recbole_pos.inspect.trained import require_finite
+from recbole_pos.inspect.pictures import (
+    SMALL,
+    choose_colors,
+    new_figure,
+    require_finite,
+    shorten,
+    write,
+)
 
 MAX_NAMES = 50  # interactions whose items are named; more are numbered by steps back
 MAX_NUMBERS = 400  # cells that show the change of rank

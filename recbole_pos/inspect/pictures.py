@@ -1,10 +1,10 @@
-"""Shared parts of all pictures: colours, titles that fit, heat maps over interactions, files."""
+"""Shared parts of all pictures: titles that fit, colours, heat maps over interactions, files."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +14,34 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.experiment.build import Experiment
+from recbole_pos.position.schemes import scheme_names
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
-BLUE, VERMILION, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+BLUE, VERMILION, PINK = "#0072B2", "#D55E00", "#CC79A7"
 GRAY = "#666666"
 DPI = 120
 TITLE, SMALL = 11, 8  # points
 LONGEST = 32  # characters of a name
 ABREAST = 4  # heat maps in a row
+
+
+def describe_run(experiment: Experiment) -> str:
+    """Return text such as ``PosSASRec (rope, kernel) on ml-100k``, or ``Pop on ml-100k``."""
+    config = experiment.config
+    schemes = scheme_names(config["position"]) if config["position"] else []
+    in_brackets = f" ({', '.join(schemes)})" if schemes else ""
+    return f"{config['model']}{in_brackets} on {config['dataset']}"
+
+
+def require_finite(arrays: Iterable[np.ndarray], what: str) -> None:
+    """Raise a CheckpointError, which calls the arrays ``what``, if one has NaN or infinity."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise CheckpointError(
+            f"{what} of this model is NaN or infinite: its weights are numbers, but too large to "
+            "compute with"
+        )
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
@@ -93,7 +112,6 @@ def draw_maps(
     label: str,
     file: Path,
     columns: int | None = None,
-    style: dict[str, Any] | None = None,
 ) -> Path:
     """Draw square matrices over interactions, a panel each, on one scale.
 
@@ -104,7 +122,6 @@ def draw_maps(
         axes: labels of columns and of rows, shown at outer panels only.
         label: label of the colours.
         columns: number of panels in a row.
-        style: colour map and limits; by default those of :func:`choose_colors`.
     """
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
@@ -113,7 +130,7 @@ def draw_maps(
     height = inches * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
-    style = style or choose_colors([matrix for _, matrix in panels])
+    style = choose_colors([matrix for _, matrix in panels])
     font_size = 10 if inches > 2.2 else 8
     image: Any = None
     for panel in grid.flat[len(panels) :]:
@@ -132,18 +149,3 @@ def draw_maps(
             set_whole_ticks(axis, max(2, int(2 * inches)))
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
     return write(figure, file, *titles)
-
-
-def draw_triangles(
-    matrices: dict[str, np.ndarray], titles: Sequence[str], label: str, file: Path
-) -> Path:
-    """Draw the lower triangles of matrices [t, t] by name, with values up to 1; return ``file``."""
-    lower = {
-        name: np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
-        for name, matrix in matrices.items()
-    }
-    # from the smallest value, so that small differences show, but below 1 even if all are 1
-    minimum = min(float(np.nanmin(matrix)) for matrix in lower.values())
-    style = {"cmap": "Blues", "vmin": min(minimum, 1.0 - 1e-6), "vmax": 1.0}
-    axes = ("interaction before (0: newest)", "interaction (0: newest)")
-    return draw_maps(list(lower.items()), titles, axes, label, file, style=style)

@@ -90,11 +90,9 @@ class AttentionPosition(PositionScheme):
     Attributes:
         projections: which of query, key and value the layer must compute. A scheme that replaces
             attention leaves out what it does not read; without ``value`` it gets the layer's input.
-        fresh_periods: :meth:`time_periods` before training; None if unknown.
     """
 
     projections: tuple[str, ...] = PROJECTIONS
-    fresh_periods: Tensor | None = None
 
     def parts(self) -> Mapping[str, Any]:
         """Return the schemes by name that this one is composed of; if not composed, only itself."""

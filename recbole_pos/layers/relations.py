@@ -159,20 +159,11 @@ class RelationAttention(MultiHeadAttention):
 
     def compute_heads(self, x: Tensor, relations: BatchRelations) -> Tensor:
         """Return H^RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8)."""
-        related = self._apply_relations(x, relations)
-        return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
-
-    def compute_contributions(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return [M, m, d] what each relation adds to the output; the sum is H^RAH W_2."""
-        weighted = self._apply_relations(x, relations) * self.relation_mix[:, None, :, None]
-        return self.relation_dense(weighted.flatten(2))
-
-    def _apply_relations(self, x: Tensor, relations: BatchRelations) -> Tensor:
-        """Return Norm(R_i) V_j for every relation i and head j, [M, m, M', e'] (equation 6)."""
         assert relations.heads is not None  # callers check it
         value = self.relation_value(x)  # [m, M' e']
-        related = relations.heads(value)  # [M m, M' e']
-        return related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
+        related = relations.heads(value)  # [M m, M' e'], Norm(R_i) V_j for each relation i, head j
+        related = related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
+        return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
 
 
 class RelationLayer(TransformerLayer):

@@ -16,10 +16,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 
-# Added to the logit of a hidden key: softmax and SiLU are then 0 even in half precision. SiLU of
-# minus infinity would be NaN.
-HIDDEN = -1e4
-
 
 class NoPosition(AttentionPosition):
     """No position: order comes from the causal mask only (Kazemnejad et al., NoPE, 2023)."""
@@ -38,36 +34,6 @@ class DistanceBias(AttentionPosition):
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
         return curve[:, lag].unsqueeze(0)
-
-
-class SemiLocal(AttentionPosition):
-    """Attention to the newest and the oldest interactions only (ULTRA-HSTU, Ding et al. 2026).
-
-    Query i sees key j if i - j <= K1 or j < K2; positions count from the oldest interaction. It
-    masks logits, in every block and beside every scheme that does not replace attention. The masked
-    logits are computed, too: the authors' linear cost needs their kernels.
-
-    Reference:
-        Qin Ding et al. "Bending the Scaling Law Curve in Large-Scale Recommendation Systems." 2026
-        (arXiv 2602.16986). Implemented from the abstract, with the mask that others cite.
-
-    Args:
-        semi_local_window: K1, the interactions before its own that a query sees.
-        semi_local_prefix: K2, the oldest interactions that every query sees.
-    """
-
-    options = ("semi_local_window", "semi_local_prefix")
-
-    def __init__(
-        self, dimensions: Dimensions, *, semi_local_window: int, semi_local_prefix: int
-    ) -> None:
-        super().__init__()
-        self.window, self.prefix = semi_local_window, semi_local_prefix
-
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        position = torch.arange(ctx.width, device=q.device)
-        is_hidden = (position[:, None] - position > self.window) & (position >= self.prefix)
-        return q.new_zeros(()).masked_fill(is_hidden, HIDDEN)
 
 
 class ALiBi(DistanceBias):

@@ -4,7 +4,7 @@ Reference:
     Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
     Session-based Recommendation." ACM Transactions on Information Systems 2021.
 
-Equation 15 and definitions 3.1 to 3.3 are in ``position/awareness.py``.
+Definitions 3.1 to 3.3 are in ``studies/posrec/encodings.py``.
 
 All but SPE and LPE read how many later interactions there are: of the window, where that is cut off
 (``MAX_ITEM_LIST_LENGTH``). That reveals nothing of their items, as padding on the left does not in

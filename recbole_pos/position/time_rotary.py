@@ -101,7 +101,6 @@ class BankRotaryPosition(AngularPosition):
         super().__init__()
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
         self.cache_key = None if list(bank.parameters()) else cache_key
-        self.fresh_periods = self.time_periods()
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         return make_angles(self.time(ctx), self.bank())[:, None]
@@ -286,7 +285,6 @@ class TimeOrderRotaryPosition(AngularPosition):
             self.gate_logit = nn.Parameter(torch.full(shapes[gate_scope], gate_value).logit())
         options = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
         self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
-        self.fresh_periods = self.time_periods()
 
     def _assign_planes(self, planes: int, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
         """Return how many planes turn by order, and by time; ``split_head`` sets n_time_heads."""

@@ -83,21 +83,15 @@ class TableRelation:
     across_users: bool
     is_of_items: bool
 
-    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] bool, whether interactions at places [m] of the log can be related."""
-        return self._take(self.table.is_known, events, lookup)
-
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""
-        group = self._take(self.table.group, events, lookup)
+        group = self.table.group
+        if self.is_of_items:
+            group = group[lookup.items[events]]
+        else:
+            group = take_or_fill(group, events, 0)
         across_users = self.across_users and lookup.across_users
         return top_relations(self.table, group, order, lookup.top_k, across_users)
-
-    def _take(self, values: np.ndarray, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] the value of each interaction, or of its item; 0 beyond the table."""
-        if self.is_of_items:
-            return values[lookup.items[events]]
-        return take_or_fill(values, events, 0)
 
 
 @dataclass(frozen=True)
@@ -124,10 +118,6 @@ class NumberRelation:
             return lookup.times[events] * lookup.seconds
         assert self.values is not None
         return take_or_fill(self.values, events, np.nan)
-
-    def is_known(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] bool, whether interactions at places [m] of the log can be related."""
-        return np.isfinite(self.read_numbers(events, lookup))
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of packed interactions at places [m] of the log."""

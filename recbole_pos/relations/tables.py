@@ -58,11 +58,6 @@ class RelationTable:
         return cls(group, indptr, col[order].astype(np.int64), value[order])
 
     @cached_property
-    def is_known(self) -> np.ndarray:
-        """[entities] bool, whether an entity can be related; then it is related to itself."""
-        return np.diff(self.indptr)[self.group] > 0
-
-    @cached_property
     def self_relation(self) -> np.ndarray:
         """[entities] float64 the relation of an entity to itself, 0 where it can have none."""
         return self.to_matrix().diagonal()[self.group]

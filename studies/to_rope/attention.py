@@ -1,10 +1,12 @@
-"""How far back the trained rows of a study look, and how widely ("Rotate Both Ways", section 5.3).
+"""How far back trained models look, and how widely ("Rotate Both Ways", section 5.3).
 
     python studies/to_rope/attention.py STUDY_DIR [--users 500] [--min_events 50]
+    python studies/to_rope/attention.py RUN_DIR [--users 200] [--min_events 20]
 
-Prints attention distance in events and entropy in nats by layer (Figures 3 and 4), as
-``recbole-pos inspect attention`` has them: means over heads, histories and all their queries, ± the
-standard deviation over seeds. It needs the weights, so a study that was trained here.
+Of a study it prints attention distance in interactions and entropy in nats by layer (Figures 3 and
+4): means over heads, histories and all their queries, ± the standard deviation over seeds. It needs
+the weights, so a study that was trained here. Of a run it draws these, and the distance in hours,
+by layer and head (RUN_DIR/attention_distance.png), and prints the periods of its rotations by time.
 """
 
 from __future__ import annotations
@@ -15,54 +17,136 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
-from recbole_pos.inspect.attention_report import UNIFORM, inspect_attention
-from recbole_pos.study.rendered_table import Cell, RenderedTable
+import recbole_pos as rp
+from recbole_pos.inspect.attention import find_attention_layers, iterate_attention
+from recbole_pos.layers.context import SequenceContext
 
-MEASURES = ("distance", "entropy")
-
-
-def measured(run: Path, users: int, min_events: int) -> np.ndarray:
-    """[layers + 1, measures] of a trained run; last is attention that is equal over all events."""
-    content = inspect_attention(run, users, min_events).content
-    places = [*(layer["mean"] for layer in content["layers"]), content[UNIFORM]]
-    return np.array([[place["all"][name] for name in MEASURES] for place in places])
+MEASURES = ("distance (interactions)", "entropy (nats)", "distance (hours)")
 
 
-def attention_table(study: Path, users: int, min_events: int) -> RenderedTable:
-    """A line for each row of the study that has runs.
+def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
+    """Return distance, entropy and hours of attention weights, for each history.
 
-    Raises:
-        FileNotFoundError: if the study has no table of runs, or a run no weights.
+    With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
+    interactions, entropy -sum_j a_ij ln a_ij in nats, hours sum_j a_ij (t_i - t_j) / 3600.
+
+    Args:
+        weights: [b, h, t, t] aligned at the start, zero for later keys; of any sign and sum.
+        ctx: context of the batch, with times.
+
+    Returns:
+        [b, 2, 3, h] float64: first the mean over all queries of a history, then the value of its
+        last query, which predicts the next item.
     """
-    runs = pd.read_csv(study / "runs.csv").query("status == 'done'")
-    lines, columns, equal = [], (), np.empty(0)
-    for row, its in runs.groupby("row", sort=False):
-        seeds = np.stack([measured(study / path, users, min_events) for path in its["path"]])
-        layers = range(seeds.shape[1] - 1)
-        columns = tuple(f"{name}, layer {n + 1}" for name in MEASURES for n in layers)
-        equal = np.repeat(seeds[0, -1], len(layers))
-        values = seeds[:, :-1].transpose(0, 2, 1).reshape(len(seeds), -1)  # as the columns
-        lines.append((Cell(str(row)), Cell(str(len(seeds))), *_cells(values)))
-    lines.append((Cell("equal over all events"), Cell(), *_cells(equal[None])))
-    return RenderedTable("Attention", ("row", "seeds", *columns), tuple(lines))
+    a = weights.double().abs()
+    a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+    index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
+    hours = ctx.pad(ctx.elapsed.to(a.dtype) / 3600, "start")[:, None]  # [b, 1, t]
+    past_hours = (a @ hours[..., None]).squeeze(-1)
+    total = a.sum(-1)  # 1, but 0 for a row of zeros
+    measures = [
+        total * index - a @ index,
+        torch.special.entr(a).sum(-1),
+        total * hours - past_hours,
+    ]
+    by_query = torch.stack(measures, 1)  # [b, 3, h, t]
+    last = (ctx.lengths - 1)[:, None, None, None].expand(*by_query.shape[:3], 1)
+    padding = index >= ctx.lengths[:, None, None, None]
+    mean = by_query.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
+    return torch.stack((mean, by_query.gather(-1, last).squeeze(-1)), 1)
 
 
-def _cells(values: np.ndarray) -> list[Cell]:
-    """Mean and standard deviation over seeds of [seeds, columns]."""
-    if len(values) == 1:
-        return [Cell(f"{value:.2f}") for value in values[0]]
-    pairs = zip(values.mean(0), values.std(0, ddof=1), strict=True)
-    return [Cell(f"{mean:.2f} ± {spread:.2f}") for mean, spread in pairs]
+def sample_rows(trained: rp.Recommender, users: int, min_events: int) -> np.ndarray:
+    """Sample the newest test row of at most ``users`` users with enough interactions."""
+    model, table = trained.model, trained.loaders["test"]._dataset.inter_feat
+    fields = (model.USER_ID, model.ITEM_SEQ_LEN)
+    rows = pd.DataFrame({name: table[name].numpy() for name in fields}).sort_values(list(fields))
+    rows = rows.groupby(model.USER_ID).tail(1).query(f"{model.ITEM_SEQ_LEN} >= {min_events}")
+    return np.sort(
+        np.random.default_rng(0).choice(rows.index, min(users, len(rows)), replace=False)
+    )
+
+
+def measure_run(trained: rp.Recommender, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the measures [layers, 2, 3, h] of a run, and [2, 3] of attention equal over the past.
+
+    They are averaged over ``rows`` [users] of the test loader.
+    """
+    total, uniform = torch.zeros(()), torch.zeros(())
+    for weights, ctx in iterate_attention(trained.model, trained.loaders["test"], rows):
+        total = total + torch.stack([measure(layer, ctx).sum(0) for layer in weights]).cpu()
+        equal = torch.ones(ctx.batch_size, 1, ctx.width, ctx.width, device=ctx.lengths.device)
+        uniform = uniform + measure(equal.tril(), ctx).sum(0).cpu()
+    return (total / len(rows)).numpy(), (uniform / len(rows))[..., 0].numpy()
+
+
+def study_table(study: Path, users: int, min_events: int) -> pd.DataFrame:
+    """Return distance and entropy by layer, a line for each configuration of a study with runs."""
+    lines = {}
+    for row, runs in (
+        pd.read_csv(study / "runs.csv").query("status == 'done'").groupby("row", sort=False)
+    ):
+        loaded = [rp.load(study / path) for path in runs["path"]]
+        found = [measure_run(run, sample_rows(run, users, min_events)) for run in loaded]
+        # [seeds, layers, measures] of all queries
+        seeds = np.stack([layers.mean(-1)[:, 0] for layers, _ in found])
+        spread = seeds.std(0, ddof=1) if len(seeds) > 1 else np.zeros(seeds.shape[1:])
+        lines[row] = {
+            f"{name}, layer {layer + 1}": f"{mean[index]:.2f} ± {spread[layer, index]:.2f}"
+            for index, name in enumerate(MEASURES[:2])
+            for layer, mean in enumerate(seeds.mean(0))
+        }
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def draw(layers: np.ndarray, uniform: np.ndarray, title: str, file: Path) -> None:
+    """Draw the measures [layers, 2, 3, h] of a run, and [2, 3] of equal attention."""
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    numbers = np.arange(1, len(layers) + 1)
+    for index, panel in enumerate(figure.subplots(1, len(MEASURES))):
+        for which, (queries, color) in enumerate(
+            (("all queries", "#0072B2"), ("last query", "#D55E00"))
+        ):
+            by_head = layers[:, which, index]  # [layers, h]
+            panel.plot(numbers, by_head, "-o", color=color, alpha=0.5, ms=4, lw=0.8)
+            panel.plot(numbers, by_head.mean(-1), "-o", color=color, ms=8, label=queries)
+            panel.axhline(
+                uniform[which, index], color=color, ls=":", label=f"{queries}, equal weights"
+            )
+        panel.set(xlabel="layer", xticks=numbers, ylabel=MEASURES[index])
+        panel.set_ylim(0)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(f"{title}\nsmall marks: heads; large ones: their mean")
+    figure.savefig(file, dpi=120)
+    print(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Attention distance and entropy of a study.")
-    parser.add_argument("study", type=Path, metavar="STUDY_DIR")
-    parser.add_argument("--users", type=int, default=500, help="how many to draw at most")
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Attention distance and entropy.")
+    parser.add_argument("folder", type=Path, metavar="STUDY_DIR | RUN_DIR")
+    parser.add_argument("--users", type=int, default=500, help="how many to sample at most")
     parser.add_argument("--min_events", type=int, default=50, help="shortest history to include")
-    given = parser.parse_args(arguments)
-    print(attention_table(given.study, given.users, given.min_events).markdown())
+    args = parser.parse_args(arguments)
+    if (args.folder / "runs.csv").is_file():
+        print(study_table(args.folder, args.users, args.min_events).to_string())
+        return
+    trained = rp.load(args.folder)
+    rows = sample_rows(trained, args.users, args.min_events)
+    title = f"{trained.config['model']} on {trained.config['dataset']}: {len(rows)} test users"
+    draw(*measure_run(trained, rows), title, args.folder / "attention_distance.png")
+    for number, layer in enumerate(find_attention_layers(trained.model), 1):
+        for scheme in layer.position.parts().values():
+            periods = scheme.time_periods()
+            for head, seconds in enumerate(() if periods is None else periods, 1):
+                hours = sorted((seconds[seconds.isfinite()] / 3600).tolist())
+                print(
+                    f"layer {number}, head {head}: periods in hours", *map("{:.3g}".format, hours)
+                )
 
 
 if __name__ == "__main__":

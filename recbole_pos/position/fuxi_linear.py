@@ -2,9 +2,7 @@
 
 Shapes as in ``layers/context.py``.
 
-References:
-    Yufei Ye et al. "FuXi-alpha: Scaling Recommendation Model with Feature Interaction Enhanced
-    Transformer." 2025 (arXiv 2502.03036): its adaptive multi-channel self-attention.
+Reference:
     Yufei Ye et al. "FuXi-Linear: Unleashing the Power of Linear Attention in Long-term Time-aware
     Sequential Recommendation." 2026 (arXiv 2602.23671). Implemented from the abstract and the
     public code.
@@ -19,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext, future_mask
+from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.layers.triangular import toeplitz_matrix
 from recbole_pos.position.frequencies import (
     FrequencyBank,
     base_form,
@@ -30,70 +27,9 @@ from recbole_pos.position.frequencies import (
     wavelength_form,
 )
 from recbole_pos.position.mixing import sum_past
-from recbole_pos.position.time_buckets import look_up_intervals
 from recbole_pos.values import SECONDS
 
 TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column has its own weights
-
-
-class SeparateChannels(AttentionPosition):
-    """Three weighted sums side by side, after FuXi-alpha's adaptive multi-channel self-attention.
-
-    A head's value is cut in three, v = (v^c, v^p, v^t), and with j <= i
-
-        out_i = ( sum_j softmax_j(q_i . k_j / sqrt(e)) v^c_j,
-                  sum_j softmax_j(w_pos[i - j]) v^p_j,
-                  sum_j softmax_j(w_time[bucket(t_i - t_j)]) v^t_j )
-
-    so that order and time do not act through the logits of content. Each layer has its tables w_pos
-    and w_time; fresh ones are zero, so that a sum is the mean of the past. Differences to
-    FuXi-alpha: weights are normalised (there they are not, or go through SiLU), the channels share
-    the width of one value instead of having one each, and the block is the backbone's.
-
-    Args:
-        dimensions: sizes of the model; heads of at least three numbers.
-        channel_share: share of a head for order, and for time: below 1/2, at least one number.
-        hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
-
-    Raises:
-        UsageError: if nothing is left for content.
-    """
-
-    options = ("channel_share", "hstu_time_buckets")
-    needs_time = True
-    reads_request = True
-
-    def __init__(
-        self, dimensions: Dimensions, *, channel_share: float, hstu_time_buckets: int
-    ) -> None:
-        super().__init__()
-        self.sizes = split_head(channel_share, dimensions.head_size)
-        self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
-        self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
-    ) -> Tensor:
-        """Return the sums of the parts of values by content, order and time, packed [m, h, e].
-
-        Weights are softmax(q_i . k_j / sqrt(e)), softmax(w_pos[i - j]) and softmax(w_time[bucket]).
-        """
-        e, t = query.size(-1), ctx.width
-        block = ctx.pad(torch.cat((query, key, value), -1), "start")  # [b, t, h, 3e]
-        q, k, content, order, time = block.split([e, e, *self.sizes], -1)
-        q, k, content = (x.transpose(1, 2) for x in (q, k, content))
-        padded = F.pad(content, (0, e - content.size(-1)))  # fused attention has one head size
-        mixed = F.scaled_dot_product_attention(
-            q, k, padded, dropout_p=dropout.p if dropout.training else 0.0, is_causal=True
-        )
-        channels = [mixed[..., : content.size(-1)].transpose(1, 2)]
-        future = future_mask(t, q.device)
-        order_logits = toeplitz_matrix(self.distance, t)[None]  # [1, t, t]
-        time_logits = look_up_intervals(self.time, ctx)  # [b, t, t]
-        for logits, values in ((order_logits, order), (time_logits, time)):
-            weights = logits.masked_fill(future, -torch.inf).softmax(-1).to(values.dtype)
-            channels.append((dropout(weights) @ values.flatten(2)).view_as(values))
-        return ctx.unpad(torch.cat([x.to(value.dtype) for x in channels], -1), "start")
 
 
 def split_head(share: float, e: int) -> tuple[int, int, int]:

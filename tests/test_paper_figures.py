@@ -1,0 +1,219 @@
+"""The scripts of ``studies/`` that draw the papers' figures from a run, against plain loops."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import shop
+import torch
+from conftest import load_script
+from schemes import shake
+from torch import Tensor
+
+import recbole_pos
+from recbole_pos.inspect import attention as inspected
+from recbole_pos.inspect.attention import compute_layer_inputs, find_attention_layers
+from recbole_pos.layers.context import SequenceContext
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    """``script("fparec/patterns")``: the module."""
+    return lambda name: load_script(name, monkeypatch)
+
+
+# --- FPARec, Figures 1, 3 and 4 ---
+
+
+def test_patterns_of_a_run(script, trained) -> None:
+    """Similarities of positions by appendix A; weights by position are those of the layers."""
+    patterns, run = script("fparec/patterns"), trained("FPARec")
+    model = recbole_pos.load(run).model
+    p = model.position_embedding.weight.detach().double().numpy()
+    (found,) = patterns.similarities(model).values()
+    for i in range(12):
+        logits = [math.fsum(p[i] * p[j]) / math.sqrt(p.shape[1]) for j in range(i + 1)]
+        want = np.exp(np.array(logits) - max(logits))
+        np.testing.assert_allclose(found[i, : i + 1] / found[i, : i + 1].max(), want, rtol=1e-12)
+    layers = [layer.position.parts()["fparec"] for layer in find_attention_layers(model)]
+    weights = patterns.positional_weights(model)
+    assert list(weights) == ["layer 1, head 1", "layer 2, head 1"]
+    assert np.array_equal(weights["layer 2, head 1"], layers[1].weights(12)[0].detach().numpy())
+    patterns.main([str(run)])
+    for name in ("positions.png", "attention_by_position.png"):
+        assert (run / name).read_bytes().startswith(PNG)
+
+
+def test_fixed_patterns(script, tmp_path: Path, monkeypatch) -> None:
+    """Section 4.4: equal weights, and weights that fall with the distance."""
+    patterns = script("fparec/patterns")
+    average, linear, exponential = patterns.fixed_patterns().values()
+    assert len({*average[-1]}) == 1
+    assert (np.diff(linear[-1]) > 0).all() and (np.diff(exponential[-1]) >= 0).all()
+    monkeypatch.setattr(patterns, "OUT", tmp_path / "a.png")
+    patterns.main([])
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+# --- kernel attention, Figures 1 and 2 ---
+
+
+def test_kernel_factors_are_the_matrices_of_equation_9(script, trained, experiment) -> None:
+    kernels_script = script("kernel_attention/kernels")
+    model = experiment("KernelAttention", kernel_u="full").model
+    kernels = [
+        layer.multi_head_attention.position.schemes["kernel"] for layer in model.trm_encoder.layer
+    ]
+    with torch.no_grad():
+        for parameter in (*kernels[0].parameters(), *kernels[1].U.parameters()):
+            parameter += torch.randn_like(parameter)
+    factors = kernels_script.kernel_factors(model)
+    assert list(factors) == ["U, layer 1", "U, layer 2", "L, all layers"]
+    low, at = factors["L, all layers"], 0
+    for i in range(12):
+        for j in range(i + 1):
+            assert low[i, j] == kernels[1].L.weight[at]
+            assert factors["U, layer 2"][j, i] == kernels[1].U.weight[at]
+            at += 1
+    assert (np.triu(low, 1) == 0).all() and (np.tril(factors["U, layer 1"], -1) == 0).all()
+    run = trained("KernelAttention")
+    kernels_script.main([str(run)])
+    assert (run / "kernel.png").read_bytes().startswith(PNG)
+
+
+# --- PosRec, Figures 7 to 12 ---
+
+
+def test_encodings(script, double, trained, tmp_path: Path, capsys) -> None:
+    """Fixed ones, and those of a run; the definitions themselves are in test_encodings.py."""
+    encodings = script("posrec/encodings")
+    encodings.main(["spe", "dpe", "--out", str(tmp_path)])
+    run = trained("PosRec", MAX_ITEM_LIST_LENGTH=20)
+    encodings.main(["--run", str(run)])
+    printed = capsys.readouterr().out
+    for file in (
+        tmp_path / "encoding_spe.png",
+        tmp_path / "encoding_dpe.png",
+        run / "encoding_LDPE.png",
+    ):
+        assert file.read_bytes().startswith(PNG) and str(file) in printed
+
+
+# --- TO-RoPE, section 5.3, Figures 3 and 4 ---
+
+
+def in_loops(weights: Tensor, times: Tensor) -> list[list[float]]:
+    """Distance, entropy and hours of one history and head, [t, t] and [t]: mean and last query."""
+    by_query = []
+    for i in range(len(weights)):
+        total = sum(abs(float(weights[i, j])) for j in range(i + 1)) or 1.0
+        events = entropy = hours = 0.0
+        for j in range(i + 1):
+            a = abs(float(weights[i, j])) / total
+            events += a * (i - j)
+            entropy -= a * math.log(a) if a > 0 else 0
+            hours += a * float(times[i] - times[j]) / 3600
+        by_query.append([events, entropy, hours])
+    return [np.mean(by_query, 0).tolist(), by_query[-1]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": ["learned"]},
+        {"position": ["parec"], "positional_mask": "after_softmax"},
+        {"position": ["fparec"]},
+        {"position": ["hstu"], "block": "hstu"},  # weights of any sign and sum
+    ],
+    ids=str,
+)
+def test_a_model_is_measured_history_by_history(script, experiment, monkeypatch, options) -> None:
+    """Every history alone, so without padding, in loops; in several batches here."""
+    made = experiment("PosSASRec", **options)
+    shake(made.model)
+    model, loader = made.model.double().eval(), made.loaders["test"]
+    monkeypatch.setattr(inspected, "chunk_elements", lambda _: 1000)
+    rows = script("to_rope/attention").sample_rows(made, 9, 5)
+    assert len(rows) == 9 and len(set(loader._dataset.inter_feat[model.USER_ID][rows])) == 9
+    layers, want = find_attention_layers(model), []
+    for number in rows.tolist():
+        inputs = compute_layer_inputs(model, layers, loader.collate_fn([number])[0])
+        for layer, (x, ctx) in zip(layers, inputs, strict=True):
+            t = int(ctx.lengths)
+            assert t >= 5
+            scheme = next(iter(layer.position.schemes.values()), None)
+            if hasattr(scheme, "weights"):
+                weights = scheme.weights(model.max_seq_length)[:, -t:, -t:]
+            else:
+                weights = layer.weights(x, ctx)[0]
+            want.append([in_loops(head.detach(), ctx.times) for head in weights])
+    want = np.array(want).reshape(9, 2, -1, 2, 3).mean(0).transpose(0, 2, 3, 1)
+    found, _ = script("to_rope/attention").measure_run(made, rows)
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
+
+
+def test_attention_of_a_study_and_of_a_run(script, trained, tmp_path: Path, capsys) -> None:
+    attention = script("to_rope/attention")
+    run = trained("TORoPE", n_heads=2)
+    limits = ["--users", "20", "--min_events", "5"]
+    attention.main([str(run), *limits])
+    assert "layer 2, head 2: periods in hours 0.24" in capsys.readouterr().out
+    assert (run / "attention_distance.png").read_bytes().startswith(PNG)
+    runs = {"row": ["TORoPE", "TORoPE"], "path": [run, run], "status": ["done", "done"]}
+    pd.DataFrame(runs).to_csv(tmp_path / "runs.csv")
+    attention.main([str(tmp_path), *limits])
+    assert "± 0.00" in capsys.readouterr().out
+
+
+# --- AttrFormer, W^R of equation 8 ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shop.write(tmp_path_factory.mktemp("shop"), shop.tables())
+
+
+@torch.no_grad()
+def test_use_of_relations_equals_loops(script, folder: Path, double) -> None:
+    """What a relation adds is what is missing without it."""
+    made = shop.open_shop(folder)
+    model, rows = shop.shaken(made), shop.all_windows(made)
+    found = script("attrformer/relations").measure(model, rows)
+    order, heads, _ = shop.find(model, rows)
+    for (_, line), edges in zip(found.iterrows(), heads, strict=True):
+        assert line["read"] == pytest.approx(len(edges.value) / len(order))
+        is_other = order.user[edges.reader] != order.user[edges.source]
+        assert line["others"] == pytest.approx(np.mean(is_other))
+    relations, times = model._look_up(rows, model.lookup, torch.device("cpu"))
+    items = torch.from_numpy(model.lookup.items[rows.events])
+    lengths = torch.from_numpy(rows.lengths)
+    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, None, relations)
+    x = model.position_embedding(model.item_embedding(items), ctx)
+    for number, layer in enumerate(model.trm_encoder.layer, 1):
+        block = layer.multi_head_attention
+        normed = block.LayerNorm(x)
+        full, mix = block.attention(normed, ctx), block.relation_mix.clone()
+        assert found[f"W^R, layer {number}"].tolist() == mix.tolist()
+        block.relation_mix.zero_()
+        alone = block.attention(normed, ctx)
+        for relation, added in enumerate(found[f"adds, layer {number}"]):
+            block.relation_mix.copy_(mix)
+            block.relation_mix[relation] = 0
+            missing = full - block.attention(normed, ctx)
+            assert added == pytest.approx(float(missing.norm() / alone.norm()))
+        block.relation_mix.copy_(mix)
+        x = layer(x, ctx)
+
+
+def test_relations_of_a_run(script, folder: Path, tmp_path: Path, capsys) -> None:
+    shop.train(folder, tmp_path, epochs=1)
+    script("attrformer/relations").main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "brand" in printed and "gate of layer 1" in printed
+    assert (tmp_path / "relations.png").read_bytes().startswith(PNG)
