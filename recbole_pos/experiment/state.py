@@ -7,7 +7,6 @@ of the parameter, and the process dies. The optimiser's options follow from conf
 
 from __future__ import annotations
 
-import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,10 +122,11 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
     trainer.progress = checkpoint.make_progress(state["progress"], file)
-    trainer.best_weights = copy.deepcopy(state["best_weights"])  # tensors of the file stay mapped
+    # the trainer writes to its tensors; those of the file stay mapped, and may share memory
+    trainer.best_weights = checkpoint.copy_to_cpu(state["best_weights"])
     for weights in filter(None, (state["best_weights"], state["weights"])):  # checks both
         load_weights(trainer.model, weights, file)
-    moments = copy.deepcopy(state["optimizer"].get("state"))
+    moments = checkpoint.copy_to_cpu(state["optimizer"].get("state"))
     _require_moments(trainer.optimizer, moments, file)
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
     trainer.steps = state.get("steps", 0)
