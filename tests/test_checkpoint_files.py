@@ -115,7 +115,7 @@ def test_writing_takes_a_twentieth_of_the_time(tmp_path, monkeypatch) -> None:
 
 # --- parts that are wrong ---
 
-HUGE, NAN = 2**2000, math.nan
+NAN = math.nan
 ADAM = "optimizer.state.0.exp_avg"
 # where; what stands there instead (a function: of what stood there)
 DAMAGES: dict[str, list[Any]] = {
@@ -123,7 +123,7 @@ DAMAGES: dict[str, list[Any]] = {
     "config.model": ["Pop"],
     "data": [7],
     "progress": [None, {"surprise": 1}],
-    "progress.next_epoch": [-1, HUGE],
+    "progress.next_epoch": [-1],
     "progress.best_score": [NAN],
     "progress.history": [7, [7]],
     "progress.history.0.valid": [{"a\n" * 9999: "x"}],

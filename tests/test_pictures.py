@@ -82,7 +82,6 @@ LINE_3 = {
     "nested too deeply": b"[" * 100_000 + b"\n",
     "epoch is true": line(True),
     "an earlier epoch": line(0),
-    "loss too large to draw": line(2, loss=1e308),
     "metric missing": line(2, valid={"hit@10": 0.5}),
     "metric is infinite": line(2, float("inf")),
 }

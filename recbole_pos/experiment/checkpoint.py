@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 from torch import Tensor
 
 from recbole_pos.data.identity import describe_changes
@@ -30,7 +30,7 @@ from recbole_pos.values import short
 FORMAT = "recbole-pos/1"
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
-Count = Annotated[int, Ge(0), Lt(2**53)]
+Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
 Metrics = dict[str, float]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
@@ -33,8 +33,6 @@ from recbole_pos.model.base import PosRecommender
 
 FEW = 30  # most epochs that are drawn with a mark each
 HALF_A_LINE = "metrics.jsonl ends in half a line, which is left out"
-# losses and metrics: bounds far above real ones, beyond which drawing fails
-_Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 
 
 def plot_run(path: str | Path, data_path: str | Path | None = None) -> list[Path]:
@@ -166,9 +164,9 @@ class _Line(BaseModel):
     """One line of metrics.jsonl."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
-    epoch: Annotated[int, Field(ge=0, lt=2**31)]
-    loss: _Number
-    valid: dict[str, _Number] | None
+    epoch: int
+    loss: float
+    valid: dict[str, float] | None
 
 
 def read_metrics(file: Path, metric: str) -> tuple[list[dict[str, Any]], str]:

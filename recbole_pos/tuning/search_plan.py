@@ -17,7 +17,7 @@ from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, parse_sp
 from recbole_pos.study.configs import check_plan, make_row_config
 from recbole_pos.study.plan import SEARCHERS, Plan
 from recbole_pos.study.study_file import change_plan, make_plan
-from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_bounded
+from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_file
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice, is_whole, shown
 
@@ -61,7 +61,7 @@ class SearchFacts(Layout):
         A UsageError refuses other weights to start from, and another class of a scheduler object.
         """
         file = folder.path / SEARCH
-        facts = parse(cls, read_bounded(file), f"--resume: {file}")
+        facts = parse(cls, read_file(file), f"--resume: {file}")
         given = cls.from_arguments(args, plan)
         if given.start and facts.start not in ("", given.start):
             raise UsageError(
