@@ -157,7 +157,7 @@ def runs(trained) -> dict[int, Path]:
 
 def test_the_command_on_attention(runs: dict[int, Path], capsys) -> None:
     run = runs[1]
-    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events=5"]) == 0
+    assert main(["inspect", "attention", str(run), "--min_events=5"]) == 0
     printed = capsys.readouterr().out
     found = json.loads((run / "attention.json").read_text())
     assert found["position"] == ["rope"] and found["seed"] == 0 and found["min_events"] == 5
@@ -189,7 +189,7 @@ def test_periods(runs: dict[int, Path], monkeypatch, capsys) -> None:
     differ = [[math.inf] * 4, [400 * day, 1.1 * day, 34 * day, 5.0]]
     given = iter([torch.tensor(same), torch.tensor(differ)])
     monkeypatch.setattr(RotaryPosition, "time_periods", lambda self: next(given))
-    assert main(["inspect", "attention", "--checkpoint", str(run), "--min_events", "5"]) == 0
+    assert main(["inspect", "attention", str(run), "--min_events", "5"]) == 0
     printed = capsys.readouterr().out
     found = json.loads((run / "attention.json").read_text())["periods"]
     assert [(p["layer"], p["heads"], p["planes_without_time"]) for p in found] == [
@@ -323,7 +323,7 @@ def test_use_of_relations_equals_loops(folder: Path, double) -> None:
 )
 def test_the_command_on_relations(folder: Path, tmp_path: Path, capsys, options: dict) -> None:
     shop.train(folder, tmp_path, epochs=1, **options)
-    assert main(["inspect", "relations", "--checkpoint", str(tmp_path), "--batches", "2"]) == 0
+    assert main(["inspect", "relations", str(tmp_path), "--batches", "2"]) == 0
     shown = capsys.readouterr().out
     text = (tmp_path / "relations.json").read_text()
     found = json.loads(text, parse_constant=pytest.fail)["relations"]
@@ -339,7 +339,7 @@ def test_relations_that_cannot_be_inspected(folder: Path, tmp_path: Path, traine
         (tmp_path, 1, "trained without relations"),
         (trained("Pop"), 1, "Pop has no relations"),
     ):
-        refused(f"inspect relations --checkpoint {run} --batches {batches}", message)
+        refused(f"inspect relations {run} --batches {batches}", message)
 
 
 # --- weights that are no numbers, or too large to compute with: every command says so ---

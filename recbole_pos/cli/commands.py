@@ -18,7 +18,6 @@ from recbole_pos.cli.parser import (
     list_config_files,
     option,
     read_settings,
-    trained_run,
 )
 from recbole_pos.config.arguments import (
     AttachArguments,
@@ -50,7 +49,7 @@ _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
     option("--config_files YAML...", "configuration", default=[]),
 )
-_CHECKPOINT = trained_run("folder of a run, or a checkpoint in it")
+_CHECKPOINT = option("RUN_DIR", "folder of a run, or a checkpoint in it", dest="checkpoint")
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
 _AT = option(
     "--at TIME",
@@ -231,7 +230,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     On this machine or a Ray cluster. Every key of the configuration can be given as --key value or
     --key=value and is then the same in all trials.
     """
-    from recbole_pos.tuning import search
+    from recbole_pos.tuning import tune
 
     if args.resume is not None:  # the folder has all other options
         from recbole_pos.config.plugins import import_named
@@ -239,7 +238,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         import_named(overrides.pop("plugins", None))
     settings = read_settings(args, SearchArguments)
     files = list_config_files(args.config_files)
-    search(args.model, args.dataset, args.space, files, overrides, settings=settings)
+    tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
 @_command(
@@ -418,7 +417,7 @@ def _inspect_encoding(args: argparse.Namespace) -> None:
 
 @_command(
     "inspect because",
-    trained_run("folder of a run"),
+    option("RUN_DIR", "the folder of a run", dest="checkpoint"),
     option("--user USER", "name of a user of the data", group="who"),
     option("--history ITEM...", "items, oldest first", group="who"),
     option("--items ITEM...", "items to explain (the k recommended)"),

@@ -28,6 +28,7 @@ from recbole_pos.plain import to_plain
 from recbole_pos.values import short
 
 FORMAT = "recbole-pos/1"
+IDENTITY = ("data", "fields")  # parts that say of the data what ``data/identity.py`` computes
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
 Count = Annotated[int, Ge(0)]
@@ -52,10 +53,10 @@ class Progress:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-# Types of the parts of a checkpoint. Versions before 0.2 did not write all of them.
+# Types of the parts of a checkpoint.
 _PART_TYPES: dict[str, Any] = {
     **dict.fromkeys(("config", "progress", "weights", "optimizer", "scaler", "random"), dict),
-    **dict.fromkeys(("best_weights", "average", "fields"), dict | None),
+    **{"fields": dict, **dict.fromkeys(("best_weights", "average"), dict | None)},
     **{"data": str | None, "known": str | None, "loader": Tensor | None, "steps": int},
 }
 
@@ -78,23 +79,12 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """
     path = Path(path)
     state = _read_file(path)
-    best_file = state.pop("best_file", None)
-    if best_file is not None and (not required or "best_weights" in required):
-        state["best_weights"] = _read_best_file(path, str(best_file))
     if missing := [name for name in required if name not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     for name, part_type in _PART_TYPES.items():
         if name in state and not isinstance(state[name], part_type):
             raise CheckpointError(f"{path} cannot be used: {name} is {type(state[name]).__name__}")
     return state
-
-
-def _read_best_file(path: Path, name: str) -> Any:
-    """Return the best weights, which 0.2.0 wrote into a file beside the checkpoint."""
-    best = _read_file(path.parent / Path(name[:200]).name)
-    if best.get("token") != name.rpartition("-")[2]:
-        raise CheckpointError(f"{path}: {name} is of another checkpoint")
-    return best.get("weights")
 
 
 def _read_file(path: Path) -> dict[str, Any]:
