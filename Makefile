@@ -49,7 +49,7 @@ test-versions: $(PYTHONS:%=.venv-versions-%/installed)  ## the fast tests with t
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution $(patsubst $(firstword $(subst -, ,$*))-%,%,$*) --torch-backend cpu -e '.[test]'
 	touch $@
 
-fuzz: $(VENV)/installed  ## damaged data, absurd options, damaged checkpoints: every generated case (20 minutes)
+fuzz: $(VENV)/installed  ## damaged data, absurd options: every generated case
 	$(BIN)/python -m pytest -n 2 --fuzz $(wildcard tests/test_fuzz_*.py)
 
 docs: $(VENV)/installed  ## build the documents into site/, every warning an error

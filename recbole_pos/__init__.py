@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from recbole_pos.serve.recommend import recommend as recommend
     from recbole_pos.serve.recommender import Recommender as Recommender
     from recbole_pos.study.comparing import compare as compare
-    from recbole_pos.tuning import search as search
     from recbole_pos.tuning import tune as tune
 
 # torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
@@ -59,7 +58,7 @@ _MODULES = {
     "PosRecommender": "recbole_pos.model.base",
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
-    **dict.fromkeys(("search", "tune"), "recbole_pos.tuning"),
+    "tune": "recbole_pos.tuning",
     "compare": "recbole_pos.study.comparing",
 }
 __all__ = ["__version__", *_MODULES]

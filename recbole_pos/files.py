@@ -29,6 +29,7 @@ except ImportError:  # not on Windows, which goes without the lock
 
 TEMPORARY = "recbole-pos-temporary-"  # prefix of the folders of :class:`TemporaryFolder`
 LOCK = "lock"  # the file in a folder that its writer locks
+MAX_BYTES = 2**24  # of a file of yaml or json
 _HELD = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -99,6 +100,18 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write a file of json, complete or not at all; values that json lacks are written as text."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def read_capped(path: str | Path) -> bytes:
+    """Return the content of a file of yaml or json; a UsageError refuses a large one.
+
+    Parsers need many times the memory of a file, which may come from elsewhere.
+    """
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{shown(str(path))}: more than {MAX_BYTES >> 20} MiB of text")
+    return content
 
 
 @contextmanager

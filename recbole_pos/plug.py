@@ -2,12 +2,13 @@
 
 RecBole looks up four things by a model's name: its class (``get_model``), ``<name>Dataset`` in
 ``recbole.data.dataset``, ``<name>Trainer`` in ``recbole.trainer``, and its yaml file. The functions
-here answer for the plugin's models. RecBole's checkpoints, which it would unpickle, are read
-without running what they hold.
+here answer for the plugin's models. RecBole's checkpoints, which it would unpickle, load if this
+process has written them or the user trusts them.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -79,13 +80,67 @@ def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str
 
 
 # --- checkpoints ---
+# RecBole 1.2 calls a bare ``torch.load``, which in torch 2.6 and later refuses RecBole's own files:
+# their pickled configuration could run code. Here such a file loads if this process has written it,
+# or if the user trusts it: the functions of RecBole take a further argument ``trust``.
+
+_WRITTEN: set[str] = set()  # absolute paths of the checkpoints that this process has written
 
 
-def _read_checkpoint(file: Any) -> dict[str, Any]:
-    """Read a checkpoint without running code that it names."""
-    from recbole_pos.experiment.recbole_file import read
+@wrap_function("recbole.trainer.trainer", "Trainer._save_checkpoint")
+def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
+    """Write a checkpoint of RecBole's trainer, and remember its path."""
+    file = options.get("saved_model_file", self.saved_model_file)
+    save(self, *args, **options)
+    _WRITTEN.add(os.path.realpath(file))
 
-    return read(file)
+
+def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
+    """Return what RecBole's trainer saves, from its file or a checkpoint of this package.
+
+    Args:
+        trust: whether code in the file may be run; without, it holds tensors and plain values, or
+            was written by this process.
+        device: device for the tensors of a file of RecBole's; by default where they were saved.
+    """
+    import torch
+
+    from recbole_pos.experiment import checkpoint
+
+    if trust or os.path.realpath(file) in _WRITTEN:
+        state = torch.load(file, map_location=device, weights_only=False)
+        if state.get("format") != checkpoint.FORMAT:
+            return state
+    return _read_own_checkpoint(file)
+
+
+def _read_own_checkpoint(file: Any) -> dict[str, Any]:
+    """Return a checkpoint of this package in RecBole's form, with the best weights."""
+    from recbole_pos.errors import CheckpointError
+    from recbole_pos.experiment import checkpoint
+    from recbole_pos.experiment.state import make_config
+    from recbole_pos.model.models import is_served
+    from recbole_pos.plain import from_plain
+
+    state = checkpoint.load(file, ("config", "weights", "best_weights"))
+    config = make_config(state, file)
+    if not is_served(config["model"]):
+        raise CheckpointError(
+            f"{file} is of {config['model']}, trained by recbole-pos on its own split, which "
+            "RecBole does not make; load it with recbole_pos.load"
+        )
+    # RecBole would unpickle the data that these options name, or its own guesses of their place:
+    # no file can be below another file
+    for key in ("dataset_save_path", "dataloaders_save_path"):
+        config[key] = os.path.join(file, "nothing")
+    weights = state["best_weights"] or state["weights"]
+    others = from_plain(weights["other"])
+    return {
+        **state,
+        "config": config,
+        "state_dict": weights["state_dict"],
+        "other_parameter": others,
+    }
 
 
 def _load_weights(model: Any, state: dict[str, Any]) -> None:
@@ -102,17 +157,19 @@ def _evaluate(
     load_best_model: bool = True,
     model_file: Any = None,
     show_progress: bool = False,
+    trust: bool = False,
 ) -> Any:
-    """Evaluate with the best weights, read without running code."""
+    """Evaluate with the best weights, of the trainer's own file or of ``model_file``."""
     if eval_data and load_best_model:
-        _load_weights(self.model, _read_checkpoint(model_file or self.saved_model_file))
+        file = model_file or self.saved_model_file
+        _load_weights(self.model, _read_checkpoint(file, trust, self.device))
     return evaluate(self, eval_data, load_best_model=False, show_progress=show_progress)
 
 
 @wrap_function("recbole.trainer.trainer", "Trainer.resume_checkpoint")
-def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
-    """Resume from a checkpoint, read without running code."""
-    state = _read_checkpoint(resume_file)
+def _resume_checkpoint(original: Any, self: Any, resume_file: Any, trust: bool = False) -> None:
+    """Resume from a checkpoint."""
+    state = _read_checkpoint(resume_file, trust, self.device)
     self.saved_model_file = str(resume_file)
     self.start_epoch = state["epoch"] + 1
     self.cur_step = state["cur_step"]
@@ -123,13 +180,13 @@ def _resume_checkpoint(original: Any, self: Any, resume_file: Any) -> None:
 
 
 @wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
-def _load_data_and_model(original: Any, model_file: Any) -> tuple[Any, ...]:
-    """Return config, model, dataset and three loaders of a checkpoint, without running its code."""
+def _load_data_and_model(original: Any, model_file: Any, trust: bool = False) -> tuple[Any, ...]:
+    """Return config, model, dataset and three loaders of a checkpoint."""
     from recbole.quick_start import quick_start
 
     from recbole_pos.experiment.checkpoint import require_same_data
 
-    state = _read_checkpoint(model_file)
+    state = _read_checkpoint(model_file, trust)
     config = state["config"]
     quick_start.init_seed(config["seed"], config["reproducibility"])
     quick_start.init_logger(config)

@@ -1,4 +1,4 @@
-"""Reads yaml files within bounds; those under ``properties/`` are the only place of defaults."""
+"""Reads yaml files; those under ``properties/`` are the only place of defaults."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from recbole_pos.errors import UsageError
+from recbole_pos.files import read_capped
 from recbole_pos.values import short, shown
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,80 +21,59 @@ ROOT, DATASETS = (
     for name in ("properties", "dataset")
 )
 
-# Bounds of a file, and so of the time and memory that reading and quoting it takes.
-_MAX_CHARACTERS, _MAX_VALUES, _MAX_DEPTH = 10_000_000, 100_000, 100
-_PER_VALUE = 100  # characters of a text that count as one value
+_MAX_VALUES, _MAX_DEPTH = 100_000, 100  # of a file
 _NO_SPACE = re.compile(r"[ -]*[\w.]+:[^\s/:]")  # the start of a line such as epochs:1
-_MAX_DIGITS = 1000  # of a number; Python reads longer ones in quadratic time, or not at all
-
-
-def _make_error(problem: str, node: yaml.Node) -> yaml.YAMLError:
-    """Return an error about a node, with its line."""
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+# What constructors of yaml raise for a value that is not of its type, as in ``!!bool x``.
+_WRONG_VALUE = (ValueError, LookupError, AttributeError, OverflowError)
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Reads a user's text within bounds, with the place of what is not yaml or is given twice.
+    """Reads a user's text; refuses a key given twice, deep nesting, and aliases without end.
 
     An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
     """
 
-    def get_single_node(self) -> yaml.Node | None:
-        """Return the node of the text, None if it is empty; refuse one beyond the bounds."""
-        try:
-            node = super().get_single_node()
-            if node is not None:
-                _count_values(node, {})
-            return node
-        except RecursionError:
-            raise yaml.YAMLError("values are nested too deeply") from None
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = 0  # number of nodes that are begun and not ended
+        self.sizes: dict[yaml.Node, int] = {}  # node -> number of values in it
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the value of a node; refuse one that contradicts its tag, as in ``!!bool x``."""
-        try:
-            return super().construct_object(node, deep)
-        except (AttributeError, LookupError, OverflowError) as error:
-            raise _make_error(f"it is not what its tag {shown(node.tag)} says", node) from error
-
-
-def _count_values(node: yaml.Node, counts: dict[yaml.Node, int | None], depth: int = 0) -> int:
-    """Return the number of values in a node; refuse one beyond the bounds, or a key given twice.
-
-    An alias counts as all that it stands for. ``counts`` is extended in place: node -> its number
-    of values, None while it is being counted.
-    """
-    if node in counts:
-        known_count = counts[node]
-        if known_count is None:
-            raise _make_error("an alias stands within its own anchor", node)
-        return known_count
-    if depth > _MAX_DEPTH:
-        raise _make_error(f"values are nested more than {_MAX_DEPTH} deep", node)
-    counts[node] = None
-    if isinstance(node, yaml.ScalarNode):
-        if len(node.value) > _MAX_DIGITS and node.tag.endswith((":int", ":float")):
-            raise _make_error(f"a number has {len(node.value):,} characters", node)
-        count = 1 + len(node.value) // _PER_VALUE
-    else:
-        children = node.value
-        if isinstance(node, yaml.MappingNode):
-            children = [child for pair in node.value for child in pair]
-            _require_distinct([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-        count = 1 + sum(_count_values(child, counts, depth + 1) for child in children)
-    if count > _MAX_VALUES:
-        problem = f"there are more than {_MAX_VALUES:,} values, those of aliases counted"
-        raise _make_error(problem, node)
-    counts[node] = count
-    return count
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node of the text, in which SafeLoader would take any size and depth."""
+        event = self.peek_event()
+        if self.depth == _MAX_DEPTH:
+            _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self.sizes:
+                _refuse("an alias stands within its own anchor", event)
+        else:
+            self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
+        if self.sizes[node] > _MAX_VALUES:
+            _refuse(f"there are more than {_MAX_VALUES:,} values, those of aliases counted", event)
+        return node
 
 
-def _require_distinct(keys: list[yaml.ScalarNode]) -> None:
-    """Refuse the first key of a mapping that is given twice."""
+def _list_children(node: yaml.Node | None) -> list[yaml.Node]:
+    """Return the nodes directly within a node; refuse the first key of a mapping given twice."""
+    if isinstance(node, yaml.SequenceNode):
+        return node.value
+    if not isinstance(node, yaml.MappingNode):
+        return []
     names = set()
-    for key in keys:
-        if key.value in names:
-            raise _make_error(f"key {shown(key.value)} is given twice", key)
-        names.add(key.value)
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in names:
+                _refuse(f"key {shown(key.value)} is given twice", key)
+            names.add(key.value)
+    return [child for pair in node.value for child in pair]
+
+
+def _refuse(problem: str, place: yaml.Node | yaml.Event) -> NoReturn:
+    """Raise an error with the line of a node or event."""
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
@@ -133,7 +113,7 @@ def parse_scalar(text: str, location: str) -> Any:
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, *_WRONG_VALUE) as error:
         kind = _OPENERS.get(bare[:1])
         if kind is None or _INTERVALS.fullmatch(bare):
             return text
@@ -180,10 +160,7 @@ def _read_mapping(
     """Return the mapping in a yaml file of a ``kind``, and its node, None if the file is empty."""
     name = short(str(path))
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_CHARACTERS + 1)
-        if len(text) > _MAX_CHARACTERS:
-            raise ValueError(f"the file has more than {_MAX_CHARACTERS:,} characters")
+        text = read_capped(path).decode()
         loader = loader_class(text)
         try:
             root = loader.get_single_node()
@@ -195,7 +172,7 @@ def _read_mapping(
     except yaml.MarkedYAMLError as error:
         number, problem = _explain(error, text.splitlines())
         raise UsageError(f"{name}, line {number}: {short(problem)} (not valid yaml)") from error
-    except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError, too
+    except (yaml.YAMLError, *_WRONG_VALUE) as error:  # UnicodeDecodeError is a ValueError
         problem = short(" ".join(str(error).split()))
         raise UsageError(f"{name}, {problem} (not valid yaml)") from error
     if content is None:

@@ -112,6 +112,6 @@ def example(users: int = 1500, seed: int = 0) -> Results:
         searches=pd.DataFrame(searches),
         ties=TieCount(users=users, test=users // 3),
         data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
-        versions={"recbole-pos": "0.2.0", "recbole": "1.2.0", "torch": "2.13.0"},
+        versions={"recbole-pos": "0.3.0", "recbole": "1.2.0", "torch": "2.13.0"},
         command="recbole-pos compare shop.yaml --data_path FOLDER",
     )

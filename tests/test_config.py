@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import recbole
 import yaml
-from conftest import make_log, write_atomic
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.presets import FOR, select_parts
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.model.models import BASELINES, MODELS
@@ -164,20 +163,6 @@ def test_sources_are_merged(tmp_path: Path, opened) -> None:
     file.write_text("lod_col: {inter: [a]}\n")
     with pytest.raises(UsageError, match="ml-100k.yaml: unknown key 'lod_col'"):
         opened("FPARec", **data)
-
-
-def test_an_option_of_an_earlier_version_is_left_out_with_a_warning(opened) -> None:
-    with pytest.warns(RunWarning, match="batch_shapes has no effect any more"):
-        config = opened("FPARec", batch_shapes="auto")
-    assert "batch_shapes" not in config.plain
-
-
-def test_so_is_one_in_the_file_of_a_dataset(tmp_path: Path) -> None:
-    folder = write_atomic(make_log(users=9), tmp_path)
-    (folder / "tiny" / "tiny.yaml").write_text("storage: x\nrm_copies: True\n")
-    with pytest.warns(RunWarning, match="tiny.yaml: storage has no effect any more"):
-        config = PosConfig("FPARec", "tiny", None, {"data_path": str(folder)})
-    assert config["rm_copies"] and "storage" not in config.plain
 
 
 # --- presets, and files for several models ---

@@ -195,10 +195,10 @@ def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys
     assert list(table)[5:9] == ["because_1", "steps_back_1", "score_change_1", "rank_change_1"]
     pd.testing.assert_frame_equal(columnar.fillna(0), table.fillna(0), check_dtype=False)
     capsys.readouterr()
-    assert main(["inspect", "because", "--checkpoint", str(run_dir), "--user", "u9"]) == 0
+    assert main(["inspect", "because", str(run_dir), "--user", "u9"]) == 0
     assert "score_change" in capsys.readouterr().out
     assert (run_dir / "because.png").stat().st_size > 10_000
-    command = ["inspect", "because", "--checkpoint", str(run_dir), "--history"]
+    command = ["inspect", "because", str(run_dir), "--history"]
     assert main([*command, "i1", "no-such", "i2"]) == 0
     printed = capsys.readouterr()
     assert "--history: not known to the model and left out: no-such" in printed.out + printed.err

@@ -60,7 +60,7 @@ def test_attention_by_position_is_averaged_too(experiment) -> None:
 
 def test_the_command_on_attention(trained, tmp_path: Path, capsys, refused) -> None:
     run = trained("PosSASRec", position=["rope"])
-    assert main(["inspect", "attention", "--checkpoint", str(run)]) == 0
+    assert main(["inspect", "attention", str(run)]) == 0
     assert capsys.readouterr().out.split() == [str(run / "attention.png")]
     assert (run / "attention.png").read_bytes().startswith(b"\x89PNG")
     refused(f"inspect attention {tmp_path}", "not a run folder")

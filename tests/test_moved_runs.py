@@ -1,4 +1,4 @@
-"""A run folder works wherever it and its data are, of any version; on other data it is refused."""
+"""A run folder works wherever it and its data are; on other data it is refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, extend_log, keep_known_rows
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError, RunWarning, UsageError
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
 
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
@@ -118,18 +116,6 @@ def test_models_that_read_more_say_why(tmp_path, model, options, needs_data) -> 
         assert len(found) == 3
 
 
-def test_a_run_of_an_earlier_version_needs_the_data_and_says_so(here, moved) -> None:
-    """Its table has no counts of items, and its checkpoint no digest of it."""
-    file = here / "run" / "checkpoint.pt"
-    checkpoint.save(file, {**checkpoint.load(file), "known": None})
-    table = pd.read_parquet("run/known.parquet")
-    table.loc[table["field"] == "item_id", "events"] = -1
-    table.to_parquet("run/known.parquet", index=False)
-    with pytest.raises(UsageError, match="popularity.*data_path"):
-        recbole_pos.Recommender.load("run")
-    assert len(recbole_pos.recommend("run", ["u9"], 3, data_path=moved.parent / "now")) == 3
-
-
 DAMAGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "kind of a column": lambda table: table.assign(token=0.5),
     "a name twice": lambda table: pd.concat([table, table.iloc[-1:]]),
@@ -161,59 +147,6 @@ def test_other_data_are_refused(here, tmp_path) -> None:
     config = Path("run/config.yaml").read_text()
     assert main(["evaluate", "run", "--mask_history", "true", "--data_path", str(data)]) == 2
     assert Path("run/config.yaml").read_text() == config
-
-
-# --- folders that earlier versions wrote ---
-
-DATA = Path(__file__).parent / "data"
-SAMPLES = Path(__file__).parent.parent / "dataset"
-# 0.1: TORoPE with [to_rope, kernel] on toyshop, finished. 0.2: PosSASRec, killed; the weights of
-# its best epoch are in a file of their own.
-RUNS = {"run-0.1": "third_epoch.json", "run-0.2-killed": "next_epoch.json"}
-
-
-@pytest.fixture
-def old(request, tmp_path) -> Path:
-    """The folder, with the sample data where they are on this machine."""
-    folder = Path(shutil.copytree(DATA / request.param, tmp_path / request.param))
-    config = (folder / "config.yaml").read_text()
-    moved = config.replace("data_path: dataset\n", f"data_path: {SAMPLES}\n")
-    (folder / "config.yaml").write_text(moved)
-    return folder
-
-
-@pytest.mark.parametrize("old", RUNS, indirect=True)
-def test_an_old_run_recommends_and_resumes_as_it_did(old) -> None:
-    want = pd.read_csv(old / "recommendations.csv", dtype=str)
-    found = recbole_pos.recommend(old, users=list(dict.fromkeys(want.iloc[:, 0])), k=3)
-    found = found.iloc[: len(want)].reset_index(drop=True)
-    names = [name for name in want if name != "score"]
-    assert found[names].astype(str).equals(want[names])
-    assert found["score"].to_numpy() == pytest.approx(want["score"].astype(float), abs=1e-5)
-    if (old / "result.json").exists():
-        made = recbole_pos.load(old)
-        test = made.trainer.evaluate(made.loaders["test"], load_best_model=False)
-        assert test == json.loads((old / "result.json").read_text())["test"]
-    next_epoch = json.loads((old / RUNS[old.name]).read_text())
-    before = len((old / "metrics.jsonl").read_text().splitlines())
-    recbole_pos.run(resume=old, config_dict={"epochs": before + 1}, verbose=False)
-    *_, line = map(json.loads, (old / "metrics.jsonl").read_text().splitlines())
-    assert line["loss"] == pytest.approx(next_epoch["loss"], rel=1e-5)
-    assert line["valid"] == pytest.approx(next_epoch["valid"], abs=1e-5)
-
-
-@pytest.mark.parametrize("old", ["run-0.2-killed"], indirect=True)
-def test_best_weights_in_a_file_of_their_own(old, tmp_path) -> None:
-    """They move with the checkpoint; without them, or with others, it is refused."""
-    there = RunFolder(shutil.copytree(old, tmp_path / "there"))
-    (best,) = there.path.glob("checkpoint.pt.best-*")
-    assert recbole_pos.load(there.path).model
-    best.write_bytes(there.checkpoint.read_bytes())
-    with pytest.raises(CheckpointError):
-        recbole_pos.load(there.path)
-    best.unlink()
-    with pytest.raises(CheckpointError):
-        recbole_pos.load(there.path)
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +242,8 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
 def test_lists_of_tokens_are_reduced_to_known_ones_in_linear_time() -> None:
     """Tags, say, of which a catalogue has as many as items."""
     names = np.array(["[PAD]", *(f"n{n}" for n in range(4000))])
-    known = Vocabulary({"item_id": names, "tags": names}, np.zeros(1, dtype=np.int64))
+    nobody = np.zeros(1, dtype=np.int64)
+    known = Vocabulary({"item_id": names, "tags": names}, nobody, nobody)
     lists = [np.array([name, "new"]) for name in names[1:]]
     table = pd.DataFrame({"item_id": names[1:], "tags": pd.Series(lists, dtype=object)})
     started = process_time()

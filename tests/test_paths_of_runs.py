@@ -109,15 +109,13 @@ ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 HOSTILE: dict[str, str | bytes] = {
     "aliases in aliases": ALIASES,
-    "a long text, often": f"a: &a {'x' * 1_000_000}\nb: [{', '.join(['*a'] * 100)}]\n",
     "an alias in itself": "a: &a [*a]\n",
     "deep": f"a: {'[' * 120}{']' * 120}\n",
     "deeper": f"a: {'[' * 1000}{']' * 1000}\n",
-    "a number without end": f"a: {'1:' * 100_000}1\n",
     "a long name, twice": 2 * f"{'x' * 900}: 1\n",
     "a tag that is not true": "a: !!bool x\n",
     "an unknown alias": f"a: *{'x' * 1000}\n",
-    "long": "a: 1\n" * 2_500_000,
+    "long": "a: 1\n" * 4_000_000,
     "no UTF-8": b"\xff\xfe\x00",
     "a date that is not one": "a: 2020-13-45",
     "a set that is a list": "a: !!set [1]",

@@ -117,7 +117,7 @@ def test_examples_of_docstrings(
     monkeypatch.chdir(tmp_path)
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
     names, printed = {"recbole_pos": recbole_pos}, []
-    for name in ("convert", "run", "load", "recommend", "attach", "search", "compare"):
+    for name in ("convert", "run", "load", "recommend", "attach", "tune", "compare"):
         docstring = getattr(recbole_pos, name).__doc__
         test = parser.get_doctest(docstring, names, name, None, None)
         assert test.examples, f"recbole_pos.{name} has no example"

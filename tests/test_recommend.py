@@ -175,14 +175,6 @@ def test_chosen_users(runs: dict[str, Path]) -> None:
             recbole_pos.recommend(runs["BPR"], k=k)
 
 
-def test_names_of_methods_in_0_2_0(torope: Recommender) -> None:
-    with pytest.warns(DeprecationWarning, match="read_users"):
-        histories = torope.of_users()
-    with pytest.warns(DeprecationWarning, match="make_tables"):
-        ((table, _),) = torope.parts(histories, 3, True, torope.choose_items())
-    assert table.equals(torope.recommend(k=3, exclude_seen=True))
-
-
 def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     run_dir = runs["PosSASRec"]
     assert main(["recommend", str(run_dir), "-k", "2"]) == 0

@@ -106,7 +106,6 @@ WRONG = [
     ("{hidden_dropout_prob: [0.2, 0.3]}", "{space: tune.yaml}", 12, "trials"),
     ("seeds: [2020, 2021, 2022]", "seeds: 3\nsearch_seeds: 4", 14, "search_seeds"),
     ("{hidden_dropout_prob: [0.2, 0.3]}", "{trials: 10000000000, space: a}", 12, "runs"),
-    ("seeds: [2020, 2021, 2022]", f"seeds: {list(range(20_000))}", 13, "10,000 values"),
     ("seeds: [2020, 2021, 2022]", "seeds: [1, 4294967296]", 13, "numbers below"),
     ("history: [5", "histroy: [5", 16, "histroy.*mean history"),
     ("n_layers: 2}", "eval_args: {}}", 18, "eval_args .*line 3"),

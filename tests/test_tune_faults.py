@@ -21,7 +21,7 @@ from conftest import PATIENCE, SCRIPT, wait
 from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
-from recbole_pos.tuning import search
+from recbole_pos.tuning import tune
 
 pytestmark = pytest.mark.long
 FAST = {
@@ -116,7 +116,7 @@ def run(folder: Path, tiny: Path, epochs: int, space: str = SPACE, **more: Any) 
     (folder / "space.yaml").write_text(space)
     given = {**FAST, "data_path": str(tiny), "epochs": epochs}
     options = {"searcher": "random", "scheduler": "none", "run_dir": folder / "out", **more}
-    return search("FPARec", "tiny", folder / "space.yaml", [], given, verbose=False, **options)
+    return tune("FPARec", "tiny", folder / "space.yaml", [], given, verbose=False, **options)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_trial_whose_process_always_dies_is_no_result(no_ray, tiny: Path, tmp_
             pids[layers].append(pid)
         assert len(pids["2"]) == 4 and pids["2"][0] == pids["1"][0]  # a process used again
         cure.touch()
-        found = search(resume=tmp_path / "out", verbose=False)
+        found = tune(resume=tmp_path / "out", verbose=False)
     finally:
         ray.shutdown()
     assert [trial.state for trial in found.trials] == ["finished"] * 3 and found.test

@@ -16,7 +16,7 @@ import torch
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.searchers import OptunaSearcher, make_searcher
@@ -170,13 +170,6 @@ def test_the_command_line_wins_over_the_space(tmp_path: Path) -> None:
 def test_wrong_options_of_the_search(tmp_path: Path, option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"--{option}"):
         search_of(write(tmp_path, ALL_KINDS), **{option: value})
-
-
-@pytest.mark.parametrize("option", ["nproc", "storage"])
-def test_an_argument_of_an_older_version_warns(tmp_path: Path, option: str) -> None:
-    with pytest.warns(RunWarning, match=f"--{option}"):
-        plan = search_of(write(tmp_path, ALL_KINDS), given={option: "2"})
-    assert option not in plan.base
 
 
 def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:

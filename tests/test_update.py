@@ -237,7 +237,7 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"no item.*'0i.*'i"):
         recbole_pos.update(old, run_dir=tmp_path / "new")
     (old / "known.parquet").unlink()
-    with pytest.raises(UsageError, match="made by an earlier version"):
+    with pytest.raises(UsageError, match="has no known.parquet"):
         recbole_pos.update(old)
 
 

@@ -17,7 +17,6 @@ from recbole_pos.cli.parser import (
     list_config_files,
     option,
     read_settings,
-    trained_run,
 )
 from recbole_pos.config.arguments import (
     AttachArguments,
@@ -49,7 +48,7 @@ _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
     option("--config_files YAML...", "configuration", default=[]),
 )
-_CHECKPOINT = trained_run("folder of a run")
+_CHECKPOINT = option("RUN_DIR", "folder of a run", dest="checkpoint")
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
 _AT = option(
     "--at TIME",
@@ -230,7 +229,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     On this machine or a Ray cluster. Every key of the configuration can be given as --key value or
     --key=value and is then the same in all trials.
     """
-    from recbole_pos.tuning import search
+    from recbole_pos.tuning import tune
 
     if args.resume is not None:  # the folder has all other options
         from recbole_pos.config.plugins import import_named
@@ -238,7 +237,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         import_named(overrides.pop("plugins", None))
     settings = read_settings(args, SearchArguments)
     files = list_config_files(args.config_files)
-    search(args.model, args.dataset, args.space, files, overrides, settings=settings)
+    tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
 @_command(

@@ -191,19 +191,6 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
     return add
 
 
-def trained_run(text: str) -> Argument:
-    """Return a function that adds the argument RUN_DIR, which may be given as --checkpoint, too."""
-
-    def add(parser: Parser) -> None:
-        group = parser.add_mutually_exclusive_group(required=True)
-        group.add_argument(
-            "checkpoint", metavar="RUN_DIR", nargs="?", default=argparse.SUPPRESS, help=text
-        )
-        group.add_argument("--checkpoint", metavar="RUN_DIR", help="the same")
-
-    return add
-
-
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
     """Return the settings among parsed arguments, with lists as tuples."""
     values: dict[str, Any] = {}

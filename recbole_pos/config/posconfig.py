@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from recbole_pos.config.presets import find_config_file, list_positions, select_
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.errors import PosError, RunWarning, StorageError, UnknownKey, UsageError
+from recbole_pos.errors import PosError, StorageError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -57,11 +56,6 @@ _KEYWORDS = {  # of run, compare and search, which a misspelt option may be mean
     field.name
     for arguments in (RunArguments, CompareArguments, SearchArguments)
     for field in dataclasses.fields(arguments)
-}
-# Options of version 0.2.0, and what replaces their effect.
-_REMOVED = {
-    "batch_shapes": "batches have the sizes of their windows",
-    "storage": "the folder run_dir keeps everything and must be reached by all machines",
 }
 
 
@@ -134,10 +128,9 @@ class PosConfig(Config):
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
-            (file, self._drop_removed(read_yaml(find_config_file(file)), f"{file}: "))
-            for file in files
+            (file, read_yaml(find_config_file(file))) for file in files
         ]
-        self._given = self._drop_removed(options)
+        self._given = options
         if "item_vectors" in options:  # vectors in memory become a file
             try:
                 options["item_vectors"] = to_files(options["item_vectors"])
@@ -180,15 +173,6 @@ class PosConfig(Config):
         return final.get(key)
 
     # --- where options come from ---
-
-    def _drop_removed(self, options: dict[str, Any], location: str = "") -> dict[str, Any]:
-        """Remove options of earlier versions from a mapping; warn of them in a new run."""
-        for key in _REMOVED.keys() & options.keys():
-            if self.strict:
-                text = f"{location}{key} has no effect any more: {_REMOVED[key]}; leave it out"
-                warnings.warn(text, RunWarning, stacklevel=2)
-            del options[key]
-        return options
 
     def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
@@ -239,7 +223,7 @@ class PosConfig(Config):
         folder = Path(str(self._merge_given(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
-            content = self._drop_removed(read_yaml(file), f"{file}: ")
+            content = read_yaml(file)
             self.public = {**(content.pop("public", None) or {}), **content}
             self.files.insert(0, (file, content))
             if PLUGINS in content:

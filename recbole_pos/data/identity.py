@@ -71,15 +71,15 @@ def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Return in words what differs between two identities; None if nothing does."""
-    if not now["data"].startswith(then.get("data") or ""):
+    if then["data"] not in (None, now["data"]):  # None: the data of the training had no identity
         return "items, interactions, their times or what is held out"
     changed = find_changed_fields(then, now)
     return f"the values of {', '.join(changed)}, or the order of their lines," if changed else None
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the fields of both identities whose digests differ; version 0.2.0 wrote fewer."""
-    before, after = then.get("fields") or {}, now["fields"]
+    """Return the fields of both identities whose digests differ."""
+    before, after = then["fields"], now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
 
@@ -90,14 +90,13 @@ class Vocabulary:
     Attributes:
         tokens: field of type token -> [ids] names of the field, padding first.
         user_counts: [users] int64 interactions of each user before the split left any out, by id.
-        popularity: [items] int64 training interactions of each item, by id; None where an earlier
-            version did not count them.
-        counts_time: see :func:`~recbole_pos.data.clock.counts_time`; None in runs of 0.2.
+        popularity: [items] int64 training interactions of each item, by id.
+        counts_time: see :func:`~recbole_pos.data.clock.counts_time`.
     """
 
     tokens: dict[str, np.ndarray]
     user_counts: np.ndarray
-    popularity: np.ndarray | None = None
+    popularity: np.ndarray
     counts_time: bool | None = None
 
     @classmethod
@@ -119,16 +118,14 @@ class Vocabulary:
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
                 digest.update("\0".join([field, *names[1:]]).encode())
         for counts in (self.user_counts, self.popularity):
-            digest.update(b"" if counts is None else counts.astype(np.int64).tobytes())
+            digest.update(counts.astype(np.int64).tobytes())
         return digest.hexdigest()
 
     def count_by_name(self, user_field: str, item_field: str) -> list[dict[str, int]]:
         """Return interactions by user and training interactions by item, whatever their ids."""
         counts = ((user_field, self.user_counts), (item_field, self.popularity))
         return [
-            dict(zip(self.tokens[field], column.tolist(), strict=True))
-            for field, column in counts
-            if column is not None
+            dict(zip(self.tokens[field], column.tolist(), strict=True)) for field, column in counts
         ]
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
@@ -167,15 +164,16 @@ class Vocabulary:
             np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
             for field in (user_field, item_field)
         )
-        if table["events"].dtype.kind != "i" or user_counts.min() < 0:
-            raise ValueError("events: expected whole numbers, at least 0 of each user")
+        is_count = table["events"].dtype.kind == "i"
+        if not is_count or user_counts.min() < 0 or popularity.min() < 0:
+            raise ValueError("events: expected whole numbers, at least 0 of each user and item")
         tokens = {user_field: np.array(["[PAD]"])} | {
             str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
         }
         is_dated = table.attrs.get(_COUNTS_TIME)
         if is_dated not in (None, True, False):
             raise ValueError(f"{_COUNTS_TIME}: expected true or false, found {shown(is_dated)}")
-        return cls(tokens, user_counts, None if popularity.min() < 0 else popularity, is_dated)
+        return cls(tokens, user_counts, popularity, is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """Return [interactions] bool: whether each is one of the interactions counted here.

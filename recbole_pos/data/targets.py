@@ -454,10 +454,10 @@ def describe_split(summary: dict[str, Any]) -> str:
 def make_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about copies and leaks, which make metrics too good, and unlearned items.
 
-    ``summary`` is that of a split; summaries written by 0.2.0 may lack these counts.
+    ``summary`` is that of a split.
     """
     warnings = []
-    copies, copied_targets = (summary.get(key) or {} for key in ("copies", "copied_targets"))
+    copies, copied_targets = summary["copies"], summary["copied_targets"]
     if num_copies := sum(copies.values()):
         phrases = [
             f"{copied_targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
@@ -469,7 +469,7 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    leaks = summary.get("leaks") or {}
+    leaks = summary.get("leaks", {})
     for phase in PHASES[1:] if leaks else ():
         if summary["cold_targets"][phase] == summary["targets"][phase] > 0:
             warnings.append(
@@ -492,7 +492,7 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     ``summary`` is that of a split, ``candidates`` what :func:`describe_candidates` returns.
     """
     num_targets = summary["targets"]["test"]
-    num_repeated = (summary.get("repeated_targets") or {}).get("test", 0)
+    num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
     share = f"{num_repeated:,} of {num_targets:,} test targets ({num_repeated / num_targets:.0%})"

@@ -154,7 +154,7 @@ def read_dataset(
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
-    """Return the vocabulary of a run; None if an earlier version wrote its folder."""
+    """Return the vocabulary of a run; None if its folder has none, as that of a .pth file."""
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 

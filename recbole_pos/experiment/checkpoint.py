@@ -1,12 +1,14 @@
-"""Checkpoints: plain tensors and values in one file, read without running its content.
+"""Checkpoints: tensors and plain values in one file, which ``torch.load`` reads as such.
 
 RecBole's trainer pickles its config into checkpoints, which today's torch rightly refuses to load.
-Here are tensors and plain values, with all random states, so that a resumed run ends with the same
-bits. Nothing of a file is used before it was held against the trainer at hand (``state.py``).
+A checkpoint here holds tensors and plain values only, with all random states, so that a resumed run
+ends with the same bits. Before a part of it is used, ``state.py`` compares it with the trainer.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,20 +18,20 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge
 from torch import Tensor
 
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import CheckpointError
-from recbole_pos.experiment import archive
 from recbole_pos.files import atomic_write
 from recbole_pos.plain import to_plain
 from recbole_pos.values import short
 
 FORMAT = "recbole-pos/1"
+IDENTITY = ("data", "fields")  # parts that say of the data what ``data/identity.py`` computes
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
-Count = Annotated[int, Ge(0), Lt(2**53)]
+Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
 Metrics = dict[str, float]
 
@@ -51,10 +53,10 @@ class Progress:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
 
-# Types of the parts of a checkpoint. Versions before 0.2 did not write all of them.
+# Types of the parts of a checkpoint.
 _PART_TYPES: dict[str, Any] = {
     **dict.fromkeys(("config", "progress", "weights", "optimizer", "scaler", "random"), dict),
-    **dict.fromkeys(("best_weights", "average", "fields"), dict | None),
+    **{"fields": dict, **dict.fromkeys(("best_weights", "average"), dict | None)},
     **{"data": str | None, "known": str | None, "loader": Tensor | None, "steps": int},
 }
 
@@ -77,9 +79,6 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """
     path = Path(path)
     state = _read_file(path)
-    best_file = state.pop("best_file", None)
-    if best_file is not None and (not required or "best_weights" in required):
-        state["best_weights"] = _read_best_file(path, str(best_file))
     if missing := [name for name in required if name not in state]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     for name, part_type in _PART_TYPES.items():
@@ -88,29 +87,24 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     return state
 
 
-def _read_best_file(path: Path, name: str) -> Any:
-    """Return the best weights, which 0.2.0 wrote into a file beside the checkpoint."""
-    best = _read_file(path.parent / Path(name[:200]).name)
-    if best.get("token") != name.rpartition("-")[2]:
-        raise CheckpointError(f"{path}: {name} is of another checkpoint")
-    return best.get("weights")
-
-
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the parts of a file that this package wrote, by name."""
-    state = archive.read(path, _refuse_class)
+    """Return the parts of a file that this package wrote, by name; tensors are mapped, not read."""
+    if not os.path.isfile(path):  # False if the name is too long, where pathlib may raise
+        raise CheckpointError(f"no checkpoint at {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds objects, which could run code when loaded, and not only tensors and "
+            "plain values; nothing in it was run. If you trust its author, and RecBole's trainer "
+            "wrote it, it loads with RecBole's load_data_and_model(file, trust=True)"
+        ) from error
+    except Exception as error:  # torch raises different ones
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path} is truncated or no checkpoint: {short(reason)}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
     return {name: part for name, part in state.items() if name != "format"}
-
-
-def _refuse_class(name: str) -> None:
-    """Refuse any class: a checkpoint of this package has none."""
-    raise archive.Refused(
-        "holds a pickled object, which could run code when loaded; it was refused and nothing in "
-        "it was run. Checkpoints of this package hold tensors and plain values only; one of "
-        "RecBole's own trainer loads with RecBole's load_data_and_model"
-    )
 
 
 def make_progress(fields: dict[str, Any], path: Path | str) -> Progress:
@@ -194,7 +188,7 @@ class CheckpointWriter:
             return
         best_weights = state["best_weights"]  # never changed, so not copied
         self._unwritten = {
-            name: part if part is best_weights else _copy_to_cpu(part)
+            name: part if part is best_weights else copy_to_cpu(part)
             for name, part in state.items()
         }
 
@@ -209,12 +203,12 @@ class CheckpointWriter:
         self._next_write = ended + (ended - started) / WRITING_SHARE
 
 
-def _copy_to_cpu(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
     """Return a copy of a tree of lists, mappings and tensors, on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copy_to_cpu(part) for key, part in value.items()}
+        return {key: copy_to_cpu(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_copy_to_cpu, value))
+        return type(value)(map(copy_to_cpu, value))
     return value

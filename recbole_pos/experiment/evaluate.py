@@ -132,9 +132,9 @@ def describe_evaluation(
     split = result.split
     return {
         **facts,
-        "split": split.get("split"),
+        "split": split["split"],
         "targets": split["targets"][part],
-        "repeated_targets": (split.get("repeated_targets") or {}).get(part),
+        "repeated_targets": split["repeated_targets"].get(part),
         "warnings": list_warnings(split, candidates, result.request_time),
     }
 
@@ -172,11 +172,9 @@ def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
     """Return whether the ranks of a run trained as ``trained`` suffice for ``config``."""
     metrics = [str(name).lower() for name in config["metrics"]]
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
-    # beyond their largest cutoff, runs of 0.2.0 have equal scores without an order
-    has_ordered_ranks = max(config["topk"]) <= max(trained["topk"])
-    return (
-        has_rank_metrics and has_ordered_ranks and masks_history(trained) == masks_history(config)
-    )
+    # only the dataset tells whether a larger cutoff is above the number of items
+    has_known_cutoff = max(config["topk"]) <= max(trained["topk"])
+    return has_rank_metrics and has_known_cutoff and masks_history(trained) == masks_history(config)
 
 
 def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | None:

@@ -189,5 +189,5 @@ def _has_other_data(folder: RunFolder, config: PosConfig) -> bool:
         return True
     dataset = read_dataset(config, folder)
     dataset.build()
-    state = checkpoint.load(folder.checkpoint, ("data",))
+    state = checkpoint.load(folder.checkpoint, checkpoint.IDENTITY)
     return bool(describe_changes(state, dataset.identity))

@@ -31,7 +31,6 @@ from recbole_pos.values import short, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
-OLD_BEST = "checkpoint.pt.best-"  # start of the names of files with the best weights, in 0.2.0
 SEARCH = "search.json"  # a file that only the folder of a search has
 
 
@@ -82,11 +81,6 @@ class RunFolder:
         return not any(part.startswith(TEMPORARY) for part in self.path.parts)
 
     @property
-    def old_best_files(self) -> list[Path]:
-        """Files beside the checkpoint in which 0.2.0 kept the best weights."""
-        return sorted(self.path.glob(f"{OLD_BEST}*"))
-
-    @property
     def resume_command(self) -> str:
         """The command that resumes the run; it names the modules that its configuration names."""
         plugins: Any = None
@@ -134,7 +128,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove checkpoint, metrics and results, so that another run can begin there."""
-        for file in (self.result, self.ranks, *self.old_best_files, self.checkpoint, self.metrics):
+        for file in (self.result, self.ranks, self.checkpoint, self.metrics):
             file.unlink(missing_ok=True)
 
     @contextmanager
@@ -180,7 +174,7 @@ class RunFolder:
             vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
-        """Read what :meth:`write_vocabulary` wrote; None if an earlier version wrote the folder."""
+        """Read what :meth:`write_vocabulary` wrote; None if the folder has none."""
         if not self.known.is_file():
             return None
         try:

@@ -87,7 +87,7 @@ def read_result(folder: RunFolder) -> Result:
 def is_unfinished(folder: RunFolder) -> bool:
     """Return whether a run was stopped before its end, the first time or after ``--resume``.
 
-    Best trials of searches and runs of earlier versions count as finished.
+    Best trials of searches and .pth files of RecBole's functions count as finished.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False

@@ -178,9 +178,7 @@ class Catalogue:
 
     @property
     def popularity(self) -> np.ndarray:
-        """Number of training interactions of each item, [items] int64; runs of 0.1 kept none."""
-        if self._vocabulary.popularity is None:
-            raise NeedsDataset("the popularity of items", self.config)
+        """Number of training interactions of each item, [items] int64."""
         return self._vocabulary.popularity
 
     def num(self, field: str) -> int:

@@ -7,7 +7,6 @@ of the parameter, and the process dies. The optimiser's options follow from conf
 
 from __future__ import annotations
 
-import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,10 @@ from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import shown
 
 # What a checkpoint must hold to be resumed.
-RESUMABLE = "config progress weights best_weights optimizer scaler random loader".split()
+RESUMABLE = (
+    *("config", "progress", "weights", "best_weights", "optimizer", "scaler", "random", "loader"),
+    *("steps", "average", *checkpoint.IDENTITY),
+)
 
 
 def copy_run(
@@ -40,7 +42,7 @@ def copy_run(
     The checkpoint is copied last: until it is there, the target does not count as a trained run.
     """
     make_folder(target.path)
-    files = [source.config, source.metrics, source.known, *source.old_best_files]
+    files = [source.config, source.metrics, source.known]
     files += [source.vectors, source.vectors.with_suffix(".txt")]
     files += [source.result, source.ranks] if with_results else []
     for file in files:
@@ -123,15 +125,16 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
     trainer.progress = checkpoint.make_progress(state["progress"], file)
-    trainer.best_weights = copy.deepcopy(state["best_weights"])  # tensors of the file stay mapped
+    # the trainer writes to its tensors; those of the file stay mapped, and may share memory
+    trainer.best_weights = checkpoint.copy_to_cpu(state["best_weights"])
     for weights in filter(None, (state["best_weights"], state["weights"])):  # checks both
         load_weights(trainer.model, weights, file)
-    moments = copy.deepcopy(state["optimizer"].get("state"))
+    moments = checkpoint.copy_to_cpu(state["optimizer"].get("state"))
     _require_moments(trainer.optimizer, moments, file)
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
-    trainer.steps = state.get("steps", 0)
+    trainer.steps = state["steps"]
     if trainer.average is not None:
-        _require_like(state.get("average"), trainer.average.weights, "average", file)
+        _require_like(state["average"], trainer.average.weights, "average", file)
         for name, average in trainer.average.weights.items():
             average.copy_(state["average"][name])
     try:
@@ -201,7 +204,7 @@ def load_best(
     A given ``identity`` of the data, or the ``vocabulary`` that replaces them, must be that of
     training; with ``allows_changed_fields``, fields may have other values. Returns these fields.
     """
-    state = checkpoint.load(file, ("weights", "best_weights"))
+    state = checkpoint.load(file, ("weights", "best_weights", *checkpoint.IDENTITY))
     require_vocabulary(state, vocabulary, file)
     if identity is not None:
         required = {**identity, "fields": {}} if allows_changed_fields else identity

@@ -96,7 +96,7 @@ class PosTrainer(EvaluatingTrainer):
         # the state of the training, and where it is written and reported
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
-        self.identity: dict[str, Any] = {"data": None}  # of the training data
+        self.identity: dict[str, Any] = {"data": None, "fields": {}}  # of the training data
         self.vocabulary_digest: str | None = None  # of the vocabulary in the run folder
         self.writer = CheckpointWriter(None, dict)  # replaced by fit
         self.reporter: Reporter | None = None

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.config.defaults import own_defaults, plugin_defaults, starts_from_runs
+from recbole_pos.config.defaults import own_defaults, starts_from_runs
 from recbole_pos.config.option import MODEL
 from recbole_pos.config.options import find_option
 from recbole_pos.data.attributes import read_item_attribute
@@ -96,7 +96,7 @@ def _load_init_weights(
 
 def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the checkpoint of a run, and its best weights by the name in ``state_dict``."""
-    state = checkpoint.load(source.checkpoint, ("best_weights",))
+    state = checkpoint.load(source.checkpoint, ("best_weights", *checkpoint.IDENTITY))
     weights = (state["best_weights"] or {}).get("state_dict")
     if not isinstance(weights, dict):
         raise UsageError(f"{option}: {source.path} has no trained epoch yet")
@@ -113,9 +113,8 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
     keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
-    defaults = plugin_defaults(earlier["model"], present)
     for key in ("dataset", *sorted(keys)):
-        value = earlier.get(key, defaults.get(key))  # an earlier version may lack an option
+        value = earlier.get(key)
         if value != config[key]:
             raise UsageError(
                 f"{option}: its run was trained with {key}: {value}, this run has {config[key]}"
@@ -150,8 +149,8 @@ def require_updatable(path: str | Path) -> RunFolder:
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
         raise UsageError(
-            f"update_from: {folder.path} has no {folder.known.name}: it was made by an earlier "
-            "version, and which item a weight is of is unknown; train again"
+            f"update_from: {folder.path} has no {folder.known.name}, which says of which item a "
+            "weight is; copy the run again"
         )
     if is_unfinished(folder):
         raise UsageError(f"update_from: {folder.path} is unfinished; {folder.how_to_finish} first")

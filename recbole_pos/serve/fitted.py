@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,13 +209,3 @@ def unpack(
     for item_vectors in added:
         model.add_items(item_vectors)
     return model
-
-
-def make_alias(old: str, new: str) -> Callable[..., Any]:
-    """Return a method of the ``old`` name that warns and calls the method of the ``new`` name."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        warnings.warn(f"{old} is now {new}", DeprecationWarning, 2)
-        return getattr(self, new)(*args, **kwargs)
-
-    return call

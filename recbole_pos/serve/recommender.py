@@ -33,7 +33,7 @@ from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.choice import make_choice, require_k
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, make_alias, unpack
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
 from recbole_pos.serve.undo import undone_on_error
@@ -574,8 +574,3 @@ class Recommender(FittedModel):
     def _unit_vectors(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-
-    # names of 0.2.0
-    of_users = make_alias("of_users", "read_users")
-    choice = make_alias("choice", "choose_items")
-    parts = make_alias("parts", "make_tables")

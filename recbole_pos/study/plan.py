@@ -26,7 +26,6 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 FIRST_SEED = 2020  # RecBole's default
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 SEARCHERS = ("optuna", "random", "grid")
-_MOST_VALUES = 10_000  # of a list in a study
 _RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
 
 
@@ -68,9 +67,7 @@ def _parse_names(value: Any) -> tuple[str, ...]:
 
 
 def find_repeated(values: Sequence[Any]) -> list[Any]:
-    """Return the values that also occur earlier in the list; a ValueError for a list too long."""
-    if len(values) > _MOST_VALUES:  # each is compared to all before it
-        raise ValueError(f"more than {_MOST_VALUES:,} values in a list")
+    """Return the values that also occur earlier in the list."""
     return [value for index, value in enumerate(values) if value in values[:index]]
 
 

@@ -59,7 +59,7 @@ def count_ties(log: EventLog) -> TieCount:
 
 
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tables say of a split, from its summary; older summaries lack some of it."""
+    """Return what tables say of a split, from its summary, empty if unknown."""
     keys = ("split", "target", "targets", "repeated_targets")
     return {key: summary[key] for key in keys if key in summary}
 

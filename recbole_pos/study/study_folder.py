@@ -2,8 +2,7 @@
 
 The name of a run is a digest of configuration, data, split and version of the numerics, so that a
 changed option makes a new run beside the old one, and nothing is trained twice. Files may come from
-others, so they are validated before a value of them reaches a table. JSON is parsed by pydantic,
-which bounds its depth and refuses text that is not Unicode.
+others, so they are validated before a value of them reaches a table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import write_json
+from recbole_pos.files import read_capped, write_json
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan
@@ -26,14 +25,10 @@ from recbole_pos.study.study_source import Source
 from recbole_pos.values import short, shown
 
 KNOWN_FROM = "known_from"  # key of a run's facts for the packed study that it was taken from
-MOST_BYTES = 2**24  # largest file of json or of validation by epoch, in bytes
 _MAX_TITLE = 60  # most characters of a title in the path of a folder
 _Digest = Annotated[str, Field(pattern=r"^\w{1,64}$")]  # a folder name that cannot leave its parent
-_Name = Annotated[str, Field(max_length=10_000)]
-_Count = Annotated[int, Field(ge=0, lt=2**64)]
-_Number = Annotated[float, Field(gt=-1e15, lt=1e15)]  # that a picture can show
-_Metrics = dict[Annotated[str, Field(pattern=r"^(gauc|[a-z0-9_]+@[1-9][0-9]{0,8})$")], _Number]
-_Options = dict[_Name, JsonValue]
+_Metrics = dict[str, float]
+_Options = dict[str, JsonValue]
 
 
 class Layout(BaseModel):
@@ -42,40 +37,33 @@ class Layout(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
 
-class _Device(Layout):
-    name: _Name
-    threads: _Count
-    precision: _Name
-    processor: _Name | None = None
-
-
 class RunFacts(Layout):
     """``fit.json``: the fit, status and results of a run."""
 
-    status: _Name = ""
+    status: str = ""
     reason: str = ""
-    known_from: _Name = ""
-    row: _Name = ""
-    seed: _Count = 0
-    trial: _Count | None = None
-    commit: _Name = ""
+    known_from: str = ""
+    row: str = ""
+    seed: int = 0
+    trial: int | None = None
+    commit: str = ""
     searched: _Options | None = None
-    space: _Name = ""
+    space: str = ""
     digest: _Digest = ""
     best_valid: _Metrics | None = None
     test: _Metrics | None = None
-    epochs: _Count | None = None
-    seconds: dict[_Name, Annotated[_Number, Field(ge=0)]] | None = None
-    parameters: _Count | None = None
-    versions: dict[_Name, _Name] | None = None
-    request_time: _Name = "none"
-    device: _Device | Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
+    epochs: int | None = None
+    seconds: dict[str, float] | None = None
+    parameters: int | None = None
+    versions: dict[str, str] | None = None
+    request_time: str = "none"
+    device: _Options | None = None
 
 
 class Epoch(Layout):
     """A line of ``metrics.jsonl``."""
 
-    epoch: _Count
+    epoch: int
     valid: _Metrics | None = None
 
 
@@ -88,19 +76,19 @@ class StudyFacts(Layout):
         unmade: name of a fit that failed before its run had a folder -> reason.
     """
 
-    versions: dict[_Name, _Name] = {}
-    data: dict[_Name, _Count | _Name] = {}
-    warnings: list[_Name] = []
+    versions: dict[str, str] = {}
+    data: dict[str, int | str] = {}
+    warnings: list[str] = []
     split: _Options = {}
     ties: TieCount | None = None
-    chosen: dict[_Name, _Count | None] = {}
-    chosen_by: dict[_Name, _Name] = {}
-    unmade: dict[_Name, str] = {}
+    chosen: dict[str, int | None] = {}
+    chosen_by: dict[str, str] = {}
+    unmade: dict[str, str] = {}
 
 
 class _CurrentRun(Layout):
     run: _Digest
-    asked: _Name
+    asked: str
 
 
 class _Current(Layout):
@@ -112,7 +100,7 @@ class _Current(Layout):
 class _Study(Layout):
     """``study.json``: the name and content of the study's file."""
 
-    name: _Name
+    name: str
     content: _Options
 
 
@@ -131,18 +119,14 @@ def parse(layout: type[_Parsed], content: bytes | str, name: str) -> _Parsed:
         raise UsageError(f"{short(name)}: {prefix}{details['msg']}{found}") from error
 
 
-def read_bounded(file: Path) -> bytes:
-    """Return the content of a file, empty if there is none; a UsageError refuses a large one."""
+def read_file(file: Path) -> bytes:
+    """Return the content of a file of json, empty if there is none."""
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
+        return read_capped(file)
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise UsageError(f"cannot read {short(str(file))}: {error.strerror}") from error
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{file}: more than {MOST_BYTES >> 20} MiB, expected less; delete it")
-    return content
 
 
 def parse_epochs(content: bytes, name: str) -> list[Epoch]:
@@ -153,7 +137,7 @@ def parse_epochs(content: bytes, name: str) -> list[Epoch]:
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
     """Return epoch (from 0) -> validation value of a run, for the epochs that were validated."""
-    content = read_bounded(run.metrics)
+    content = read_file(run.metrics)
     complete_lines = content[: content.rfind(b"\n") + 1]  # the run may be writing the last line
     curve = {}
     for epoch in parse_epochs(complete_lines, str(run.metrics)):
@@ -240,7 +224,7 @@ class StudyFolder:
 
     def _read(self, layout: type[_Parsed], name: str) -> _Parsed | None:
         """Return the content of a json file; None without a file, a UsageError if damaged."""
-        content = read_bounded(self.path / name)
+        content = read_file(self.path / name)
         try:
             return parse(layout, content, str(self.path / name)) if content else None
         except UsageError as error:
@@ -256,7 +240,7 @@ class StudyFolder:
 def read_run_facts(run: RunFolder) -> dict[str, Any]:
     """Return the facts in a run's folder; empty if it has none, a UsageError if damaged."""
     file = run.path / "fit.json"
-    content = read_bounded(file)
+    content = read_file(file)
     try:
         facts = parse(RunFacts, content, str(file)) if content else RunFacts()
     except UsageError as error:

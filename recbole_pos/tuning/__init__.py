@@ -7,6 +7,4 @@ The package is not called ``tune``, which is the name of the function.
 
 from recbole_pos.tuning.tuning import SearchResult, tune
 
-search = tune  # the name in 0.2
-
-__all__ = ["SearchResult", "search", "tune"]
+__all__ = ["SearchResult", "tune"]

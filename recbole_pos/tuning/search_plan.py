@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
 from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig, merge_options
 from recbole_pos.config.presets import find_parts_by_scheme
-from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
@@ -17,15 +16,10 @@ from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, parse_sp
 from recbole_pos.study.configs import check_plan, make_row_config
 from recbole_pos.study.plan import SEARCHERS, Plan
 from recbole_pos.study.study_file import change_plan, make_plan
-from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_bounded
+from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_file
 from recbole_pos.study.study_source import Source
 from recbole_pos.values import check_choice, is_whole, shown
 
-# Arguments of version 0.2.0, and what replaces their effect.
-_REMOVED = {
-    "nproc": "a trial is one process",
-    "storage": "all results are in --run_dir, which all machines must reach",
-}
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
 # What may also be given with --resume: arguments, and options of the configuration.
@@ -39,13 +33,12 @@ class SearchFacts(Layout):
     Attributes:
         scheduler: asha, none, or the name of a class of Ray's.
         grace_epochs: epochs before ASHA may stop a trial.
-        start: digest of the weights that trials start from; empty if they are initial ones, and
-            in searches of earlier versions.
+        start: digest of the weights that trials start from; empty if they are initial ones.
     """
 
     scheduler: str
     grace_epochs: int
-    start: str = ""
+    start: str
 
     @classmethod
     def from_arguments(cls, args: SearchArguments, plan: Plan) -> SearchFacts:
@@ -61,9 +54,9 @@ class SearchFacts(Layout):
         A UsageError refuses other weights to start from, and another class of a scheduler object.
         """
         file = folder.path / SEARCH
-        facts = parse(cls, read_bounded(file), f"--resume: {file}")
+        facts = parse(cls, read_file(file), f"--resume: {file}")
         given = cls.from_arguments(args, plan)
-        if given.start and facts.start not in ("", given.start):
+        if given.start and facts.start != given.start:
             raise UsageError(
                 "--resume: the run that the trials start from has other weights than when the "
                 "search began; give the folder that has the weights of then as --init_from, or "
@@ -118,10 +111,6 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    for key in _REMOVED.keys() & config_dict.keys():
-        text = f"--{key} has no effect any more: {_REMOVED[key]}; leave it out"
-        warnings.warn(text, RunWarning, stacklevel=2)
-    config_dict = {key: value for key, value in config_dict.items() if key not in _REMOVED}
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     name = config["model"]
