@@ -224,7 +224,7 @@ def of_runs(**fields: Any) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("file", "field", "change"),
     [
-        ("facts.json", "parameters", of_runs(parameters=10**400)),
+        ("facts.json", "parameters", of_runs(parameters="many")),
         ("facts.json", "precision@10", of_runs(test={"precision@10": 0.9})),
         ("facts.json", "", becomes(b"[1]")),
         ("facts.json", "MiB", lambda old: old + b" " * 2**24),

@@ -33,7 +33,7 @@ from recbole_pos.study.study_folder import (
     StudyFolder,
     parse,
     parse_epochs,
-    read_bounded,
+    read_file,
 )
 from recbole_pos.values import short
 
@@ -70,7 +70,7 @@ class PackedStudy:
                 f"--known: {short(str(path))} is not a folder of `compare --pack`: it has no "
                 f"{_FACTS}"
             )
-        content = read_bounded(self.path / _FACTS)
+        content = read_file(self.path / _FACTS)
         facts = parse(_Facts, content, str(self.path / _FACTS)).model_dump(exclude_unset=True)
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
@@ -146,7 +146,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         if fit.get("status") != DONE:
             continue
         facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
-        for epoch in parse_epochs(read_bounded(run.metrics), str(run.metrics)):
+        for epoch in parse_epochs(read_file(run.metrics), str(run.metrics)):
             epochs.append({"digest": digest, "epoch": epoch.epoch, **(epoch.valid or {})})
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
