@@ -20,7 +20,7 @@ from training import build
 import recbole_pos
 from recbole_pos.runs.progress import format_options
 from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.tuning import search
+from recbole_pos.tuning import tune
 
 WHAT = ("FPARec", "ml-100k", None, None)
 BUDGET = {"epochs": 30, "stopping_step": 5, "MAX_ITEM_LIST_LENGTH": 50}
@@ -38,7 +38,7 @@ def run_search(path: Path, scheduler: str) -> list[str]:
     """Return the row of one of the two searches; by seed they have the same configurations."""
     if not (path / "tune.json").is_file():
         options = {"num_samples": 20, "max_concurrent": 2, "searcher": "random", "seed": 0}
-        search(*WHAT, BUDGET, scheduler=scheduler, run_dir=path, **options)
+        tune(*WHAT, BUDGET, scheduler=scheduler, run_dir=path, **options)
     result, trials = read(path / "tune.json"), pd.read_csv(path / "trials.csv")
     test, best = read(path / "test.json")["test"]["ndcg@10"], result["best"]
     print(f"{scheduler}: best trial {best['trial']}: {format_options(best['options'])}")
@@ -71,7 +71,7 @@ def measure_overhead(folder: Path) -> dict[str, float]:
         options = {"num_samples": samples, "max_concurrent": 1, "verbose": False}
         run_dir = folder / f"overhead-{samples}-{os.getpid()}"
         options |= {"searcher": "random", "scheduler": "none", "run_dir": run_dir}
-        result = search(*WHAT, {**BUDGET, "epochs": 1}, **options)
+        result = tune(*WHAT, {**BUDGET, "epochs": 1}, **options)
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - cpu_began)
         training.append(sum(trial.seconds for trial in result.trials))

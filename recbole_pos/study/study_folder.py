@@ -60,7 +60,6 @@ class RunFacts(Layout):
     trial: _Count | None = None
     commit: _Name = ""
     searched: _Options | None = None
-    space: _Name = ""
     digest: _Digest = ""
     best_valid: _Metrics | None = None
     test: _Metrics | None = None
