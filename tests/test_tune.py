@@ -154,18 +154,18 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys)
 def test_a_resumed_search_samples_what_it_would_have_sampled(
     cluster: Path, tiny: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    """TPE under a condition, one trial at a time, stopped as trial 11 begins."""
+    """Under a condition, one at a time, stopped as trial 2 begins; TPE: test_tune_space.py."""
     space = (
         "n_layers: {randint: [1, 2]}\nlearning_rate: {loguniform: [1e-3, 1e-1]}\n"
         "hidden_dropout_prob: {choice: [0.1, 0.3], when: {n_layers: 2}}\n"
     )
-    how: dict[str, Any] = {"searcher": "optuna", "num_samples": 14, "given": {"epochs": 1}}
+    how: dict[str, Any] = {"searcher": "optuna", "num_samples": 4, "given": {"epochs": 1}}
     whole = tune(tiny, tmp_path / "whole", space, **how)
     suggest = TrialSearch.suggest
 
     def stop(self: TrialSearch, trial_id: str) -> Any:
         config = suggest(self, trial_id)
-        if config["number"] == 11:
+        if config["number"] == 2:
             raise RuntimeError("killed")
         return config
 
@@ -174,7 +174,7 @@ def test_a_resumed_search_samples_what_it_would_have_sampled(
         tune(tiny, tmp_path / "killed", space, **how)
     folder = tmp_path / "killed" / "out"
     lines = (folder / "trials.csv").read_text().splitlines()
-    assert len(lines) == 13 and lines[12].startswith("11,unfinished")
+    assert len(lines) == 4 and lines[3].startswith("2,unfinished")
     before = len(notes(cluster))
     resumed = search(resume=folder, max_concurrent=1, verbose=False)
     assert [t.options for t in resumed.trials] == [t.options for t in whole.trials]
@@ -182,8 +182,8 @@ def test_a_resumed_search_samples_what_it_would_have_sampled(
     assert all(("hidden_dropout_prob" in t.options) == (t.options["n_layers"] == 2)
                for t in whole.trials)  # fmt: skip
     epochs = [n for _, what, n in notes(cluster)[before:] if what == "epoch"]
-    assert len(epochs) == 3  # of trials 11 to 13
-    assert (folder / "trials.csv").read_text().splitlines()[1:12] == lines[1:12]
+    assert len(epochs) == 2  # of trials 2 and 3
+    assert (folder / "trials.csv").read_text().splitlines()[1:3] == lines[1:3]
 
 
 def test_a_lost_trial_is_trained_after_the_search_has_moved(
@@ -370,11 +370,13 @@ def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> 
     trials = TrialSearch(plan, table, tmp_path, Reporter(False))
     asked = {name: trials.suggest(name) for name in "abcd"}
     assert [config["number"] for config in asked.values()] == [0, 1, 2, 3]
-    done = {BEST: 0.1, "state": "finished", "best_epoch": 0, "epochs": 1, "parameters": 9}
-    trials.on_trial_result("b", {**done, "epoch": 1, "training_iteration": 1})
+    done = {BEST: 0.1, "state": "finished", "best_epoch": 0, "epoch": 1, "parameters": 9}
+    trials.on_trial_result("b", done)
     trials.on_trial_complete("a", done)
     trials.on_trial_complete("b", error=True)
-    trials.on_trial_complete("c", {BEST: math.nan, "state": "failed", "reason": "it diverged"})
+    trials.on_trial_complete(
+        "c", {BEST: math.nan, "epoch": 0, "state": "failed", "reason": "it diverged"}
+    )
     states = [trial.state.name for trial in trials._ot_study.trials]
     assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
     again = TrialTable(table.file, plan.space, plan.metric, plan.mode)
