@@ -60,8 +60,9 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
         try:
             assert head.stdout is not None
             next(line for line in head.stdout if "Ray runtime started" in line)
-            assert "joined" in join(home, address)
-            assert "joined" in join(other, address, RAY_AUTH_TOKEN="0123456789abcdef" * 4)
+            assert "joined" in join(home, address, RAY_AUTH_MODE="token")
+            token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+            assert "joined" in join(other, address, **token)
             printed = join(other, address)
             assert "wants another token: copy ~/.ray/auth_token of the machine" in printed
         finally:

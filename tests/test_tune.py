@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -22,20 +23,17 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.arguments import SearchArguments
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.space import parse_space
 from recbole_pos.runs.worker import explain_failure, train_run
-from recbole_pos.study.dispatcher import ActiveRuns
-from recbole_pos.study.plan import Plan
-from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
-from recbole_pos.tuning.record import Trial, read_trials, write_trials
-from recbole_pos.tuning.search_plan import SearchFacts, plan_search
-from recbole_pos.tuning.trials import FACTS, TrialSearcher
+from recbole_pos.tuning.record import Trial, TrialTable
+from recbole_pos.tuning.search_plan import plan_search, resume_search
+from recbole_pos.tuning.trials import BEST, TrialSearch
 
 FAST = {"hidden_size": 16, "inner_size": 16, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
 SPACE = (
@@ -71,7 +69,7 @@ def test_the_folder_is_complete(found: Any) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     made, folder = found[0], found[0].folder
-    names = {"search.json", "study.json", "current.json", "facts.json", "lock", "runs", "trials"}
+    names = {"search.json", "lock", "runs", "tests", "trials"}
     names |= {"trials.csv", "tune.json", "test.json", "best.yaml", "best", "curves.png"}
     assert names | {"options.png"} == set(os.listdir(folder))
     with open(folder / "trials.csv", newline="") as file:
@@ -132,21 +130,18 @@ def test_test_data_are_read_once_and_never_by_a_trial(
 def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys) -> None:
     """As if it had been as long from the start; the test is spent again only for a new best."""
     whole, folder = found[0].folder, tmp_path / "out"
-    shutil.copytree(whole, folder)
-    runs = read(folder, "current.json")
-    for name in list(runs)[1:]:
-        shutil.rmtree(folder / "runs" / runs[name]["run"])
-    (folder / "current.json").write_text(json.dumps({name: runs[name] for name in list(runs)[:1]}))
-    study = read(folder, "study.json")
-    study["content"]["search"]["trials"] = 1
-    (folder / "study.json").write_text(json.dumps(study))
-    (folder / "runs" / "begun").mkdir()  # by a process that was killed then
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("tests", "test.json", "0000[1-9]"))
+    lines = (whole / "trials.csv").read_text().splitlines()
+    (folder / "trials.csv").write_text("\n".join(lines[:2]))
+    facts = read(folder, "search.json")
+    (folder / "search.json").write_text(json.dumps({**facts, "num_samples": 1}))
     resume = ["tune", "--resume", str(folder), "--quiet"]
     assert main(resume) == 0
     before = read(folder, "test.json")
     assert before["trial"] == 0
     again = search(resume=folder, num_samples=4, max_concurrent=1, verbose=False)
     assert [t.options for t in again.trials] == [t.options for t in found[0].trials]
+    assert (folder / "trials.csv").read_text().splitlines()[1] == lines[1]  # not trained again
     best, expected = (read(path, "tune.json")["best"] for path in (folder, whole))
     assert best == expected
     after = read(folder, "test.json")
@@ -154,6 +149,41 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys)
     earlier = [one["test"] for one in after.get("earlier", [])]
     assert earlier == ([before["test"]] if best["trial"] else [])
     assert main([*resume, "--num_samples=3"]) == 2 and "--num_samples" in capsys.readouterr().err
+
+
+def test_a_resumed_search_samples_what_it_would_have_sampled(
+    cluster: Path, tiny: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Under a condition, one at a time, stopped as trial 2 begins; TPE: test_tune_space.py."""
+    space = (
+        "n_layers: {randint: [1, 2]}\nlearning_rate: {loguniform: [1e-3, 1e-1]}\n"
+        "hidden_dropout_prob: {choice: [0.1, 0.3], when: {n_layers: 2}}\n"
+    )
+    how: dict[str, Any] = {"searcher": "optuna", "num_samples": 4, "given": {"epochs": 1}}
+    whole = tune(tiny, tmp_path / "whole", space, **how)
+    suggest = TrialSearch.suggest
+
+    def stop(self: TrialSearch, trial_id: str) -> Any:
+        config = suggest(self, trial_id)
+        if config["number"] == 2:
+            raise RuntimeError("killed")
+        return config
+
+    with monkeypatch.context() as patched, pytest.raises(TrainingError, match="killed"):
+        patched.setattr(TrialSearch, "suggest", stop)
+        tune(tiny, tmp_path / "killed", space, **how)
+    folder = tmp_path / "killed" / "out"
+    lines = (folder / "trials.csv").read_text().splitlines()
+    assert len(lines) == 4 and lines[3].startswith("2,unfinished")
+    before = len(notes(cluster))
+    resumed = search(resume=folder, max_concurrent=1, verbose=False)
+    assert [t.options for t in resumed.trials] == [t.options for t in whole.trials]
+    assert [t.score for t in resumed.trials] == [t.score for t in whole.trials]
+    assert all(("hidden_dropout_prob" in t.options) == (t.options["n_layers"] == 2)
+               for t in whole.trials)  # fmt: skip
+    epochs = [n for _, what, n in notes(cluster)[before:] if what == "epoch"]
+    assert len(epochs) == 2  # of trials 2 and 3
+    assert (folder / "trials.csv").read_text().splitlines()[1:3] == lines[1:3]
 
 
 def test_a_lost_trial_is_trained_after_the_search_has_moved(
@@ -234,10 +264,10 @@ def test_a_general_model_by_the_space_of_recbole(
 def test_a_full_disk_is_one_line(
     cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    def refuse(self: StudyFolder, digest: str, facts: dict) -> None:
-        raise StorageError("fit.json: No space left on device")
+    def refuse(self: TrialTable) -> None:
+        raise StorageError("trials.csv: No space left on device")
 
-    monkeypatch.setattr(StudyFolder, "write_fit", refuse)
+    monkeypatch.setattr(TrialTable, "write", refuse)
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", "--quiet"]
     assert main([*arguments, "--num_samples=2", f"--run_dir={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err
@@ -268,7 +298,7 @@ def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path
     folder = found[0].folder
     with pytest.raises(UsageError, match=f"holds a search already; .*tune --resume {folder}` or"):
         tune(tiny, folder.parent)
-    for name in ("search.json", "study.json"):
+    for name in ("search.json", "trials.csv"):
         shutil.copy(folder / name, tmp_path)
     settings = read(tmp_path, "search.json")
     for content, message in (
@@ -283,11 +313,13 @@ def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path
     with pytest.raises(UsageError, match="must be given again"):
         search(resume=tmp_path, scheduler=FIFOScheduler())
     data = write_atomic(make_log(seed=1), tmp_path / "other")
-    for name in ("current.json", "runs"):
-        (tmp_path / name).symlink_to(folder / name)
     with pytest.raises(UsageError, match="the data, .* have changed"):
         search(resume=tmp_path, config_dict={"data_path": str(data)})
-    (tmp_path / "study.json").unlink()
+    with open(tmp_path / "trials.csv", "a") as file:
+        file.write("4,finished,high\n")
+    with pytest.raises(UsageError, match="trials.csv: the row of trial 4 is damaged"):
+        search(resume=tmp_path)
+    (tmp_path / "search.json").unlink()
     with pytest.raises(UsageError, match="is not the folder of a search"):
         search(resume=tmp_path)
 
@@ -314,60 +346,73 @@ def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path, more: di
 
 def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None:
     """Which may be in another folder when the search is resumed."""
-    folder, args = StudyFolder(tmp_path / "search"), SearchArguments()
+    folder, args = tmp_path / "search", SearchArguments()
     old, new = tmp_path / "old", tmp_path / "new"
-    folder.path.mkdir()
-    for path in (old, new):
+    for path in (folder, old, new):
         path.mkdir()
         (path / "checkpoint.pt").write_bytes(b"1")
-
-    def plan(start: Path) -> Plan:
-        options = {**FAST, "init_from": str(start)}
-        return plan_search("FPARec", "ml-100k", None, [], options, args)[0]
-
-    facts = SearchFacts.from_arguments(args, plan(old))
-    (folder.path / "search.json").write_text(facts.model_dump_json())
-    assert SearchFacts.read(folder, args, plan(new)) == facts
+    options = {**FAST, "init_from": str(old)}
+    begun, _ = plan_search("FPARec", "ml-100k", None, [], options, args)
+    begun.note_inputs({"data": "1"})
+    (folder / "search.json").write_text(begun.facts.model_dump_json())
+    resumed = resume_search(folder, args, {"init_from": str(new)}, {})
+    resumed.note_inputs({"data": "1"})
     (new / "checkpoint.pt").write_bytes(b"2")
-    with pytest.raises(UsageError, match="other weights"):
-        SearchFacts.read(folder, args, plan(new))
+    with pytest.raises(UsageError, match="weights .* have changed"):
+        resumed.note_inputs({"data": "1"})
 
 
-def test_a_trial_whose_process_is_gone_is_lost(tiny: Path, tmp_path: Path) -> None:
-    """Whatever it had reported before; the last test waits until all trials have ended."""
-    args = SearchArguments(num_samples=2)
+def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> None:
+    """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
     given = {**FAST, "epochs": 2, "data_path": str(tiny)}
-    started, _ = plan_search("FPARec", "tiny", None, [], {**given, "init_from": "start"}, args)
-    assert started.base.options["init_from"] == os.path.abspath("start")  # trials run elsewhere
-    plan, _ = plan_search("FPARec", "tiny", None, [], given, args)
-    folder = StudyFolder(tmp_path)
-    runs = ActiveRuns(Scheduler(plan, folder), args, Reporter(), {"FPARec"})
-    trials = TrialSearcher(runs, runs.scheduler.next_job(), num_slots=2)
-    assert [trials.suggest(f"t{n}")["number"] for n in range(2)] == [0, 1]
-    assert trials.suggest("t2") is None
-    facts = {"status": "done", "best_epoch": 0, "epochs": 1, "best_valid": {"ndcg@10": 0.1}}
-    facts |= {"parameters": 9, "seconds": {"training": 1.0, "evaluation": 0.5}}
-    for name, error in (("t0", False), ("t1", True)):
-        trials.on_trial_complete(name, {FACTS: json.dumps(facts)}, error)
-    assert trials.suggest("t2") == TrialSearcher.FINISHED and trials.waiting.fit.trial is None
-    found = [(trial.state, trial.is_lost) for trial in read_trials(runs.scheduler)]
-    assert found == [("finished", False), ("failed", True)]
-    again = Scheduler(plan, folder).next_job()  # what failed is trained again, and was never lost
-    assert again is not None and again.fit.trial == 1
-    folder.write_fit(again.digest, {"status": "running"})
-    assert not {"reason", "lost"} & set(folder.read_fit(again.digest))
+    plan, _ = plan_search("FPARec", "tiny", None, [], given, SearchArguments(num_samples=4))
+    table = TrialTable(tmp_path / "trials.csv", plan.space, plan.metric, plan.mode)
+    trials = TrialSearch(plan, table, tmp_path, Reporter(False))
+    asked = {name: trials.suggest(name) for name in "abcd"}
+    assert [config["number"] for config in asked.values()] == [0, 1, 2, 3]
+    done = {BEST: 0.1, "state": "finished", "best_epoch": 0, "epoch": 1, "parameters": 9}
+    trials.on_trial_result("b", done)
+    trials.on_trial_complete("a", done)
+    trials.on_trial_complete("b", error=True)
+    trials.on_trial_complete(
+        "c", {BEST: math.nan, "epoch": 0, "state": "failed", "reason": "it diverged"}
+    )
+    states = [trial.state.name for trial in trials._ot_study.trials]
+    assert states == ["COMPLETE", "FAIL", "FAIL", "RUNNING"]
+    again = TrialTable(table.file, plan.space, plan.metric, plan.mode)
+    assert again.trials == table.trials and again.find_best() == table.trials[0]
+    assert [t.state for t in again.trials] == ["finished", "lost", "failed", "unfinished"]
+    resumed = TrialSearch(plan, again, tmp_path, Reporter(False))
+    assert [resumed.suggest(name) for name in "bcd"] == [asked[name] for name in "bcd"]
 
 
 def test_the_name_of_the_function_is_its_own() -> None:
     assert recbole_pos.tune.__name__ == "tune"
 
 
-def test_a_table_is_safe_to_open(tmp_path: Path) -> None:
-    trial = Trial(0, {"position": ["rope"] * 10_000, "cell": "=1+1"}, curve={0: 0.1, 3: 0.4})
-    write_trials([trial], ["cell"], "ndcg@10", tmp_path / "trials.csv")
-    with open(tmp_path / "trials.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row["cell"] == "'=1+1" and row["epochs"] == "4"
+def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
+    space = parse_space(
+        {
+            "cell": {"choice": ["=1+1", ["rope"], None, True, 1e-05]},
+            "step": {"quniform": [0, 1, 0.1]},
+            "whole": {"randint": [-3, 3], "when": {"step": [0.3]}},
+            "real": {"loguniform": [1e-9, 1e-2]},
+        },
+        {},
+    )
+    table = TrialTable(tmp_path / "trials.csv", space, "ndcg@10", "max")
+    for number, value in enumerate(space.parameters[0].values):
+        whole = {"whole": -2} if number else {}
+        step = 0.3 if number else 0.7
+        table.start(number, {"cell": value, "step": step, **whole, "real": 1 / 3e3})
+    table.trials[0] = Trial(0, table.trials[0].options, "finished", 0.1 + 0.2, 1, 2, 3.0, 4, "")
+    table.write()
+    with open(table.file, newline="") as file:
+        row = next(csv.DictReader(file))
+    assert row["cell"] == "'=1+1" and row["epochs"] == "2" and row["whole"] == ""
+    assert TrialTable(table.file, space, "ndcg@10", "max").trials == table.trials
+    with pytest.raises(UsageError, match="expected the columns trial, state"):
+        TrialTable(table.file, space, "mrr@10", "max")
 
 
 def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import shop
 import torch
@@ -19,12 +18,11 @@ from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import MODELS
-from recbole_pos.runs.searchers import OptunaSearcher, make_searcher
+from recbole_pos.runs.searchers import ResumableSampler, create_study
 from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.space import Parameter, Space, find_space_file, parse_space, read_space
-from recbole_pos.study.scheduler import RowSearch
-from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.tuning.search_plan import check_arguments, extend_plan, plan_search
+from recbole_pos.runs.space import Parameter, Space, find_space_file, read_space
+from recbole_pos.tuning.record import Trial, TrialTable
+from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
@@ -50,20 +48,25 @@ def search_of(
     files: Any = (),
     **args: Any,
 ) -> Any:
-    """The plan of a search, with its space and the options of all trials."""
+    """A search, with its space and the options of all trials."""
     settings = SearchArguments(**args)
     check_arguments(settings)
-    plan, overruled = plan_search(model, "ml-100k", file, files, given or {}, settings)
-    search = RowSearch(plan, model)
-    found = {"plan": plan, "search": search, "space": search.searched, "overruled": overruled}
-    return SimpleNamespace(**found, base=plan.base.options)
+    search, overruled = plan_search(model, "ml-100k", file, files, given or {}, settings)
+    found = {"search": search, "space": search.space, "overruled": overruled}
+    return SimpleNamespace(**found, base=search.facts.options)
+
+
+def sample(space: Space, number: int, is_random: bool = False, seed: int = 0) -> list[dict]:
+    """Options of so many trials, none of which ends."""
+    study = create_study("max", ResumableSampler(seed, is_random))
+    return [space.suggest(study.ask()) for _ in range(number)]
 
 
 def test_every_kind_is_sampled_within_its_range(tmp_path: Path) -> None:
     space = read_space(write(tmp_path, ALL_KINDS))
     assert space.fixed == {"epochs": 7}
-    searcher = make_searcher("random", space, "max", 0)
-    drawn = [searcher.ask(n) for n in range(200)]
+    drawn = sample(space, 200, is_random=True)
+    assert drawn[:9] == sample(space, 9, is_random=True) != sample(space, 9, True, seed=1)
     rates = [options["learning_rate"] for options in drawn]
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
     assert 0.4 < np.mean([rate < 1e-3 for rate in rates]) < 0.6  # half of them in each decade
@@ -82,8 +85,7 @@ def test_a_conditional_value_exists_only_under_its_condition(tmp_path: Path) -> 
         "kernel_l: {choice: [toeplitz, full, identity]}\n"
     )
     space = search_of(write(tmp_path, text), "KernelAttention").space
-    tpe = OptunaSearcher(space, "max", 0)
-    for options in [*(tpe.ask(n) for n in range(30)), *space.list_points()]:
+    for options in [*sample(space, 30), *space.list_points()]:
         holds = options["kernel_u"] == "toeplitz" and options["kernel_l"] != "full"
         assert ("kernel_band" in options) == holds, options
     assert len(space.list_points()) == 2 * 2 + 4  # two of six pairs have a band, of two values each
@@ -150,9 +152,10 @@ def test_the_command_line_wins_over_the_space(tmp_path: Path) -> None:
     )
     assert lower.base["epochs"] == 7
     assert (lower.search.metric, lower.search.mode) == ("averagepopularity@10", "min")
-    for trial, value in enumerate((0.2, 0.1, 0.3)):
-        lower.search.tell(trial, value)
-    assert lower.search.find_best() == 1
+    table = TrialTable(tmp_path / "trials.csv", lower.space, "averagepopularity@10", "min")
+    table.trials = [Trial(n, {}, "finished", value) for n, value in enumerate((0.2, 0.1, 0.3))]
+    best = table.find_best()
+    assert best is not None and best.number == 1
     with pytest.raises(UsageError, match="nothing is left"):
         search_of(write(tmp_path, "n_layers: {choice: [1, 2]}\n"), given={"n_layers": 1})
     for file, model, named in ((Path("nowhere.yaml"), "FPARec", "no file"), (None, "Pop", "Pop")):
@@ -177,23 +180,11 @@ def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
     file = write(tmp_path, text)
     made = search_of(file, searcher="grid")
     grid = made.space.list_points()
-    assert made.plan.search.trials == 9 and grid[1] == {"n_layers": 1, "hidden_dropout_prob": 0.2}
-    with pytest.raises(UsageError, match="grid has 9 points"):
-        search_of(file, searcher="grid", num_samples=5)
+    assert made.search.facts.num_samples == 9
+    assert grid[1] == {"n_layers": 1, "hidden_dropout_prob": 0.2}
+    assert search_of(file, searcher="grid", num_samples=5).search.facts.num_samples == 5
     with pytest.raises(UsageError, match="line 2: learning_rate.*a grid needs values"):
         search_of(write(tmp_path, ALL_KINDS.replace("epochs: 7\n", "")), searcher="grid")
-
-
-def test_a_space_of_too_many_points_is_not_listed(tmp_path: Path) -> None:
-    steps = "hidden_dropout_prob: {quniform: [0, 0.5, 1.0e-12]}\n"
-    found = search_of(write(tmp_path, steps))
-    assert found.space.count_points() is None
-    (parameter,) = found.space.parameters
-    assert parameter.encode(parameter.decode(123_456_789_012)) == 123_456_789_012
-    layers = "n_layers: {randint: [1, 50000]}\nseed: {randint: [1, 50000]}\n"
-    for text in (steps, layers):
-        with pytest.raises(UsageError):
-            search_of(write(tmp_path, text), searcher="grid")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "tune").glob("*.yaml")), ids=lambda f: f.stem)
@@ -235,23 +226,12 @@ def test_conditions_of_conditions_hold_together() -> None:
         list(Space([a, Parameter(*b, {"a": [1]}), c]).iterate_extremes())
 
 
-def test_points_of_a_space() -> None:
-    """Fifty under conditions, though the product of all counts is half a million."""
-    space: dict[str, Any] = {"base": {"choice": list("abcde")}}
-    for name in "abcde":
-        space[name] = {"choice": list(range(10)), "when": {"base": name}}
-    assert parse_space(space, {}).count_points() == 50
-    many = [Parameter(f"x{n}", "randint", [1, 10], "f") for n in range(5)]
-    assert Space(many).count_points() is None and Space(many[:4]).count_points() == 10_000
-    assert Parameter("x", "quniform", [0, 0.5, 0.2], "f").extremes == [0, 0.4]
-
-
 def test_fixed_options_hold_for_what_is_searched(tmp_path: Path) -> None:
     """A parameter, its condition or another fixed option may need them."""
     text = "position: [kernel]\nhidden_size: 32\nkernel_u: {choice: [toeplitz, full]}\n"
     text += "n_heads: {choice: [1, 4], when: {hidden_size: 32}}\n"
     found = search_of(write(tmp_path, text))
-    assert found.base["hidden_size"] == 32 and found.space.count_points() == 4
+    assert found.base["hidden_size"] == 32 and len(found.space.list_points()) == 4
 
 
 def test_recbole_space_files(tmp_path: Path) -> None:
@@ -260,13 +240,12 @@ def test_recbole_space_files(tmp_path: Path) -> None:
         "learning_rate loguniform -8,0\nembedding_size choice [64,96 , 128]\n# a comment\n\n"
         "mlp_hidden_size choice ['[64, 64, 64]','[128, 128]']\ndropout_prob quniform 0.0,0.5,0.1\n"
     )
-    for name in ("model.hyper", "model.test"):
-        space = read_space(write(tmp_path, text, name))
-        values = {parameter.name: parameter.values for parameter in space.parameters}
-        assert values["learning_rate"] == pytest.approx([math.exp(-8), 1.0])
-        assert values["embedding_size"] == [64, 96, 128]
-        assert values["mlp_hidden_size"] == [[64, 64, 64], [128, 128]]
-        assert values["dropout_prob"] == [0.0, 0.5, 0.1]
+    space = read_space(write(tmp_path, text, "model.hyper"))
+    values = {parameter.name: parameter.values for parameter in space.parameters}
+    assert values["learning_rate"] == pytest.approx([math.exp(-8), 1.0])
+    assert values["embedding_size"] == [64, 96, 128]
+    assert values["mlp_hidden_size"] == [[64, 64, 64], [128, 128]]
+    assert values["dropout_prob"] == [0.0, 0.5, 0.1]
     for line in (
         *("learning_rate loguniform", "learning_rate normal 0,1", "learning_rate choice ["),
         *("learning_rate uniform __import__('os'),1", "learning_rate loguniform 0,800"),
@@ -296,61 +275,21 @@ SEARCHED = [
 ]
 
 
-def test_tpe_recalls_what_it_asked() -> None:
-    """A new searcher stands as the old one did: the same trials and results, the same next one."""
+def test_tpe_depends_on_the_recorded_trials_and_the_seed_only() -> None:
+    """A new study of the same trials and results has the same next trial, that of another not."""
     space = Space(SEARCHED)
-    old, new, other = (OptunaSearcher(space, "max", seed) for seed in (3, 3, 4))
-    asked = [old.ask(number) for number in range(8)]
-    assert len({str(options) for options in asked}) > 6
-    for number, options in enumerate(asked):
-        new.recall(number, options)
-        other.recall(number, options)  # what was asked, not what it would ask
-        assert other.study.trials[number].params == old.study.trials[number].params
-    for searcher in (old, new):
-        for number, score in {0: 0.0, 2: 0.2, 3: 0.3, 1: None}.items():
-            searcher.tell(number, score)
-    trials = [
-        [(t.number, t.state, t.params, t.value) for t in searcher.study.trials]
-        for searcher in (old, new)
-    ]
-    assert trials[0] == trials[1] and set(old.active) == set(new.active)
-    assert new.ask(8) == old.ask(8)
-
-
-def test_tpe_copies_no_trials_to_count_them(monkeypatch) -> None:
-    """For each new trial it copied all before it: minutes until 1,000 of them were resumed."""
-    read, copies = optuna.Study.get_trials, []
-
-    def get_trials(self: Any, deepcopy: bool = True, **more: Any) -> Any:
-        copies.append(deepcopy)
-        return read(self, deepcopy, **more)
-
-    monkeypatch.setattr(optuna.Study, "get_trials", get_trials)
-    searcher = OptunaSearcher(Space(SEARCHED), "max", 0)
-    searcher.recall(0, {"n_layers": 1, "dropout": 0.1, "learning_rate": 0.01})
-    searcher.ask(1)
-    assert not any(copies)
-
-
-def test_random_trials_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
-    """And do not repeat; there are no more than the space has points."""
-    text = (
-        "kernel_u: {choice: [toeplitz, full]}\nn_layers: {randint: [1, 3]}\n"
-        "kernel_band: {choice: [5, 9], when: {kernel_u: toeplitz}}\n"
-    )
-    found = search_of(write(tmp_path, text), "KernelAttention", searcher="random")
-    assert found.space.count_points() == found.plan.search.trials == 3 * 2 + 3
-    one, two, other = (make_searcher("random", found.space, "max", seed) for seed in (0, 0, 1))
-    drawn = [one.ask(n) for n in range(9)]
-    assert drawn[5] == two.ask(5) and drawn != [other.ask(n) for n in range(9)]
-    assert all(options in drawn for options in found.space.list_points())
-    with pytest.raises(UsageError, match="9 combinations"):
-        one.ask(9)
-    folder = StudyFolder(tmp_path)
-    folder.write_plan(found.plan)
-    write(tmp_path, "{}", "search.json")
-    extended = extend_plan(folder, SearchArguments(num_samples=20), {}, {})
-    assert extended.search is not None and extended.search.trials == 9
+    old = create_study("max", ResumableSampler(3))
+    for number in range(14):
+        trial = old.ask()
+        options = space.suggest(trial)
+        assert space.encode(options) == trial.params
+        assert {name: space.distributions[name] for name in trial.params} == trial.distributions
+        old.tell(trial, number / 10)
+    following = space.suggest(old.ask())
+    for seed in (3, 4):
+        new = create_study("max", ResumableSampler(seed))
+        new.add_trials(old.trials[:14])
+        assert (space.suggest(new.ask()) == following) == (seed == 3)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     "tune",
     _MODEL,
     *_DATASET,
-    option("--space FILE", "yaml, .hyper or .test (properties/tune/<model>.yaml)"),
+    option("--space FILE", "yaml or .hyper (properties/tune/<model>.yaml)"),
     SearchArguments,
     configured=True,
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,6 @@ def connect(address: str | None) -> bool:
         os.environ.setdefault("RAY_worker_niceness", "0")
     else:
         _require_answer(address)
-    _provide_token(starts_cluster=address is None)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", configure_logging=True, job_config=job, **options)
@@ -65,29 +62,13 @@ def connect(address: str | None) -> bool:
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
-            "or set RAY_AUTH_TOKEN to what it holds; without --address this machine is used alone "
+            "or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token; without "
+            "--address this machine is used alone "
             f"({reason})"
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
     return True
-
-
-def _provide_token(starts_cluster: bool) -> None:
-    """Let Ray authenticate with the user's token, which it ignores when it joins a cluster."""
-    # clusters require a token where one exists, and by default since Ray 2.60
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    has_token = "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(token_file)
-    if starts_cluster and not has_token:
-        # this token ends with the process, as its cluster does; Ray would write one into the home
-        # folder, which a later `ray start` would require
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if starts_cluster or has_token:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        with suppress(AttributeError):  # Ray read the environment at import: let it read again
-            ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
 
 def _require_answer(address: str) -> None:

@@ -1,111 +1,55 @@
-"""Searchers that suggest configurations by ask and tell: Optuna's TPE, random, or a grid."""
+"""How Optuna samples: for Ray Tune in ``tune``, and the spaces of a study in ``compare``."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.samplers import RandomSampler, TPESampler
-
-from recbole_pos.errors import UsageError
-from recbole_pos.runs.space import Space
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-class Searcher:
-    """A sequence of configurations, random or a grid, which no results of trials change."""
+class ResumableSampler(BaseSampler):
+    """TPE (Bergstra et al. 2011) or random sampling, with random numbers of its own for each trial.
 
-    def __init__(self, sequence: Iterator[dict[str, Any]]) -> None:
-        self.sequence = sequence
-        self.sampled: list[dict[str, Any]] = []
+    They depend only on the seed and the number of the trial, so that a resumed search samples
+    what it would have sampled without the stop. Trials in progress count with a bad score (constant
+    liar), so that parallel trials differ.
 
-    def ask(self, trial_number: int) -> dict[str, Any]:
-        """Return the options of a trial; raise a UsageError if there are not so many."""
-        while len(self.sampled) <= trial_number:
-            options = next(self.sequence, None)
-            if options is None:
-                raise UsageError(f"search: the space has {len(self.sampled)} combinations")
-            self.sampled.append(options)
-        return self.sampled[trial_number]
-
-    def recall(self, trial_number: int, options: dict[str, Any]) -> None:
-        """Take over a trial of an earlier call, as if :meth:`ask` had returned its options.
-
-        A resumed search calls this for all its trials, in the order of their numbers.
-        """
-
-    def tell(self, trial_number: int, score: float | None) -> None:
-        """Record the best validation value of a trial that has ended; None if it failed."""
-
-
-class OptunaSearcher(Searcher):
-    """Optuna's TPE (Bergstra et al. 2011).
-
-    Ray's own OptunaSearch cannot resume from a record, and gives failed trials a bad score. Here
-    trials in progress count with a bad score (constant liar), so that parallel trials differ.
-    ``mode`` is max or min.
+    Args:
+        seed: seed of the search.
+        is_random: whether options are sampled at random; by TPE if False.
     """
 
-    def __init__(self, space: Space, mode: str, seed: int) -> None:
-        self.space, self.seed = space, seed
-        self.study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
-        self.active: dict[int, Any] = {}  # number of a trial -> Optuna's trial, until it has ended
+    def __init__(self, seed: int, is_random: bool = False) -> None:
+        self.seed, self.is_random = seed, is_random
+        self.sampler: BaseSampler = RandomSampler(seed)
 
-    def ask(self, trial_number: int) -> dict[str, Any]:
-        """Let TPE suggest the options of the next trial."""
-        num_trials = len(self.study.get_trials(deepcopy=False))  # ``trials`` copies each of them
-        seed = _derive_seed(self.seed, num_trials)
-        self.study.sampler = TPESampler(seed=seed, constant_liar=True)
-        self.active[trial_number] = self.study.ask()
-        return self.space.suggest(self.active[trial_number])
-
-    def recall(self, trial_number: int, options: dict[str, Any]) -> None:
-        """Let the study suggest the options of an earlier call."""
-        self.study.enqueue_trial(self.space.encode(options))
-        self.ask(trial_number)
-
-    def tell(self, trial_number: int, score: float | None) -> None:
-        """Tell Optuna the score of a trial; one without a score, or with NaN, counts as failed."""
-        trial = self.active.pop(trial_number, None)
-        if trial is None:  # reported already
-            return
-        if score is None:
-            self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    def before_trial(self, study: optuna.Study, trial: Any) -> None:
+        """Start the random numbers of a trial."""
+        seed = int(np.random.SeedSequence((self.seed, trial.number)).generate_state(1)[0])
+        if self.is_random:
+            self.sampler = RandomSampler(seed)
         else:
-            self.study.tell(trial, score)
+            self.sampler = TPESampler(seed=seed, constant_liar=True)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: Any) -> dict[str, Any]:
+        """Return the options that the sampler samples together."""
+        return self.sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: optuna.Study, trial: Any, search_space: Any) -> dict[str, Any]:
+        """Return values of the options that are sampled together."""
+        return self.sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study: optuna.Study, trial: Any, *parameter: Any) -> Any:
+        """Return the value of one option, given by its name and distribution."""
+        return self.sampler.sample_independent(study, trial, *parameter)
 
 
-def make_searcher(name: str, space: Space, mode: str, seed: int) -> Searcher:
-    """Return a new searcher: optuna, random or grid; the rest is as of :class:`OptunaSearcher`."""
-    if name == "optuna":
-        return OptunaSearcher(space, mode, seed)
-    points = iter(space.list_points()) if name == "grid" else sample_space(space, seed)
-    return Searcher(points)
-
-
-def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield random options (name -> value), none twice, until all points of a space are sampled.
-
-    A space that is infinite or too large to count has no end.
-
-    Sample n depends on the seed and n only, not on the order in which trials end.
-    """
-    num_points = space.count_points()
-    sampled: list[dict[str, Any]] = []
-    for draw in itertools.count():
-        if len(sampled) == num_points:
-            return
-        study = optuna.create_study(sampler=RandomSampler(_derive_seed(seed, draw)))
-        options = space.suggest(study.ask())
-        if options not in sampled:
-            sampled.append(options)
-            yield options
-
-
-def _derive_seed(seed: int, draw: int) -> int:
-    """Return the seed of one draw, so that a resumed search does not repeat samples."""
-    return int(np.random.SeedSequence((seed, draw)).generate_state(1)[0])
+def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Study:
+    """Return a new study whose values are better if higher (``mode`` max) or lower (min)."""
+    direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
+    return optuna.create_study(direction=direction, sampler=sampler, **storage)

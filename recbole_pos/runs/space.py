@@ -1,7 +1,7 @@
 """Search spaces: the searched options, how each is sampled, and the files that list them.
 
 All searchers use the same space: Optuna samples values by name, the grid lists them. A file is
-yaml, or RecBole's ``.hyper`` or ``.test``; a wrong line is an error before the first trial.
+yaml, or RecBole's ``.hyper``; a wrong line is an error before the first trial.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from recbole_pos.config.option import DATA, SCHEDULE
 from recbole_pos.config.options import find_option
@@ -27,10 +34,9 @@ KINDS: dict[Kind, str] = {
     "quniform": "[low, high, step], the step above 0",
     "randint": "[low, high], whole numbers, both included",
 }
-RECBOLE_SUFFIXES = (".hyper", ".test")
+RECBOLE_SUFFIX = ".hyper"
 RECBOLE_KINDS = ("choice", "uniform", "loguniform", "quniform")
 
-MOST_POINTS = 100_000  # points of a grid, and listed values of a parameter, at most
 _MAX_LOG = 700  # natural logarithm of the largest floats
 _ROUNDING = 1e-9  # error of a division: from 0 to 0.3 there are three steps of 0.1
 
@@ -121,18 +127,10 @@ class Parameter:
             return [float(value) for value in self.values]  # sampled values are float, too
         return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
 
-    @property
-    def num_values(self) -> float:
-        """Number of values; infinite for uniform and loguniform."""
-        return math.inf if self.codes is None else self.codes.stop - self.codes.start
-
     def list_values(self) -> list[Any]:
-        """Return every value, for a grid; a UsageError refuses too many to list."""
-        if self.codes is None or self.num_values > MOST_POINTS:
-            self._refuse(
-                f"a grid needs values to list, and {self.kind} has {self.num_values:,}; use "
-                "choice, or quniform with few steps"
-            )
+        """Return every value, for a grid; a UsageError if there are infinitely many."""
+        if self.codes is None:
+            self._refuse(f"a grid needs values to list, and {self.kind} has none; use choice")
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
@@ -151,6 +149,16 @@ class Parameter:
         if self.kind == "choice":
             return self.decode(trial.suggest_categorical(self.name, list(self.codes)))
         return self.decode(trial.suggest_int(self.name, self.codes[0], self.codes[-1]))
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """The distribution from which :meth:`suggest` samples."""
+        if self.codes is None:
+            low, high = self.values
+            return FloatDistribution(low, high, log=self.kind == "loguniform")
+        if self.kind == "choice":
+            return CategoricalDistribution(list(self.codes))
+        return IntDistribution(self.codes[0], self.codes[-1])
 
 
 @dataclass
@@ -187,6 +195,11 @@ class Space:
         return [parameter.name for parameter in self.parameters]
 
     @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Name of a parameter -> the distribution from which Optuna samples it."""
+        return {parameter.name: parameter.distribution for parameter in self.parameters}
+
+    @property
     def content(self) -> dict[str, Any]:
         """The parameters as the mapping of a yaml file."""
         return {
@@ -220,18 +233,8 @@ class Space:
         """Return the values of an ``optuna.Trial`` for which :meth:`suggest` gives ``options``."""
         return {p.name: p.encode(options[p.name]) for p in self.parameters if p.name in options}
 
-    def count_points(self, most: int = 10_000) -> int | None:
-        """Return the number of combinations; None if it is infinite or above ``most``."""
-        if any(parameter.num_values > most for parameter in self.parameters):
-            return None
-        num_points = len(self.list_points(most))
-        return num_points if num_points <= most else None
-
-    def list_points(self, most: int = MOST_POINTS) -> list[dict[str, Any]]:
-        """Return all combinations, in the order of the file, the last parameter changing first.
-
-        The list ends once it has more than ``most``.
-        """
+    def list_points(self) -> list[dict[str, Any]]:
+        """Return all combinations, in the order of the file, the last parameter changing first."""
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
             values = parameter.list_values()
@@ -241,8 +244,6 @@ class Space:
                     extended += [{**options, parameter.name: value} for value in values]
                 else:
                     extended.append(options)
-                if len(extended) > most:
-                    return extended
             combinations = extended
         return combinations
 
@@ -307,13 +308,13 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the search space in a yaml file, or in a file of RecBole's (.hyper, .test).
+    """Return the search space in a yaml file, or in a file of RecBole's (.hyper).
 
     Raises:
         UsageError: naming file and line of what is wrong.
     """
     path = Path(path)
-    if path.suffix in RECBOLE_SUFFIXES:
+    if path.suffix == RECBOLE_SUFFIX:
         return parse_space(*_read_recbole(path))
     content, lines_by_key = read_with_lines(path, "space file")
     lines = {str(key[0]): line for key, line in lines_by_key.items() if len(key) == 1}

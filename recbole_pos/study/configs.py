@@ -236,8 +236,6 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
     if isinstance(row.search, Search):
         searched = row.search.space if row.search.grid is None else row.search.grid
         request["search"] = [searched, row.search.trials, plan.trial_seeds]
-        if row.search.searcher != "optuna" or row.search.seed is not None:
-            request["search"] += [row.search.searcher, row.search.seed]
     return request
 
 

@@ -33,14 +33,14 @@ _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
 
 
 class ActiveRuns:
-    """The runs that Ray tasks, or trials of Ray Tune, are training.
+    """The runs that Ray tasks are training.
 
     Args:
         args: arguments of the command, with resources and limits.
         models: names of the models, whose custom code other processes need.
 
     Attributes:
-        running: Ray task or trial id of an active run -> its job and start time.
+        running: Ray task of an active run -> its job and start time.
         twins: jobs whose run another job is training.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
@@ -81,9 +81,9 @@ class ActiveRuns:
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
         return True
 
-    def end(self, key: Any, facts: dict[str, Any]) -> None:
+    def end(self, task: Any, facts: dict[str, Any]) -> None:
         """Record the facts of a run that has ended, and print a line about it."""
-        job, start = self.running.pop(key)
+        job, start = self.running.pop(task)
         self.folder.write_fit(job.digest, facts)
         status, reason = facts["status"], facts.get("reason", "")
         self.scheduler.end(job.fit, status, reason, facts)
@@ -108,8 +108,7 @@ class ActiveRuns:
         metric = self.scheduler.find_metric(job.fit.row)
         best_valid = facts.get("best_valid") or {}
         valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
-        prefix = "stopped after " if facts.get("stopped") else ""
-        return f"{prefix}{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
+        return f"{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
 
     def describe_progress(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
@@ -165,17 +164,17 @@ class ActiveRuns:
                 ray.cancel(task, force=True)
             raise KeyboardInterrupt(
                 "interrupted; finished runs and the last checkpoints of others are kept in "
-                f"{self.folder.path}; {self.explain_resume()}"
+                f"{self.folder.path}; {self._explain_resume()}"
             ) from None
         finally:
             write_state(self.scheduler)
             stop(is_started)
 
-    def explain_resume(self, command: str = "compare") -> str:
+    def _explain_resume(self) -> str:
         """Return the advice on unfinished runs, the end of a message."""
         configs = self.scheduler.configs.values()
         plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
-        return f"continue with `{make_resume_command(self.folder.path, plugins, command)}`"
+        return f"continue with `{make_resume_command(self.folder.path, plugins, 'compare')}`"
 
     def _start(self, job: Job) -> ray.ObjectRef:
         """Start and return the Ray task of a run; it starts again if its process is lost."""

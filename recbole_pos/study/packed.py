@@ -40,7 +40,7 @@ from recbole_pos.values import short
 _FACTS, _EPOCHS, _RANKS = "facts.json", "epochs.parquet", "ranks.parquet"
 # Facts of a run that others may read: no paths, no names of machines, no times of the split.
 _PUBLIC_FACTS = (
-    *("row", "seed", "stage", "trial", "commit", "model", "searched", "space"),
+    *("row", "seed", "stage", "trial", "commit", "model", "searched"),
     *("digest", "dataset"),
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),

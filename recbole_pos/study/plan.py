@@ -25,7 +25,6 @@ from recbole_pos.values import is_number, is_whole, shown, suggest
 
 FIRST_SEED = 2020  # RecBole's default
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
-SEARCHERS = ("optuna", "random", "grid")
 _RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
 
 
@@ -36,17 +35,13 @@ class Search:
     Attributes:
         trials: number of configurations to try.
         grid: option -> values, of which every combination is tried; None for a space.
-        space: option -> how it is sampled, as in a space file, or the name of a space file; None
-            for a grid.
-        searcher: what chooses from a space: optuna, random or grid.
-        seed: seed of the searcher; the first seed of the study if None.
+        space: option -> how it is sampled, as in a space file, or the name of a space file, from
+            which random configurations are tried; None for a grid.
     """
 
     trials: int
     grid: dict[str, list[Any]] | None = None
     space: dict[str, Any] | str | None = None
-    searcher: str = "optuna"
-    seed: int | None = None
 
     def list_points(self) -> list[dict[str, Any]]:
         """Return the options of all points of the grid, the last option changing first."""
@@ -125,15 +120,12 @@ def _parse_search(value: Any) -> Search | Literal[True] | None:
 
 
 def _parse_space_search(value: dict[str, Any]) -> Search:
-    """Return the search of a space from ``{trials: 20, space: ..., searcher: ..., seed: ...}``."""
-    trials, space, seed = value.get("trials"), value.get("space"), value.get("seed")
-    searcher = value.get("searcher", "optuna")
-    is_known = searcher in SEARCHERS and set(value) <= {"trials", "space", "searcher", "seed"}
+    """Return the search of a space from ``{trials: 20, space: ...}``."""
+    trials, space = value.get("trials"), value.get("space")
     is_space = isinstance(space, (str, dict)) and bool(space)
-    is_seed = seed is None or (is_whole(seed) and seed >= 0)
-    if not (is_known and is_space and is_seed and is_whole(trials) and trials > 0):
+    if set(value) != {"trials", "space"} or not (is_space and is_whole(trials) and trials > 0):
         raise ValueError("expected {trials: NUMBER, space: options or a file}")
-    return Search(trials, None, space, searcher, seed)
+    return Search(trials, None, space)
 
 
 def _refuse(value: Any) -> None:

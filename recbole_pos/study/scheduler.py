@@ -12,11 +12,10 @@ from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.searchers import Searcher, make_searcher
+from recbole_pos.runs.searchers import ResumableSampler, create_study
 from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.study.configs import (
     attach_schemes,
-    digest,
     digest_data_options,
     digest_run,
     make_row_config,
@@ -87,13 +86,12 @@ class Scheduler:
             name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
         }
 
-    def next_job(self, sample: bool = True, restore: bool = True) -> Job | None:
+    def next_job(self, restore: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
         Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
 
         Args:
-            sample: whether searches may sample new trials.
             restore: whether runs of packed studies are copied into the folder, or only validated.
 
         Raises:
@@ -103,9 +101,6 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue
             self.waiting.remove(fit)
-            if fit.trial is not None and not sample and not self._is_sampled(fit):
-                self.end(fit, FAILED, _UNTRAINED)
-                continue
             if reason := self._explain_failure(fit):
                 self.end(fit, FAILED, reason)
                 continue
@@ -128,7 +123,7 @@ class Scheduler:
 
     def take_finished(self) -> None:
         """Record finished runs, also of packed studies, for a report; others count as failed."""
-        while job := self.next_job(sample=False):
+        while job := self.next_job():
             self.end(job.fit, FAILED, _UNTRAINED)
         self.only_reports = True
 
@@ -149,7 +144,7 @@ class Scheduler:
             UsageError: for a damaged run of a packed study; nothing has been written.
         """
         states = {}
-        while job := self.next_job(sample=False, restore=False):
+        while job := self.next_job(restore=False):
             if self.folder.run(job.digest).checkpoint.is_file():
                 states[job.fit.name] = CONTINUED
             else:
@@ -207,31 +202,6 @@ class Scheduler:
             f"again, delete {self.folder.run(digest).path} and leave --known out"
         )
 
-    def _is_sampled(self, fit: Fit) -> bool:
-        """Return whether the options of a trial are known without sampling any."""
-        search = self.searches[fit.row]
-        return fit.trial in search.asked or self._recall(fit) is not None
-
-    def _recall(self, fit: Fit) -> dict[str, Any] | None:
-        """Return the options that an earlier run of a trial was sampled with; None without one."""
-        search = self.searches[fit.row]
-        if fit.trial in search.asked:
-            return None
-        earlier_digest = self.earlier.get(fit.name, {}).get("run", "")
-        runs = [(earlier_digest, self.folder.read_fit(earlier_digest))]
-        for packed in self.packed:
-            for run_digest, facts in packed.fits.items():
-                if all(facts.get(key) == getattr(fit, key) for key in ("row", "trial", "seed")):
-                    runs.append((run_digest, facts))
-        for run_digest, facts in runs:
-            sampled = search.select_sampled(facts.get("searched") or {})
-            has_same_space = facts.get("space", search.space) == search.space  # runs of 0.2 lack it
-            if sampled is not None and has_same_space:
-                config = make_row_config(fit.options, {**search.fixed, **sampled})
-                if self._digest(config, is_trial=True) == run_digest:
-                    return sampled
-        return None
-
     def prepare(self, config: PosConfig) -> Any:
         """Return the dataset of a configuration, after ``build``; each is read once."""
         key = digest_data_options(config)
@@ -286,11 +256,11 @@ class Scheduler:
         if search is None:
             config = make_row_config(fit.options)
         elif fit.trial is not None:
-            config = make_row_config(fit.options, search.ask(fit.trial, self._recall(fit)))
+            config = make_row_config(fit.options, search.points[fit.trial])
         else:
             best_trial = search.find_best()
             assert best_trial is not None  # else the fit has failed
-            config = make_row_config(fit.options, search.asked[best_trial])
+            config = make_row_config(fit.options, search.points[best_trial])
             tested_run = self._find_trained_run(fit, best_trial)
         digest = self._digest(config, is_trial=fit.trial is not None)
         return Job(fit, config, digest, tested_run)
@@ -327,26 +297,21 @@ class Scheduler:
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
             trial = search.find_best() if fit.trial is None else fit.trial
-            searched = {} if trial is None else search.asked.get(trial, {})
-            facts |= {"searched": searched, "space": search.space}
+            facts["searched"] = {} if trial is None else search.points[trial]
         return facts
 
 
 class RowSearch:
     """The trials of a row, which have no test interactions and are compared by validation.
 
-    A grid is tried point by point; a space is sampled, by default by Optuna (TPE).
+    Their options are known before the first trial: the points of a grid, or random ones of a space.
 
     Attributes:
         num_seeds: number of seeds of every trial.
         metric: validation metric of early stopping, by which trials are compared.
         mode: max or min, whichever is better.
-        asked: trial -> options that the search gives it; at first those of a grid.
+        points: options of each trial.
         values: trial -> best validation value of each seed that has ended, None if it failed.
-        searcher: where the options of trials come from that are sampled.
-        fixed: options that a space sets for all trials.
-        searched: the space; without parameters for a grid.
-        space: digest of a space and its sampler; empty for a grid.
 
     Raises:
         UsageError: for options that the row's model does not take, or that are given and searched.
@@ -360,66 +325,22 @@ class RowSearch:
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
-        self.asked = dict(enumerate(search.list_points() if search.grid else []))
         self.values: dict[int, list[float | None]] = {}
-        self.fixed: dict[str, Any] = {}
-        self.searched = Space([])
-        self.space = ""
-        self.searcher = Searcher(iter(()))
-        if search.space:
-            self._sample_space(plan, name, search, config)
-        for option in search.grid or self.searched.names:
-            _require_not_given(plan, name, option)
-
-    def _sample_space(self, plan: Plan, name: str, search: Search, config: PosConfig) -> None:
-        """Set what depends on a space; the user's options win over its fixed ones."""
-        if isinstance(search.space, str):
-            space = read_space(find_space_file(search.space, ""))
+        if search.grid:
+            self.points = search.list_points()
+            searched = list(search.grid)
         else:
-            space = parse_space(search.space or {}, plan.locate_searched(name))
-        self.searched = space
-        seed = plan.seeds[0] if search.seed is None else search.seed
-        user_options = config.external_config_dict
-        self.fixed = {key: value for key, value in space.fixed.items() if key not in user_options}
-        options = {**plan.make_options(name), "seed": plan.seeds[0]}
-        check_space(space, lambda sampled: make_row_config(options, {**self.fixed, **sampled}))
-        self.searcher = make_searcher(search.searcher, space, self.mode, seed)
-        parameters = [[p.name, p.kind, p.values, p.when] for p in space.parameters]
-        content = {"space": parameters, "given": space.context}
-        # optuna, the default, is not in the digest
-        searcher_name = [] if search.searcher == "optuna" else [search.searcher]
-        self.space = digest(content, seed, self.mode, *searcher_name)
-
-    def select_sampled(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the options of a run that the space samples.
-
-        None if the space cannot have sampled them: one is missing or outside its range.
-        """
-        sampled: dict[str, Any] = {}
-        for parameter in self.searched.parameters:
-            if not self.searched.exists(parameter, sampled):
-                continue  # it is not sampled with these values of other parameters
-            if parameter.name not in options or not parameter.has(options[parameter.name]):
-                return None
-            sampled[parameter.name] = options[parameter.name]
-        return sampled
-
-    def ask(self, trial: int, sampled: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the options of a trial; ``sampled`` are those of an earlier call, if any."""
-        if trial not in self.asked:
-            if sampled is None:
-                sampled = self.searcher.ask(trial)
-            else:
-                self.searcher.recall(trial, sampled)
-            self.asked[trial] = {**self.fixed, **sampled}
-        return self.asked[trial]
+            space = _read_space(plan, name, search, config)
+            study = create_study(self.mode, ResumableSampler(plan.seeds[0], is_random=True))
+            sampled = [space.suggest(study.ask()) for _ in range(search.trials)]
+            self.points = [{**space.fixed, **point} for point in sampled]
+            searched = space.names
+        for option in searched:
+            _require_not_given(plan, name, option)
 
     def tell(self, trial: int, value: float | None) -> None:
         """Record the best validation value of a trial with one of its seeds; None if it failed."""
-        values = self.values.setdefault(trial, [])
-        values.append(value)
-        if len(values) == self.num_seeds:
-            self.searcher.tell(trial, average_seeds(values, self.num_seeds))
+        self.values.setdefault(trial, []).append(value)
 
     def find_best(self) -> int | None:
         """Return the trial with the best mean of all its seeds, the first of equals; or None."""
@@ -430,6 +351,19 @@ class RowSearch:
                 means[trial] = mean
         select_best = max if self.mode == "max" else min
         return select_best(means, key=means.__getitem__, default=None)
+
+
+def _read_space(plan: Plan, name: str, search: Search, config: PosConfig) -> Space:
+    """Return the checked space of a row; the user's options win over its fixed ones."""
+    if isinstance(search.space, str):
+        space = read_space(find_space_file(search.space, ""))
+    else:
+        space = parse_space(search.space or {}, plan.locate_searched(name))
+    given = config.external_config_dict
+    space.fixed = {key: value for key, value in space.fixed.items() if key not in given}
+    options = {**plan.make_options(name), "seed": plan.seeds[0]}
+    check_space(space, lambda sampled: make_row_config(options, {**space.fixed, **sampled}))
+    return space
 
 
 def _require_not_given(plan: Plan, row: str, option: str) -> None:

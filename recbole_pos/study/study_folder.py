@@ -48,7 +48,6 @@ class RunFacts(Layout):
     trial: int | None = None
     commit: str = ""
     searched: _Options | None = None
-    space: str = ""
     digest: _Digest = ""
     best_valid: _Metrics | None = None
     test: _Metrics | None = None

@@ -31,7 +31,6 @@ ENDS = {
     "finished": ("o", BLUE),
     "stopped": ("|", GRAY),
     "failed": ("x", PINK),
-    "interrupted": (".", GRAY),
 }
 
 
@@ -47,7 +46,7 @@ def draw_pictures(
         folder: folder of the pictures.
     """
     ordered = sorted(trials, key=lambda trial: trial is best)  # the best is drawn on top
-    scored = [trial for trial in ordered if trial.score is not None and trial.state != "failed"]
+    scored = [trial for trial in ordered if trial.has_result]
     better = f"{'higher' if mode == 'max' else 'lower'} is better"
     titles = (f"{title}: {len(trials)} trials", better)
     files = [_draw_curves(ordered, best, metric, titles, folder / "curves.png")]
@@ -120,7 +119,7 @@ def _draw_option(panel: Any, parameter: Parameter, trials: list[Trial], best: Tr
     if parameter.kind == "loguniform":
         panel.set_xscale("log")
     elif parameter.codes is not None:
-        ticks = list(parameter.codes[:: math.ceil(parameter.num_values / MAX_LABELS)])
+        ticks = list(parameter.codes[:: math.ceil(len(parameter.codes) / MAX_LABELS)])
         labels = [shorten(format_value(parameter.decode(code)), 16) for code in ticks]
         style = {"rotation": 30, "ha": "right", "fontsize": SMALL, "parse_math": False}
         panel.set_xticks(ticks, labels, **style)

@@ -1,4 +1,7 @@
-"""The trials of a search, read from the folders of their runs, and their table."""
+"""The record of a search, ``trials.csv``: its trials with their options and results.
+
+A resumed search takes its trials from there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recbole_pos.errors import UsageError
 from recbole_pos.files import write_text
-from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.plan import Fit
-from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.study_folder import read_curve
+from recbole_pos.runs.space import Parameter, Space
 from recbole_pos.values import escape_formula
+
+# States of a trial. A trial with one of the first two has a result; others are trained on resume.
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+LOST, UNFINISHED = "lost", "unfinished"
+STATES = (FINISHED, STOPPED, FAILED, LOST, UNFINISHED)
 
 
 @dataclass
@@ -21,79 +27,116 @@ class Trial:
     """One trial of a search: a sampled configuration, and the result of its run.
 
     Attributes:
-        state: finished, stopped (by the scheduler), failed, or interrupted.
-        reason: why it failed, or empty.
-        is_lost: whether it failed because a process, a machine or the disk failed.
+        state: finished, stopped (by the scheduler), failed, lost (its process, a machine or the
+            disk failed), or unfinished.
         score: best validation value.
         best_epoch: the epoch of the best value; epochs count from 0, as in RecBole.
-        best_valid: all validation metrics of the best epoch.
+        epochs: number of trained epochs.
         seconds: seconds of training and validation.
         parameters: number of parameters of the model.
-        curve: epoch -> validation value.
+        reason: why it failed or was lost, or empty.
+        curve: epoch -> validation value; empty until the search has ended.
     """
 
     number: int
     options: dict[str, Any]
-    state: str = "interrupted"
-    reason: str = ""
-    is_lost: bool = False
+    state: str = UNFINISHED
     score: float | None = None
     best_epoch: int | None = None
-    best_valid: dict[str, float] = field(default_factory=dict, repr=False)
+    epochs: int = 0
     seconds: float = 0.0
     parameters: int | None = None
+    reason: str = ""
     curve: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
-    def epochs(self) -> int:
-        """Number of trained epochs."""
-        return max(self.curve, default=-1) + 1
+    def has_result(self) -> bool:
+        """Whether the trial has ended with a validation value."""
+        return self.state in (FINISHED, STOPPED) and self.score is not None
 
 
-def read_trials(scheduler: Scheduler) -> list[Trial]:
-    """Return the trials of a search that have begun, in the order of their numbers."""
-    fits = [fit for fit in scheduler.fits if fit.trial is not None]
-    return [trial for fit in fits if (trial := _read_trial(scheduler, fit)) is not None]
+class TrialTable:
+    """The trials of a search by number, and the file in which they stand.
 
-
-def _read_trial(scheduler: Scheduler, fit: Fit) -> Trial | None:
-    """Return a trial with its curve; None if it has not begun."""
-    digest = scheduler.digests.get(fit.name, "")
-    facts = scheduler.folder.read_fit(digest)
-    metric = scheduler.find_metric(fit.row)
-    number = fit.trial or 0
-    options = scheduler.describe(fit)["searched"]
-    if not facts:  # options that do not go together have no run
-        reason = scheduler.reasons.get(fit.name, "")
-        return Trial(number, options, "failed", reason) if reason else None
-    trial = Trial(number, options, reason=facts.get("reason", ""))
-    if facts["status"] == FAILED:
-        trial.state = "failed"
-        trial.is_lost = bool(facts.get("lost"))
-    elif facts["status"] == DONE:
-        trial.state = "stopped" if facts.get("stopped") else "finished"
-        trial.parameters = facts["parameters"]
-        trial.best_valid = facts["best_valid"] or {}
-        trial.score = trial.best_valid.get(metric)
-        trial.best_epoch = facts["best_epoch"]
-        seconds = facts["seconds"]
-        trial.seconds = round(seconds["training"] + seconds["evaluation"], 3)
-    trial.curve = read_curve(scheduler.folder.run(digest), metric)
-    return trial
-
-
-def write_trials(trials: list[Trial], names: list[str], metric: str, file: Path) -> None:
-    """Write trials.csv: a row for each trial, with an empty cell for an option it does not have.
-
-    ``names`` are those of the searched options, a column each; ``metric`` is that of validation.
+    Args:
+        file: ``trials.csv``, which need not exist yet.
+        space: space of the search, whose options have a column each.
+        metric: name of the validation metric.
+        mode: max or min, whichever is better.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    columns = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds", "parameters"]
-    table.writerow([*columns, *names, "reason"])
-    for trial in trials:
-        cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
-        cells += [trial.seconds, trial.parameters]
-        cells += [*(trial.options.get(name, "") for name in names), trial.reason]
-        table.writerow(map(escape_formula, cells))
-    write_text(file, text.getvalue())
+
+    def __init__(self, file: Path, space: Space, metric: str, mode: str) -> None:
+        """Read the trials of earlier calls; a UsageError names the row that is damaged."""
+        self.file, self.space, self.mode = file, space, mode
+        first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
+        self.columns = [*first, "parameters", *space.names, "reason"]
+        self.trials: list[Trial] = self._read() if file.is_file() else []
+
+    def find_best(self) -> Trial | None:
+        """Return the trial with the best validation value, the first of equals; None without."""
+        scored = [trial for trial in self.trials if trial.has_result]
+        sign = 1 if self.mode == "max" else -1
+        return max(scored, key=lambda trial: sign * (trial.score or 0), default=None)
+
+    def start(self, number: int, options: dict[str, Any]) -> Trial:
+        """Return the trial of that number, as one that begins or resumes, and write the table."""
+        trial = Trial(number, options)
+        self.trials[number : number + 1] = [trial]
+        self.write()
+        return trial
+
+    def write(self) -> None:
+        """Write the table: a row for each trial; an option that it does not have is empty."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(self.columns)
+        for trial in self.trials:
+            cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
+            cells += [trial.seconds, trial.parameters]
+            cells += [str(trial.options.get(name, "")) for name in self.space.names]
+            table.writerow(map(escape_formula, [*cells, trial.reason]))
+        write_text(self.file, text.getvalue())
+
+    def _read(self) -> list[Trial]:
+        """Return the trials of the file."""
+        with self.file.open(newline="", encoding="utf-8") as opened:
+            columns, *rows = list(csv.reader(opened)) or [[]]
+        try:
+            if columns != self.columns:
+                raise ValueError(f"expected the columns {', '.join(self.columns)}")
+            return [self._parse_row(number, row) for number, row in enumerate(rows)]
+        except ValueError as error:
+            raise UsageError(f"{self.file}: {error}; restore the file") from error
+
+    def _parse_row(self, number: int, row: list[str]) -> Trial:
+        """Return the trial of a row; a ValueError if it is damaged."""
+        if len(row) != len(self.columns) or row[0] != str(number) or row[1] not in STATES:
+            raise ValueError(f"the row of trial {number} is damaged")
+        cells = dict(zip(self.columns, row, strict=True))
+        score, best_epoch, epochs, seconds, parameters = row[2:7]
+        options: dict[str, Any] = {}
+        for parameter in self.space.parameters:
+            if self.space.exists(parameter, options):
+                options[parameter.name] = _parse_option(parameter, cells[parameter.name])
+        return Trial(
+            number,
+            options,
+            cells["state"],
+            float(score) if score else None,
+            int(best_epoch) if best_epoch else None,
+            int(epochs),
+            float(seconds),
+            int(parameters) if parameters else None,
+            cells["reason"],
+        )
+
+
+def _parse_option(parameter: Parameter, cell: str) -> Any:
+    """Return the value of an option from its cell; a ValueError if the space does not have it."""
+    if parameter.kind == "choice":
+        values = [value for value in parameter.values if escape_formula(str(value)) == cell]
+        if not values:
+            raise ValueError(f"{parameter.name} is {cell[:100]}")
+        return values[0]
+    value = float(cell)
+    return value if parameter.codes is None else parameter.decode(round(parameter.encode(value)))

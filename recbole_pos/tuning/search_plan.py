@@ -1,4 +1,4 @@
-"""From the arguments of a search to its plan: a study of one configuration that is searched."""
+"""From the arguments of a search, or from its folder, to what decides its trials."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
-from recbole_pos.runs.space import MOST_POINTS, Space, find_space_file, parse_space, read_space
-from recbole_pos.study.configs import check_plan, make_row_config
-from recbole_pos.study.plan import SEARCHERS, Plan
-from recbole_pos.study.study_file import change_plan, make_plan
-from recbole_pos.study.study_folder import Layout, StudyFolder, parse, read_file
-from recbole_pos.study.study_source import Source
+from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
+from recbole_pos.study.configs import digest_run, make_row_config
+from recbole_pos.study.study_folder import Layout, parse, read_file
 from recbole_pos.values import check_choice, is_whole, shown
 
+SEARCHERS = ("optuna", "random", "grid")
 SCHEDULERS = ("asha", "none")
 _TRIALS = 60  # as in the kernel attention paper
 # What may also be given with --resume: arguments, and options of the configuration.
@@ -28,55 +26,73 @@ _RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
 
 
 class SearchFacts(Layout):
-    """The content of ``search.json``: facts that decide the trials of a search, with its plan.
+    """The content of ``search.json``: what decides the trials of a search.
 
     Attributes:
+        options: model, dataset and options of all trials.
+        space: the searched options, as in a space file.
+        num_samples: number of trials.
+        searcher, seed: optuna, random or grid, and the seed from which it samples.
         scheduler: asha, none, or the name of a class of Ray's.
         grace_epochs: epochs before ASHA may stop a trial.
-        start: digest of the weights that trials start from; empty if they are initial ones.
+        inputs: digest of the data, the code of the model, and the weights that trials start from.
     """
 
+    options: dict[str, Any]
+    space: dict[str, Any]
+    num_samples: int
+    searcher: str
+    seed: int
     scheduler: str
     grace_epochs: int
-    start: str
+    inputs: str = ""
 
-    @classmethod
-    def from_arguments(cls, args: SearchArguments, plan: Plan) -> SearchFacts:
-        """Return the facts of a new search; a scheduler object has the name of its class."""
-        scheduler = args.scheduler
-        name = scheduler if isinstance(scheduler, str) else type(scheduler).__name__
-        return cls(scheduler=name, grace_epochs=args.grace_epochs, start=_digest_start(plan))
 
-    @classmethod
-    def read(cls, folder: StudyFolder, args: SearchArguments, plan: Plan) -> SearchFacts:
-        """Return the facts of a search that is resumed.
+class Search:
+    """A checked search: its facts, its space, and the configurations of its trials.
 
-        A UsageError refuses other weights to start from, and another class of a scheduler object.
+    Attributes:
+        config: configuration without searched options.
+        metric: validation metric of early stopping, by which trials are compared.
+        mode: max or min, whichever is better.
+
+    Raises:
+        UsageError: naming the file and line of a wrong option.
+    """
+
+    def __init__(self, facts: SearchFacts, space: Space) -> None:
+        """Check the space with all options of the trials."""
+        self.facts, self.space = facts, space
+        check_space(space, self.make_config)
+        self.config = self.make_config({})
+        self.metric = str(self.config["valid_metric"]).lower()
+        self.mode = "max" if self.config["valid_metric_bigger"] else "min"
+
+    @property
+    def title(self) -> str:
+        """Model and dataset."""
+        return f"{self.config['model']} on {self.config['dataset']}"
+
+    def make_config(self, sampled: dict[str, Any]) -> PosConfig:
+        """Return the configuration of a trial with these options."""
+        return make_row_config(self.facts.options, sampled)
+
+    def note_inputs(self, identity: dict[str, Any]) -> None:
+        """Note the digest of the inputs; a UsageError if they have changed since an earlier call.
+
+        ``identity`` is that of the data.
         """
-        file = folder.path / SEARCH
-        facts = parse(cls, read_file(file), f"--resume: {file}")
-        given = cls.from_arguments(args, plan)
-        if given.start and facts.start != given.start:
+        path = next(filter(None, map(self.config.plain.get, STARTS)), None)
+        weights = RunFolder(path).checkpoint if path else None
+        origin = [digest_file(weights)] if weights and weights.is_file() else []
+        inputs = digest_run(self.config, identity, *origin)
+        if self.facts.inputs not in ("", inputs):
             raise UsageError(
-                "--resume: the run that the trials start from has other weights than when the "
-                "search began; give the folder that has the weights of then as --init_from, or "
-                "start a new search"
+                "--resume: the data, the code of the model, or the weights that trials start from "
+                "have changed since the search began; give the places of those of then as "
+                "--data_path and --init_from, or start a new search"
             )
-        names = {facts.scheduler, given.scheduler}
-        if len(names) > 1 and not names <= set(SCHEDULERS):
-            raise UsageError(
-                f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
-                "Ray's must be given again, recbole_pos.tune(resume=..., scheduler=...), and no "
-                "other"
-            )
-        return facts
-
-
-def _digest_start(plan: Plan) -> str:
-    """Return the digest of the weights that trials start from; empty if there are none."""
-    path = next(filter(None, map(plan.base.options.get, STARTS)), None)
-    file = RunFolder(path).checkpoint if path else None
-    return digest_file(file) if file and file.is_file() else ""
+        self.facts.inputs = inputs
 
 
 def check_arguments(args: SearchArguments) -> None:
@@ -98,24 +114,20 @@ def plan_search(
     config_file_list: list[str] | None,
     config_dict: dict[str, Any],
     args: SearchArguments,
-) -> tuple[Plan, list[str]]:
-    """Return the plan of a new search.
+) -> tuple[Search, list[str]]:
+    """Return a new search, and the options of the space that are given and so not searched.
 
     Args:
         model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.tune`.
         args: the other arguments of the search.
-
-    Returns:
-        The plan, and the options of the space that are given and therefore not searched.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
-    name = config["model"]
     user_options = config.external_config_dict
-    whole_space = read_space(find_space_file(space, name))
+    whole_space = read_space(find_space_file(space, config["model"]))
     in_space = {*whole_space.names, *whole_space.fixed}
     config.require_read(in_space)
     if "position" in in_space:
@@ -124,26 +136,25 @@ def plan_search(
     overruled = [option for option in whole_space.names if option in user_options]
     if not searched.parameters:
         raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
-    base = _merge_shared_options(config, whole_space)
-    seed = base.pop("seed", config["seed"])
-    content = {
-        "dataset": config["dataset"],
-        "title": f"{name} on {config['dataset']}",
-        "seeds": [seed],
-        "base": base,
-        "rows": {name: {"model": name}},
-        "search": {
-            "trials": _count_trials(searched, args.searcher, args.num_samples),
-            "space": searched.content,
-            "searcher": args.searcher,
-            "seed": args.seed,
-        },
-    }
-    lines: dict[tuple, str] = {("search", "space", p.name): p.location for p in searched.parameters}
-    lines |= {("base", key): whole_space.lines[key] for key in whole_space.fixed}
-    plan = make_plan(Source("search", content, lines))
-    check_plan(plan, lambda options: make_row_config(options).plain)
-    return plan, overruled
+    num_samples = args.num_samples or _TRIALS
+    if args.searcher == "grid":
+        points = searched.list_points()
+        num_samples = min(args.num_samples or len(points), len(points))
+    facts = SearchFacts(
+        options=_merge_shared_options(config, whole_space),
+        space=searched.content,
+        num_samples=num_samples,
+        searcher=args.searcher,
+        seed=args.seed,
+        scheduler=_name_scheduler(args.scheduler),
+        grace_epochs=args.grace_epochs,
+    )
+    return Search(facts, searched), overruled
+
+
+def _name_scheduler(scheduler: Any) -> str:
+    """Return the name of a scheduler, or that of the class of a scheduler object."""
+    return scheduler if isinstance(scheduler, str) else type(scheduler).__name__
 
 
 def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
@@ -153,26 +164,8 @@ def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
     for key in ("data_path", "item_vectors", *STARTS):  # absolute, for trials
         if config.plain[key] and key not in {*space.names, *space.fixed}:
             options[key] = config.plain[key]
-    return merge_options(space.fixed, options)
-
-
-def _count_trials(space: Space, searcher: str, num_samples: int | None) -> int:
-    """Return the number of trials; a grid tries all points of the space, random at most all."""
-    if searcher == "random":
-        trials = num_samples or _TRIALS
-        return min(trials, space.count_points() or trials)
-    if searcher == "optuna":
-        return num_samples or _TRIALS
-    num_points = len(space.list_points())
-    if num_points > MOST_POINTS:
-        raise UsageError(
-            f"--searcher: the grid has more than {MOST_POINTS:,} points; use random or optuna"
-        )
-    if num_samples not in (None, num_points):
-        raise UsageError(
-            f"--num_samples: the grid has {num_points} points and all are run; leave it out"
-        )
-    return num_points
+    run = {"model": config["model"], "dataset": config["dataset"]}
+    return {**run, **merge_options(space.fixed, options)}
 
 
 def _require_no_parts(config: PosConfig) -> None:
@@ -185,13 +178,10 @@ def _require_no_parts(config: PosConfig) -> None:
             )
 
 
-def extend_plan(
-    folder: StudyFolder,
-    args: SearchArguments,
-    config_dict: dict[str, Any],
-    not_allowed: dict[str, Any],
-) -> Plan:
-    """Return the plan of the search in a folder to resume, with more trials or its data elsewhere.
+def resume_search(
+    folder: Path, args: SearchArguments, config_dict: dict[str, Any], not_allowed: dict[str, Any]
+) -> Search:
+    """Return the search of a folder to resume, with more trials or its data elsewhere.
 
     Args:
         folder: folder of the search.
@@ -215,19 +205,28 @@ def extend_plan(
             f"--resume takes everything from its folder but {names}; leave out "
             f"{', '.join(map(shown, refused))}"
         )
-    plan = folder.read_plan()
-    if plan is None or not (folder.path / SEARCH).is_file():
-        raise UsageError(f"--resume: {folder.path} is not the folder of a search of this version")
+    file = folder / SEARCH
+    if not (content := read_file(file)):
+        raise UsageError(f"--resume: {folder} is not the folder of a search")
+    facts = parse(SearchFacts, content, f"--resume: {file}")
     for name in ("item_vectors", "init_from"):
-        if name in config_dict and name not in plan.base.options:
+        if name in config_dict and name not in facts.options:
             raise UsageError(f"--{name}: this search has none; leave it out")
-    search = dict(plan.source.content["search"])
+    schedulers = {facts.scheduler, _name_scheduler(args.scheduler)}
+    if len(schedulers) > 1 and not schedulers <= set(SCHEDULERS):
+        raise UsageError(
+            f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
+            "Ray's must be given again, recbole_pos.tune(resume=..., scheduler=...), and no other"
+        )
     if args.num_samples is not None:
-        if args.num_samples < search["trials"]:
+        if args.num_samples < facts.num_samples:
             raise UsageError(
-                f"--num_samples: this search has {search['trials']} trials already; expected at "
+                f"--num_samples: this search has {facts.num_samples} trials already; expected at "
                 "least as many"
             )
-        space = parse_space(search["space"], {})
-        search["trials"] = _count_trials(space, search["searcher"], args.num_samples)
-    return change_plan(plan, {"search": search}, config_dict)
+        facts.num_samples = args.num_samples
+    facts.options |= config_dict
+    space = parse_space(facts.space, {})
+    if facts.searcher == "grid":
+        facts.num_samples = min(facts.num_samples, len(space.list_points()))
+    return Search(facts, space)

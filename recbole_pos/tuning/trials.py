@@ -1,32 +1,45 @@
-"""The trials of a search in Ray Tune: the function of a trial, and the searcher that has them all.
+"""The trials of a search in Ray Tune: the function of a trial, OptunaSearch, and the Tuner.
 
 A trial reports its best validation value so far, by which ASHA decides: by the value of the newest
-epoch, it would stop trials that wait for patience. A failed trial reports its failure and raises no
+epoch, it would stop trials that wait for patience. A failed trial reports its reason and raises no
 error, since Ray would repeat it; a trial whose process is lost is repeated, and resumes its run.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-import time
+from pathlib import Path
 from typing import Any
 
+import optuna
 import ray
 from ray import tune
-from ray.tune.search import Searcher as RaySearcher
+from ray.tune.search.optuna import OptunaSearch
 
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import count_parameters
-from recbole_pos.runs import DONE, FAILED
+from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.progress import format_options
+from recbole_pos.runs.searchers import ResumableSampler, create_study
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.study.dispatcher import ActiveRuns
-from recbole_pos.study.scheduler import Job
+from recbole_pos.study.rendered_table import format_duration
+from recbole_pos.tuning.record import (
+    FAILED,
+    FINISHED,
+    LOST,
+    STOPPED,
+    UNFINISHED,
+    Trial,
+    TrialTable,
+)
+from recbole_pos.tuning.search_plan import Search
 
 BEST = "best"  # key of a report, the metric of a search: the best validation score so far
-FACTS = "facts"  # key of a report: the facts of the run, as JSON; Ray would flatten a mapping
 
 
 def run_trial(
@@ -35,107 +48,163 @@ def run_trial(
     """Train a trial and report its validation metric after every epoch; it is never tested.
 
     Args:
-        config: ``plain``, the options of the run, and ``path``, its folder.
+        config: ``number`` of the trial, ``plain``, the options of its run, ``path``, its folder,
+            and ``problem``, why its options do not go together, or empty.
         resources, packed: as of :func:`train_run`.
         data: a list with Ray's reference of the shared data: Ray would load a bare reference.
     """
 
     def report(experiment: Any) -> None:
         """Report the newest validated epoch; does not return if the scheduler stops the trial."""
-        trainer = experiment.trainer
-        progress = trainer.progress
-        seconds = {"training": progress.training_seconds, "evaluation": progress.evaluation_seconds}
-        facts = {
-            "status": DONE,
-            "stopped": not trainer.is_finished,  # if it is the last report
-            "best_valid": progress.best_result,
-            "best_epoch": progress.best_epoch,
-            "epochs": progress.next_epoch,
-            "seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "parameters": count_parameters(experiment.model),
-        }
+        trainer, progress = experiment.trainer, experiment.trainer.progress
         newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
-        numbers = {"epoch": newest["epoch"] + 1, "loss": newest["loss"]}
-        numbers["valid"] = newest["valid"][trainer.valid_metric]
-        tune.report({BEST: progress.best_score, **numbers, FACTS: json.dumps(facts)})
+        tune.report(
+            {
+                BEST: progress.best_score,
+                "valid": newest["valid"][trainer.valid_metric],
+                "loss": newest["loss"],
+                "epoch": newest["epoch"] + 1,
+                "best_epoch": progress.best_epoch,
+                "seconds": progress.training_seconds + progress.evaluation_seconds,
+                "parameters": count_parameters(experiment.model),
+                "state": FINISHED if trainer.is_finished else STOPPED,  # if it is the last report
+            }
+        )
 
-    plain = config["plain"]
-    shared = ray.get(data[0])
-    facts = train_run(plain, config["path"], shared, resources, packed, report=report)
-    score = math.nan
+    plain, problem = config["plain"], config["problem"]
+    facts = {"status": "failed", "lost": False, "reason": problem}
+    if not problem:
+        shared = ray.get(data[0])
+        facts = train_run(plain, config["path"], shared, resources, packed, report=report)
     if facts["status"] == DONE:
-        facts["stopped"] = False
-        best_valid = facts["best_valid"] or {}
-        score = best_valid.get(str(plain["valid_metric"]).lower(), math.nan)
-    tune.report({BEST: score, "epoch": facts.get("epochs", 0), FACTS: json.dumps(facts)})
+        last = {
+            BEST: (facts["best_valid"] or {}).get(str(plain["valid_metric"]).lower(), math.nan),
+            "epoch": facts["epochs"],
+            "best_epoch": facts["best_epoch"],
+            "seconds": facts["seconds"]["training"] + facts["seconds"]["evaluation"],
+            "parameters": facts["parameters"],
+            "state": FINISHED,
+        }
+    else:
+        state = LOST if facts["lost"] else FAILED
+        last = {BEST: math.nan, "epoch": 0, "state": state, "reason": facts["reason"]}
+    tune.report(last)
 
 
-class TrialSearcher(RaySearcher):
-    """The trials of a search for Ray, which requests the next one and reports how each has ended.
+def find_run(folder: Path, number: int) -> RunFolder:
+    """Return the run folder of a trial in the folder of a search."""
+    return RunFolder(folder / "runs" / f"{number:05d}")
+
+
+class TrialSearch(OptunaSearch):
+    """Ray's OptunaSearch, which begins with the recorded trials and records further ones.
+
+    OptunaSearch takes results of earlier trials only without conditions, so its study is made and
+    filled here.
 
     Args:
-        runs: the runs in training.
-        first: the first trial to train.
-        num_slots: number of trials that the cluster can train at the same time.
+        search: the search.
+        table: the record; its trials without a result are the first to be trained.
+        folder: folder of the search.
+        reporter: prints a line for each trial that ends.
 
     Attributes:
-        waiting: the next job; after the trials, the test of the best one.
-        reports: Ray's id of a trial -> facts of its last report, as JSON.
+        active: Ray's id of a trial in training -> the trial.
     """
 
-    def __init__(self, runs: ActiveRuns, first: Job, num_slots: int) -> None:
-        """Start before the first trial, and let Ray request a trial for every free slot."""
-        search = runs.scheduler.searches[first.fit.row]
-        super().__init__(metric=BEST, mode=search.mode)
-        # by default one trial of a custom searcher waits for a process at a time, so that most of
-        # a hundred machines would be idle for long
-        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, num_slots))
-        self.runs, self.first = runs, first
-        self.waiting: Job | None = first
-        self.reports: dict[str, str] = {}
+    def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
+        """Fill the study: with results, with trials to resume, and with the points of a grid."""
+        self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
+        self.active: dict[str, Trial] = {}
+        facts, space = search.facts, search.space
+        sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
+        shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
+        study = create_study(search.mode, sampler, **shared)
+        for trial in table.trials:
+            values = space.encode(trial.options)
+            if trial.has_result:
+                distributions = {name: space.distributions[name] for name in values}
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        value=trial.score, params=values, distributions=distributions
+                    )
+                )
+            else:
+                study.enqueue_trial(values)
+        points = space.list_points() if facts.searcher == "grid" else []
+        for point in points[len(table.trials) : facts.num_samples]:
+            study.enqueue_trial(space.encode(point))
+        super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **shared)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: a search does not resume from Ray's pickle of its searcher."""
+        """Return nothing: a search resumes from its table, not from Ray's pickle of this object."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: a search resumes from the folders of its runs."""
+        """Save nothing: a search resumes from its table."""
 
-    def suggest(self, trial_id: str) -> Any:
-        """Return the configuration of the next trial, None while there is none, or ``FINISHED``."""
-        while job := (self.waiting or self.runs.scheduler.next_job()):
-            if job.fit.trial is None:  # the test of the best, once all trials have ended
-                self.waiting = job
-                return self.FINISHED
-            self.waiting = None
-            if self.runs.note_begin(job):
-                self.runs.running[trial_id] = job, time.monotonic()
-                path = str(self.runs.folder.run(job.digest).path.resolve())
-                return {"number": job.fit.trial, "plain": job.config.plain, "path": path}
-        return None if self.runs.running else self.FINISHED
+    def _sample(self, trial: Any) -> dict[str, Any]:
+        """Return number and options of an Optuna trial."""
+        return {"number": trial.number, "options": self.search.space.suggest(trial)}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Record the next trial, and return its configuration for :func:`run_trial`."""
+        sampled = super().suggest(trial_id)
+        assert sampled is not None  # as always
+        trial = self.active[trial_id] = self.table.start(sampled["number"], sampled["options"])
+        plain, problem = {}, ""
+        try:
+            plain = self.search.make_config(trial.options).plain
+        except UsageError as error:
+            problem = str(error)
+        path = str(find_run(self.folder, trial.number).path.resolve())
+        return {"number": trial.number, "plain": plain, "path": path, "problem": problem}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Keep the last report of a trial."""
-        if FACTS in result:
-            self.reports[trial_id] = result[FACTS]
+        """Note the number of epochs for the progress; Optuna only needs the last result."""
+        self.active[trial_id].epochs = result["epoch"]
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record how a trial has ended."""
-        if trial_id not in self.runs.running:
-            return
-        self.on_trial_result(trial_id, result or {})
-        if error or trial_id not in self.reports:
+        """Record the last report of a trial; Optuna takes one without a score for failed."""
+        trial = self.active.pop(trial_id)
+        if result is None:
             reason = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
-            self.runs.end(trial_id, {"status": FAILED, "lost": True, "reason": reason})
+            result = {BEST: math.nan, "epoch": 0, "state": LOST, "reason": reason}
+        trial.state, trial.reason = result["state"], result.get("reason", "")
+        trial.score = None if math.isnan(result[BEST]) else result[BEST]
+        trial.best_epoch, trial.epochs = result.get("best_epoch"), result["epoch"]
+        trial.seconds = round(result.get("seconds", 0.0), 3)
+        trial.parameters = result.get("parameters")
+        self.table.write()
+        self.reporter.line(self._describe(trial))
+        if trial.score is None:
+            super().on_trial_complete(trial_id, None, error=True)
         else:
-            self.runs.end(trial_id, json.loads(self.reports[trial_id]))
+            super().on_trial_complete(trial_id, result)
 
+    def _describe(self, trial: Trial) -> str:
+        """Return ``[3 of 20] FPARec, trial 2: 9 epochs  valid ndcg@10 0.123  41 s  n_heads 1``."""
+        text = f"{trial.state}: {trial.reason}"
+        if trial.score is not None:
+            prefix = "stopped after " if trial.state == STOPPED else ""
+            text = f"{prefix}{trial.epochs} epochs  valid {self.search.metric} {trial.score:.4f}  "
+            text += format_duration(trial.seconds)
+        name = f"{self.search.config['model']}, trial {trial.number}"
+        return f"[{self._count()}] {name}: {text}  {format_options(trial.options)}"
 
-def name_trial_folder(trial: Any) -> str:
-    """Return the name of the folder in which Ray keeps its files of a trial."""
-    return f"trial_{trial.config['number']:05d}-{trial.trial_id}"
+    def _count(self) -> str:
+        """Return ``3 of 20``, the number of trials that have ended."""
+        num_ended = sum(trial.state != UNFINISHED for trial in self.table.trials)
+        return f"{num_ended} of {self.search.facts.num_samples}"
+
+    def describe_progress(self) -> list[str]:
+        """Return the lines of the progress: an overview, and one for each active trial."""
+        epochs = self.search.config["epochs"]
+        active = list(self.active.values())  # a copy, since another thread calls this
+        overview = f"{self.search.title}: {self._count()} trials ended, {len(active)} running"
+        return [overview, *(f"  trial {t.number}: epoch {t.epochs} of {epochs}" for t in active)]
 
 
 def quiet_tune() -> None:

@@ -3,46 +3,48 @@ trials, evaluate the best one on test data."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 import yaml
 from ray import tune as ray_tune
+from ray.tune.schedulers import ASHAScheduler
 
 from recbole_pos.config.arguments import SearchArguments, split_keywords
-from recbole_pos.config.plugins import allow
+from recbole_pos.config.plugins import allow, pack
+from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
-from recbole_pos.errors import TrainingError, UsageError
+from recbole_pos.errors import TrainingError, UsageError, make_resume_command
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, find_versions
+from recbole_pos.experiment.folder import (
+    SEARCH,
+    RunFolder,
+    find_unused_path,
+    find_versions,
+    make_folder,
+)
+from recbole_pos.experiment.result import read_result
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.runs.cluster import connect, count_concurrent_runs, stop
+from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
-from recbole_pos.runs.worker import MOST_LOSSES, QUIET
-from recbole_pos.study.configs import digest_data_options, make_row_config
-from recbole_pos.study.dispatcher import ActiveRuns
-from recbole_pos.study.plan import Plan
-from recbole_pos.study.scheduler import Job, Scheduler
-from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.runs.shared_data import SharedData
+from recbole_pos.runs.worker import MOST_LOSSES, QUIET, train_run
+from recbole_pos.study.study_folder import read_curve
 from recbole_pos.tuning.plot import draw_pictures
-from recbole_pos.tuning.record import Trial, read_trials, write_trials
-from recbole_pos.tuning.search_plan import SearchFacts, check_arguments, extend_plan, plan_search
-from recbole_pos.tuning.trials import BEST, TrialSearcher, name_trial_folder, quiet_tune, run_trial
+from recbole_pos.tuning.record import FAILED, FINISHED, LOST, STOPPED, Trial, TrialTable
+from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
+from recbole_pos.tuning.trials import BEST, TrialSearch, find_run, quiet_tune, run_trial
 from recbole_pos.values import use_plain_numbers
-
-REDUCTION = 3  # of ASHA: one of three trials continues beyond each rung
 
 
 @dataclass(repr=False)
@@ -93,7 +95,7 @@ def tune(
     Args:
         model: name or class of the model, as of :func:`recbole_pos.run`.
         dataset: the dataset, as of :func:`recbole_pos.run`.
-        space: a yaml, .hyper or .test file; the model's own in ``properties/tune/`` when None.
+        space: a yaml or .hyper file; the model's own in ``properties/tune/`` when None.
         config_file_list: configuration of all trials.
         config_dict: options over these files; an option given here is the same in all trials,
             also if the space has it.
@@ -123,247 +125,255 @@ def tune(
         name = read_dataset_name(dataset)
         overruled: list[str] = []  # options of the space that are given
         if args.resume is None:
-            plan, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
-            facts = SearchFacts.from_arguments(args, plan)
-            path = _choose_path(plan, args, dataset)
-            folder = StudyFolder(path)
+            search, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
+            path = _choose_path(search, args, dataset)
+            folder = Path(path)
         else:
-            folder = StudyFolder(args.resume)
+            folder = Path(args.resume)
             not_allowed: dict[str, Any] = {"model": model, "dataset": name, "space": space}
             not_allowed["config_file_list"] = config_file_list
-            plan = extend_plan(folder, args, config_dict, not_allowed)
-            facts = SearchFacts.read(folder, args, plan)
-            stack.enter_context(lock_folder(folder.path, "searched"))
-        scheduler = Scheduler(plan, folder)
-        _prepare_data(scheduler)
-        job = scheduler.next_job()
-        if job is not None:
-            _require_same_runs(scheduler, job)
+            search = resume_search(folder, args, config_dict, not_allowed)
+            stack.enter_context(lock_folder(folder, "searched"))
+        data = _prepare_data(search)
+        table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
+        runs = _Runs(search, folder, table, data, args)
+        if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
-        runs = ActiveRuns(scheduler, args, reporter, set(plan.rows))
-        num_slots = count_concurrent_runs(runs.resources) if job else 0
+            runs.num_slots = count_concurrent_runs(runs.resources)
         if args.resume is None:  # only now, so that wrong arguments leave no folder behind
-            RunFolder.create(path, plan.dataset, next(iter(plan.rows)))
-            if folder.read_plan() is not None:
-                raise UsageError(f"{folder.path} holds a study; choose another --run_dir")
-            stack.enter_context(lock_folder(folder.path, "searched"))
-        folder.write_plan(plan)
-        write_json(folder.path / SEARCH, facts.model_dump())
-        _print_settings(scheduler, overruled, facts, reporter)
-        _train(runs, job, num_slots, facts, args.scheduler)
-        _write_table(scheduler)
-        best, test = _keep_best(scheduler)
-        trials = read_trials(scheduler)
+            RunFolder.create(path, search.config["dataset"], search.config["model"])
+            stack.enter_context(lock_folder(folder, "searched"))
+        write_json(folder / SEARCH, search.facts.model_dump())
+        _print_settings(runs, overruled, reporter)
+        try:
+            runs.train(reporter)
+            best = runs.find_best()
+            tested = runs.test(best)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted; {table.file} has the trials so far; the last checkpoints of trials "
+                f"that have not ended are kept; {runs.advice}"
+            ) from None
+        test = _keep_best(runs, best, tested)
+        for trial in table.trials:
+            trial.curve = read_curve(find_run(folder, trial.number), search.metric)
         seconds = time.perf_counter() - began
-        result = SearchResult(folder.path, trials, trials[best], test, seconds, dataset)
-        _report_result(scheduler, result, reporter)
+        result = SearchResult(folder, table.trials, best, test, seconds, dataset)
+        _report_result(search, result, reporter)
         return result
 
 
-def _choose_path(plan: Plan, args: SearchArguments, dataset: Any) -> str | Path:
+def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | Path:
     """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
     if args.run_dir is not None:
         warn_if_temporary(dataset, args.run_dir)
         return args.run_dir
+    config = search.config
     path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
-    return path or find_unused_path(plan.dataset, next(iter(plan.rows)), "tune-")
+    return path or find_unused_path(config["dataset"], config["model"], "tune-")
 
 
-def _prepare_data(scheduler: Scheduler) -> None:
-    """Prepare the data, and a model without sampled options, so that wrong input fails now."""
-    (row,) = scheduler.plan.rows
-    config = make_row_config(scheduler.plan.make_first_options(row))
-    if config["eval_step"] < 1:
+def _prepare_data(search: Search) -> Any:
+    """Return the dataset; build also a model without sampled options, so that errors come now."""
+    if search.config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
-    experiment = prepare(config)
+    experiment = prepare(search.config)
     if not experiment.loaders["valid"]:
         raise UsageError(
             "tune: this split has no validation targets to choose by; see eval_args, for example "
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
-    scheduler.datasets[digest_data_options(config)] = experiment.dataset
+    search.note_inputs(experiment.dataset.identity)
+    return experiment.dataset
 
 
-def _require_same_runs(scheduler: Scheduler, job: Job) -> None:
-    """Refuse to resume a search whose next trial would be another run now, as with other data."""
-    earlier_digest = scheduler.earlier.get(job.fit.name, {}).get("run", job.digest)
-    if job.fit.trial is not None and earlier_digest != job.digest:
-        raise UsageError(
-            "--resume: the data, or the code of the model, have changed since the search began; "
-            "give the folder that has the data of then as --data_path, or start a new search"
-        )
+@dataclass
+class _Runs:
+    """The runs of a search on Ray: its trials, and the test of the best one.
 
+    Attributes:
+        search, folder: the search and its folder.
+        table: the record of its trials.
+        data: the dataset.
+        args: arguments of the call.
+        num_slots: number of trials that the cluster can train at the same time.
+    """
 
-def _train(
-    runs: ActiveRuns, job: Job | None, num_slots: int, facts: SearchFacts, scheduler: Any
-) -> None:
-    """Train the trials from a job on, ``num_slots`` at the same time, and test the best one."""
-    try:
-        if job is not None and job.fit.trial is not None:
-            job = _run_trials(TrialSearcher(runs, job, num_slots), facts, scheduler)
-        runs.train(job)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; {_write_table(runs.scheduler)} has the trials so far; the last "
-            f"checkpoints of trials that have not ended are kept; {runs.explain_resume('tune')}"
-        ) from None
+    search: Search
+    folder: Path
+    table: TrialTable
+    data: Any
+    args: SearchArguments
+    num_slots: int = 0
 
+    @property
+    def resources(self) -> Resources:
+        """Resources of a run."""
+        return Resources(self.args.cpus_per_trial, self.args.gpus_per_trial)
 
-def _run_trials(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> Job | None:
-    """Train the trials that have not ended, and return the test of the best."""
-    runs = searcher.runs
-    tuner = _make_tuner(searcher, facts, scheduler)
-    try:
-        with live_view(runs.reporter, runs.describe_progress):
-            tuner.fit()
-    except Exception as error:  # Ray raises errors of callbacks as text with their stack
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        advice = runs.explain_resume("tune")
-        raise TrainingError(f"the search stopped: {problem}; then {advice}") from error
-    job = searcher.waiting or runs.scheduler.next_job()
-    if runs.running or (job is not None and job.fit.trial is not None):
-        raise KeyboardInterrupt  # Ray has caught it and returned early
-    ended = read_trials(runs.scheduler)
-    if lost := [trial for trial in ended if trial.is_lost]:
-        raise TrainingError(
-            f"{len(lost)} of {len(ended)} trials could not be trained; trial {lost[0].number}: "
-            f"{lost[0].reason}. Nothing was tested; {_write_table(runs.scheduler)} has the reasons "
-            f"of all; {runs.explain_resume('tune')}"
-        )
-    return job
+    @property
+    def advice(self) -> str:
+        """The advice on unfinished trials, the end of a message."""
+        plugins = self.search.config.plain.get(PLUGINS)
+        return f"continue with `{make_resume_command(self.folder, plugins, 'tune')}`"
 
+    @property
+    def num_left(self) -> int:
+        """Number of trials that have no result yet."""
+        return self.search.facts.num_samples - sum(t.has_result for t in self.table.trials)
 
-def _make_tuner(searcher: TrialSearcher, facts: SearchFacts, scheduler: Any) -> ray_tune.Tuner:
-    """Return Ray's tuner of the trials that have not ended; the scheduler may be one of Ray's."""
-    runs = searcher.runs
-    config = searcher.first.config
-    resources = runs.resources
-    trainable = ray_tune.with_resources(
-        ray_tune.with_parameters(
+    @property
+    def are_done(self) -> bool:
+        """Whether all trials have a result, and the best one is tested."""
+        best = self.table.find_best()
+        return not self.num_left and best is not None and self.find_test(best).result.is_file()
+
+    def find_test(self, trial: Trial) -> RunFolder:
+        """Return the folder of the test of a trial."""
+        return RunFolder(self.folder / "tests" / f"{trial.number:05d}")
+
+    def train(self, reporter: Reporter) -> None:
+        """Train the trials that have no result yet."""
+        if not self.num_left:
+            return
+        make_folder(self.folder / "runs")
+        searcher = TrialSearch(self.search, self.table, self.folder, reporter)
+        tuner = self._make_tuner(searcher)
+        try:
+            with live_view(reporter, searcher.describe_progress):
+                tuner.fit()
+        except Exception as error:  # Ray raises errors of searchers as text with their stack
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise TrainingError(f"the search stopped: {problem}; then {self.advice}") from error
+        if searcher.active:
+            raise KeyboardInterrupt  # Ray has caught it and returned early
+        trials = self.table.trials
+        if lost := [trial for trial in trials if trial.state == LOST]:
+            raise TrainingError(
+                f"{len(lost)} of {len(trials)} trials could not be trained; trial "
+                f"{lost[0].number}: {lost[0].reason}. Nothing was tested; {self.table.file} has "
+                f"the reasons of all; {self.advice}"
+            )
+
+    def _make_tuner(self, searcher: TrialSearch) -> ray_tune.Tuner:
+        """Return Ray's tuner of the trials that have no result yet."""
+        # by default one trial of a searcher waits for its process at a time, so that most of a
+        # hundred machines would be idle for long
+        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
+        facts, epochs = self.search.facts, self.search.config["epochs"]
+        scheduler = self.args.scheduler  # perhaps an object of Ray's
+        if facts.scheduler == "asha":
+            grace = min(facts.grace_epochs, epochs)
+            scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
+        trainable = ray_tune.with_parameters(
             run_trial,
-            resources=resources,
-            packed=runs.code[config["model"]],
-            data=[runs.share(config, includes_test=False)],
-        ),
-        {"CPU": resources.cpus, "GPU": resources.gpus},
-    )
-    objective: dict[str, Any] = {"metric": BEST, "mode": searcher.mode}
-    if facts.scheduler == "asha":
-        scheduler = _make_asha(searcher, facts.grace_epochs)
-        objective = {}  # the scheduler has it
-    return ray_tune.Tuner(
-        trainable,
-        tune_config=ray_tune.TuneConfig(
-            **objective,
-            search_alg=searcher,
-            scheduler=None if facts.scheduler == "none" else scheduler,
-            num_samples=-1,  # as many as the searcher has
-            max_concurrent_trials=runs.args.max_concurrent,
-            reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
-            trial_dirname_creator=name_trial_folder,
-        ),
-        run_config=ray_tune.RunConfig(
-            name="trials",
-            storage_path=str(runs.folder.path.resolve()),
-            failure_config=ray_tune.FailureConfig(max_failures=MOST_LOSSES),
-            verbose=0,
-        ),
-    )
+            resources=self.resources,
+            packed=pack(self.search.config["model"]),
+            data=[ray.put(SharedData(self.data))],
+        )
+        return ray_tune.Tuner(
+            ray_tune.with_resources(
+                trainable, {"CPU": self.resources.cpus, "GPU": self.resources.gpus}
+            ),
+            tune_config=ray_tune.TuneConfig(
+                metric=BEST,
+                mode=self.search.mode,
+                search_alg=searcher,
+                scheduler=None if facts.scheduler == "none" else scheduler,
+                num_samples=self.num_left,
+                max_concurrent_trials=self.args.max_concurrent,
+                reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
+                trial_dirname_creator=lambda t: f"trial_{t.config['number']:05d}-{t.trial_id}",
+            ),
+            run_config=ray_tune.RunConfig(
+                name="trials",
+                storage_path=str(self.folder.resolve()),
+                failure_config=ray_tune.FailureConfig(max_failures=MOST_LOSSES),
+                verbose=0,
+            ),
+        )
+
+    def find_best(self) -> Trial:
+        """Return the best trial; a TrainingError if all failed."""
+        best = self.table.find_best()
+        if best is None:
+            raise TrainingError(
+                f"all trials failed; the first one: {self.table.trials[0].reason}. "
+                f"{self.table.file} has the reasons of all"
+            )
+        return best
+
+    def test(self, best: Trial) -> RunFolder:
+        """Return the tested run of the best trial, which is first trained to its end if need be."""
+        run = self.find_test(best)
+        if run.result.is_file():
+            return run
+        make_folder(run.path.parent)
+        task: Any = ray.remote(train_run).options(
+            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
+        )
+        facts = ray.get(
+            task.remote(
+                self.search.make_config(best.options).plain,
+                str(run.path.resolve()),
+                SharedData(self.data, includes_test=True),
+                self.resources,
+                pack(self.search.config["model"]),
+                tested_run=str(find_run(self.folder, best.number).path.resolve()),
+            )
+        )
+        if facts["status"] != DONE:
+            raise TrainingError(
+                f"trial {best.number} could not be tested: {facts['reason']}; {self.advice}"
+            )
+        return run
 
 
-def _make_asha(searcher: TrialSearcher, grace_epochs: int) -> Any:
-    """Return an ASHA scheduler that knows the curves of the trials that ended in earlier calls."""
-    epochs = searcher.first.config["epochs"]
-    asha: Any = ray_tune.schedulers.AsyncHyperBandScheduler(
-        time_attr="epoch",
-        metric=BEST,
-        mode=searcher.mode,
-        max_t=epochs,
-        grace_period=min(grace_epochs, epochs),
-        reduction_factor=REDUCTION,
-    )
-    better = max if searcher.mode == "max" else min
-    for trial in read_trials(searcher.runs.scheduler):
-        ray_trial = SimpleNamespace(trial_id=f"earlier {trial.number}")
-        asha.on_trial_add(None, ray_trial)
-        best_so_far = itertools.accumulate(trial.curve.values(), better)
-        for epoch, score in zip(trial.curve, best_so_far, strict=True):
-            asha.on_trial_result(None, ray_trial, {"epoch": epoch + 1, BEST: score})
-    return asha
-
-
-def _print_settings(
-    scheduler: Scheduler, overruled: list[str], facts: SearchFacts, reporter: Reporter
-) -> None:
+def _print_settings(runs: _Runs, overruled: list[str], reporter: Reporter) -> None:
     """Print the settings of the search, and facts and warnings about its data."""
-    plan = scheduler.plan
-    (row_search,) = scheduler.searches.values()
-    settings = plan.source.content["search"]
+    search, facts = runs.search, runs.search.facts
     reporter.line(
-        f"{plan.title}: {settings['trials']} trials by {settings['searcher']}, scheduler "
-        f"{facts.scheduler}, best valid {row_search.metric}; searching "
-        f"{', '.join(row_search.searched.names)}; {scheduler.folder.path}"
+        f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
+        f"{facts.scheduler}, best valid {search.metric}; searching "
+        f"{', '.join(search.space.names)}; {runs.folder}"
     )
-    trials = [fit.name for fit in scheduler.fits if fit.trial is not None]
-    num_ended = sum(name in scheduler.status for name in trials)
-    if num_ended:
+    if num_ended := facts.num_samples - runs.num_left:
         reporter.line(f"{num_ended} trials have ended before")
     if overruled:
         reporter.line(f"given, so not searched: {', '.join(overruled)}")
-    (dataset,) = scheduler.datasets.values()
-    if text := describe_split(dataset.split.summary):
+    if text := describe_split(runs.data.split.summary):
         reporter.line(text)
-    for text in make_warnings(dataset.split.summary):
+    for text in make_warnings(runs.data.split.summary):
         reporter.warning(text)
 
 
-def _write_table(scheduler: Scheduler) -> Path:
-    """Write trials.csv, the table of the trials so far, and return its path."""
-    (row_search,) = scheduler.searches.values()
-    file = scheduler.folder.path / "trials.csv"
-    write_trials(read_trials(scheduler), row_search.searched.names, row_search.metric, file)
-    return file
+def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] | None:
+    """Write best/, best.yaml and test.json, and return the test metrics."""
+    folder, config = runs.folder, runs.search.make_config(best.options)
+    copy_run(tested, RunFolder(folder / "best"), with_results=True)
+    plain = {key: value for key, value in config.plain.items() if key not in QUIET}
+    write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
+    test = read_result(tested).test or None  # there may be no test data
+    content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
+    content["test"] = test
+    earlier = []  # tests of trials that were best in earlier calls
+    for trial in runs.table.trials:
+        run = runs.find_test(trial)
+        if trial is not best and run.result.is_file():
+            earlier.append({"options": trial.options, "test": read_result(run).test})
+    if earlier:
+        content["earlier"] = earlier
+    write_json(folder / "test.json", content)
+    return test
 
 
-def _keep_best(scheduler: Scheduler) -> tuple[int, dict[str, float] | None]:
-    """Write best/, best.yaml and test.json; return the best trial's number and test metrics."""
-    folder = scheduler.folder
-    final = scheduler.fits[-1]
-    (row,) = scheduler.plan.rows
-    number = scheduler.find_chosen()[row]
-    if scheduler.status[final.name] != DONE or number is None:
-        table = folder.path / "trials.csv"
-        raise TrainingError(f"{scheduler.reasons[final.name]}. {table} has the reasons of all")
-    digest = scheduler.digests[final.name]
-    copy_run(folder.run(digest), RunFolder(folder.path / "best"), with_results=True)
-    plain = scheduler.configs[digest].plain
-    plain = {key: value for key, value in plain.items() if key not in QUIET}
-    write_text(folder.path / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
-    test = folder.read_fit(digest).get("test") or None  # there may be no test data
-    content = {"trial": number, "model": row, "dataset": scheduler.plan.dataset, "test": test}
-    earlier_tests = []  # of trials that were best in earlier calls
-    for path in sorted(filter(Path.is_dir, folder.runs.iterdir())):
-        facts = folder.read_fit(path.name)  # empty if a process was killed as it made the folder
-        is_tested = facts.get("stage") == "final" and facts["status"] == DONE
-        if is_tested and facts["digest"] != digest:
-            earlier_tests.append({"options": facts["searched"], "test": facts["test"]})
-    if earlier_tests:
-        content["earlier"] = earlier_tests
-    write_json(folder.path / "test.json", content)
-    return number, test
-
-
-def _report_result(scheduler: Scheduler, result: SearchResult, reporter: Reporter) -> None:
+def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> None:
     """Write tune.json and the pictures, and print the result."""
-    plan, folder = scheduler.plan, result.folder
-    trials, best = result.trials, result.best
-    (row_search,) = scheduler.searches.values()
+    trials, best, folder = result.trials, result.best, result.folder
     states = [trial.state for trial in trials]
-    content: dict[str, Any] = {
-        "search": plan.source.content,
-        "trials": len(trials),
-        "states": {state: states.count(state) for state in ("finished", "stopped", "failed")},
+    content = {
+        "states": {state: states.count(state) for state in (FINISHED, STOPPED, FAILED)},
         "seconds": round(result.seconds, 1),
         "best": {
             "trial": best.number,
@@ -371,15 +381,15 @@ def _report_result(scheduler: Scheduler, result: SearchResult, reporter: Reporte
             "best_epoch": best.best_epoch,
             "options": best.options,
         },
-        "failures": {trial.number: trial.reason for trial in trials if trial.state == "failed"},
         "versions": {**find_versions(), "ray": ray.__version__},
     }
     write_json(folder / "tune.json", content)
-    searched, metric, mode = row_search.searched, row_search.metric, row_search.mode
-    pictures = draw_pictures(trials, best, searched, metric, mode, plan.title, folder)
+    pictures = draw_pictures(
+        trials, best, search.space, search.metric, search.mode, search.title, folder
+    )
     reporter.show_results(
         f"best of {len(trials)} trials is {best.number}: {format_options(best.options)}",
-        {"valid": best.best_valid, "test (once)": result.test},
+        {"valid": read_result(RunFolder(result.run_dir)).best_valid, "test (once)": result.test},
     )
     for file in (folder / "best.yaml", folder / "trials.csv", *pictures):
         reporter.line(str(file))
