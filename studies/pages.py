@@ -3,7 +3,7 @@
     python studies/pages.py [--data_path FOLDER]... [--check] [PAGE ...]
 
 For each study with kept runs, results/tables/STUDY.md has all tables that ``recbole-pos compare
-studies/STUDY.yaml --known results/runs/STUDY.tar.xz`` makes, with the trials of its searches, the
+studies/STUDY.yaml --known results/runs/STUDY`` makes, with the trials of its searches, the
 conditions of its runs and the command; results/tables/STUDY.csv has the figures. In a page of
 results, ``<!-- begin STUDY :: TITLE -->`` to ``<!-- end -->`` is the short form of one of these
 tables: its main metric and the differences. STUDY@DATASET is the study with ``-d DATASET``.
@@ -110,9 +110,9 @@ class Studies:
             FileNotFoundError: as :meth:`tables`.
         """
         study_name, _, other_dataset = name.partition("@")
-        study, runs = STUDIES / f"{study_name}.yaml", RUNS / f"{name}.tar.xz"
+        study, runs = STUDIES / f"{study_name}.yaml", RUNS / name
         for file in (study, runs):
-            if not file.is_file():
+            if not file.exists():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
         plan = read_plan(study)
         options = self._find_data(other_dataset or plan.dataset)
@@ -163,7 +163,10 @@ def _read_tables(compared: ComparedStudy) -> StudyTables:
     tables = {
         title: _only_table(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)
     }
-    sections = dict(tables)
+    sections = {
+        title: f"{table}{_find_protocol(text)}"
+        for (title, table), text in zip(tables.items(), parts[2::2], strict=True)
+    }
     trials = collect_results(plan, folder).searches
     if len(trials):
         sections["Trials of the searches"] = _tabulate_trials(trials)
@@ -180,6 +183,14 @@ def _only_table(text: str) -> str:
     not_run = "; ".join(_NOT_RUN.findall(table))
     note = textwrap.fill(f"Not run: {not_run}.", 120, break_on_hyphens=False)
     return _NOT_RUN.sub("", table) + (f"\n{note}\n" if not_run else "")
+
+
+def _find_protocol(text: str) -> str:
+    """Return the note of a table on its split, targets and candidates; empty without one."""
+    notes = [
+        line.removeprefix("- ") for line in text.splitlines() if line.startswith("- Protocol:")
+    ]
+    return "".join(f"\n{textwrap.fill(note, 120)}\n" for note in notes)
 
 
 def _tabulate_trials(searches: pd.DataFrame) -> str:
@@ -275,8 +286,7 @@ def fill_page(path: Path, studies: Studies) -> str:
 
 def list_packed() -> list[str]:
     """Return the names of all studies with kept runs."""
-    files = sorted(RUNS.rglob("*.tar.xz"))
-    return [str(file.relative_to(RUNS)).removesuffix(".tar.xz") for file in files]
+    return [str(file.parent.relative_to(RUNS)) for file in sorted(RUNS.rglob("facts.json"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,8 +67,8 @@ def panels(folders: Sequence[Path], work: Path) -> list[Panel]:
         work: an empty folder.
     """
     studies, found = Studies(folders, work), []
-    for file in sorted((RUNS / "positions").glob("*.tar.xz")):
-        name = file.name.removesuffix(".tar.xz")
+    for folder in sorted((RUNS / "positions").iterdir()):
+        name = folder.name
         compared = None if CONTROL in name else studies.compare(f"positions/{name}")
         if compared is not None:
             found.append(Panel.read(name, compared.folder, compared.runs))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from shop import LOAD, shop_options, tables, write
@@ -21,7 +20,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
 TEXT = TextTable.read
-ALIAS = {"alias_of_item_id": ["ent_id"]}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +39,7 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    vectors = {"ent_id:token": ["i1", "i2"], "vector:float_seq": ["1 2", "3 4"]}
-    return write(tmp_path, {**tables(), "ent": pd.DataFrame(vectors)})
+    return write(tmp_path, tables())
 
 
 def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
@@ -70,7 +67,6 @@ def facts(value: Any) -> Any:
 ATTRIBUTES = (
     *("field2type", "field2source", "field2seqlen", "field2bucketnum", "field2id_token", "alias"),
     *("field2token_id", "missing", "user_counts", "identity", "feat_name_list", "_rest_fields"),
-    "_preloaded_weight",
 )
 
 
@@ -84,19 +80,9 @@ def all_of(dataset: Any) -> dict[str, Any]:
     return facts(found)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"normalize_all": True, "rm_dup_inter": "first", "unused_col": {"item": ["weight"]}},
-        {"additional_feat_suffix": ["ent"], "preload_weight": {"ent_id": "vector"}, **ALIAS},
-    ],
-    ids=str,
-)
-def test_the_cached_dataset_equals_the_fresh_one(
-    folder: Path, any_size: list[str], options: dict
-) -> None:
-    load = {**LOAD, "ent": ["ent_id", "vector"]} if ALIAS.items() <= options.items() else LOAD
-    options = {"load_col": load, "relations": ["brand"], **options}
+def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[str]) -> None:
+    options = {"load_col": LOAD, "relations": ["brand"], "normalize_all": True}
+    options |= {"rm_dup_inter": "first", "unused_col": {"item": ["weight"]}}
     made = prepared(folder, **options)
     texts = list(any_size)
     assert len(texts) >= 3

@@ -142,23 +142,22 @@ def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
         "recbole_pos.serve.recommend.write_recommendations",
         lambda run_dir, **given: taken.append((run_dir, given)),
     )
-    environment = {"RUN_DIR": "live", "PORT": "90", "ALLOW_RELOAD": "true", "EXCLUDE_SEEN": "0"}
+    environment = {"RUN_DIR": "live", "PORT": "90", "HISTORIES_ONLY": "true", "EXCLUDE_SEEN": "0"}
     for name, text in (environment | {"K": "7"}).items():
         monkeypatch.setenv(f"RECBOLE_POS_{name}", text)
     assert main(["serve", "--threads", "3"]) == 0
-    folders, settings = taken.pop()
-    assert folders == {"default": "live"}
-    assert (settings.port, settings.threads, settings.allow_reload) == (90, 3, True)
-    assert main(["serve", "A=a", "B=b", "--port", "91"]) == 0
-    folders, settings = taken.pop()
-    assert folders == {"A": "a", "B": "b"} and settings.port == 91
+    folder, settings = taken.pop()
+    assert folder == "live"
+    assert (settings.port, settings.threads, settings.histories_only) == (90, 3, True)
+    assert main(["serve", "other", "--port", "91"]) == 0
+    folder, settings = taken.pop()
+    assert folder == "other" and settings.port == 91
     assert main(["recommend"]) == 0
     run_dir, given = taken.pop()
     assert (run_dir, given["k"], given["exclude_seen"]) == ("live", 7, False)
-    monkeypatch.setenv("RECBOLE_POS_SHARES", "A=0.5 B=0.5")
-    assert main(["serve", "A=a", "B=b"]) == 0 and taken.pop()[1].shares == ("A=0.5", "B=0.5")
-    assert main(["serve", "A=a", "B=b", "--shares", "A=0.9", "B=0.1"]) == 0
-    assert taken.pop()[1].shares == ("A=0.9", "B=0.1")
+    monkeypatch.setenv("RECBOLE_POS_USERS", "ann 'old bob'")
+    assert main(["recommend"]) == 0 and taken.pop()[1]["users"] == ["ann", "old bob"]
+    assert main(["recommend", "--users", "eve"]) == 0 and taken.pop()[1]["users"] == ["eve"]
     monkeypatch.setenv("RECBOLE_POS_PORT", "http")
     assert main(["serve"]) == 2
     assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err

@@ -29,7 +29,7 @@ from recbole_pos.experiment.result import read_result
 from recbole_pos.layers.context import SequenceContext
 
 SIZE = 5
-USES = ("add", "replace", "late")
+USES = ("add", "replace")
 COLD = ["c0", "c1", "c2"]  # items of a test target alone
 NAMES = [*(f"i{i}" for i in range(40)), *COLD]
 NONE = "i5"  # an item of which no file has a vector
@@ -207,8 +207,7 @@ def expected_items(made: Any, raw: np.ndarray, use: str, whiten: bool = False) -
     if whiten:
         eye = 1e-3 * variances.mean() * np.eye(SIZE)
         scale = np.linalg.inv(scipy.linalg.sqrtm(covariance + eye)).real
-    source = model.content_model if use == "late" else model
-    part = source.item_embedding.parts["content"]
+    part = model.item_embedding.parts["content"]
     w1, b1, w2, b2 = (
         x.detach().numpy() for x in (*part.inner.parameters(), *part.outer.parameters())
     )
@@ -234,7 +233,7 @@ def test_an_item_is_what_the_formula_says(
     own, mlp = (
         np.stack(x) for x in zip(*expected_items(made, vectors(), use, whiten), strict=True)
     )
-    want = np.concatenate((own, mlp), 1) if use == "late" else own + mlp
+    want = own + mlp
     close = {"rtol": 1e-5, "atol": 1e-6}  # the transformed vectors are float32
     np.testing.assert_allclose(model.item_vectors().detach().numpy(), want, **close)
     assert not own[cold].any() and own[none].any() == (use != "replace")
@@ -242,7 +241,7 @@ def test_an_item_is_what_the_formula_says(
     for shared in (nullcontext(), model.shared_items()):
         with shared:
             found = model.item_embedding(ids).detach().numpy()
-            np.testing.assert_allclose(found, want[ids][..., :16], **close)
+            np.testing.assert_allclose(found, want[ids], **close)
     rows = next(iter(made.loaders["test"]))[0]
     states = model.compute_states(rows)
     torch.testing.assert_close(model.full_sort_predict(rows), states @ model.item_vectors().T)
@@ -252,11 +251,6 @@ def test_an_item_is_what_the_formula_says(
     loss = model.window_loss(batch)
     ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
     hidden = model.query_states(batch.items, ctx, batch.positions)
-    if use == "late":  # two models read the same events, each its own vectors
-        both = [
-            one.states(batch.items, ctx, batch.positions) for one in (model, model.content_model)
-        ]
-        torch.testing.assert_close(hidden, torch.cat((both[0], model.content_weight * both[1]), -1))
     logits = (hidden @ model.item_vectors().T)[:, 1:]
     logits[:, torch.from_numpy(made.dataset.popularity[1:] == 0)] = -torch.inf
     plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
@@ -306,12 +300,11 @@ def test_init_from_content_that_hardly_an_item_of_training_has(
 @pytest.mark.parametrize(
     ("model_name", "options"),
     [
-        ("PosSASRec", {"item_vectors_use": "late"}),
         ("PosSASRec", {"item_vectors_use": "add", "loss_type": "sampled_softmax"}),
         ("PosSASRec", {"item_vectors_use": "add", "loss_type": "SCE"}),
         ("FPARec", {"item_vectors_use": "replace"}),
         ("AttrFormer", {"item_vectors_use": "add", "relations": []}),
-        ("PosRec", {"item_vectors_use": "late", "train_windows": "prefix"}),
+        ("PosRec", {"item_vectors_use": "add", "train_windows": "prefix"}),
         ("FGNN", {"item_vectors_use": "replace", "train_windows": "prefix"}),
     ],
     ids=str,
@@ -324,7 +317,7 @@ def test_models_and_losses_learn_from_content(
     made = build(data, model_name, **CROSS_ENTROPY.get(model_name, {}), **options)
     model = made.model.train()
     model.window_loss(next(iter(made.loaders["train"]))).backward()
-    content = (model.content_model or model).item_embedding.parts["content"]
+    content = model.item_embedding.parts["content"]
     assert content.inner.weight.grad.abs().sum() > 0
     cold = made.dataset.popularity == 0
     assert cold.sum() == 1 + len(COLD) and not content.values.grad[cold].any()
@@ -430,21 +423,3 @@ def test_a_resumed_run_keeps_what_is_fixed_and_where_it_came_from(
     result = recbole_pos.run(resume=folder.path, epochs=2, verbose=False)
     assert (result.epochs, result.parameters) == (2, parameters)
     assert folder.read_config() == {**begun, "epochs": 2}
-
-
-def test_the_vectors_of_a_field_are_those_of_a_file(tmp_path: Path) -> None:
-    """RecBole's ``preload_weight`` and ``additional_feat_suffix`` give the same model."""
-    folder = write_atomic(make_log(), tmp_path)
-    lines = [
-        f"{n}\t{' '.join(map(repr, v.tolist()))}" for n, v in zip(NAMES, vectors(), strict=True)
-    ]
-    text = "\n".join(["vec_id:token\tvec:float_seq", *lines[: -len(COLD)]])
-    (folder / "tiny" / "tiny.vec").write_text(text)
-    fields = {"additional_feat_suffix": ["vec"], "alias_of_item_id": ["vec_id"]}
-    fields["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "vec": ["vec_id", "vec"]}
-    made = [
-        build(folder, **fields, preload_weight={"vec_id": "vec"}),
-        build(folder, item_vectors=write_npy(tmp_path, NAMES, vectors())),
-    ]
-    parts = [one.model.item_embedding.parts["content"].values for one in made]
-    torch.testing.assert_close(*parts)

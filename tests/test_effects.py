@@ -39,7 +39,6 @@ VALUES: dict[str, Any] = {
     **{"epochs": 2, "eval_step": 2, "stopping_step": 0, "timestamp_unit": "days"},
     **{"train_batch_size": 16, "train_batch_events": 40, "length_pool": 1, "window_stride": 2},
     **{"threshold": {"stars": 3}, "val_interval": {"stars": "[3,inf)"}, "seq_len": {"tags": 1}},
-    **{"preload_weight": {"item_id": "price"}, "additional_feat_suffix": ["ent"]},
     **{"alias_of_user_id": ["country"], "alias_of_item_id": ["brand"]},
     **{"normalize_field": ["price"], "normalize_all": True, "numerical_features": ["weight"]},
     **{"discretization": {"price": {"method": "ED", "bucket": 3}}, "selected_features": ["brand"]},
@@ -170,7 +169,6 @@ def test_an_option_changes_something_or_is_refused(model: str, shops: Path) -> N
     ("model", "options", "named"),
     [
         ("SASRec", {"threshold": {"rating": 4}}, "val_interval"),
-        ("SASRec", {"preload_weight": {"item_id": "rating"}}, "float"),
         ("SASRec", {"load_col": {"inter": "*", "kg": ["head_id"]}}, "kg"),
         ("SASRec", {"numerical_features": ["rating"]}, "selected_features"),
         ("SASRec", {"normalize_field": ["timestamp"]}, "ids and times"),

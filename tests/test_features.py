@@ -28,7 +28,6 @@ from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.serve import token_lists
-from recbole_pos.serve.holder import _recommend_once
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -330,10 +329,6 @@ ALL_KINDS = {
     "item_features": ["brand", "tags", "price"],
     "user_features": ["country", "likes", "age"],
     "event_features": ["channel", "words", "stars"],
-    # a field of kind float_seq, which features do not take
-    "preload_weight": {"vec_id": "vec"},
-    "additional_feat_suffix": ["vec"],
-    "alias_of_item_id": ["vec_id"],
 }
 
 
@@ -344,10 +339,8 @@ def tables_of_all_kinds() -> dict[str, pd.DataFrame]:
     for table, column in lists.items():
         draws = [rng.choice(list("abc"), rng.integers(0, 3)) for _ in range(len(made[table]))]
         made[table][column] = [" ".join(tokens) for tokens in draws]
-    with_vector = made["item"]["item_id:token"][::2]
-    vectors = rng.normal(size=(len(with_vector), 8)).round(3)
-    texts = [" ".join(map(str, vector)) for vector in vectors]
-    made["vec"] = pd.DataFrame({"vec_id:token": with_vector, "vec:float_seq": texts})
+    vectors = rng.normal(size=(len(made["item"]), 8)).round(3)  # which features do not take
+    made["item"]["vec:float_seq"] = [" ".join(map(str, vector)) for vector in vectors]
     made["user"] = made["user"][:-5]
     return made
 
@@ -440,25 +433,22 @@ def test_one_long_list_of_tokens_takes_little_memory(
     np.testing.assert_allclose(found[:3], found[3:], rtol=1e-5)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 2**18  # KiB
     newest = {"items": ["i1"], "events": {"words": words[:1]}}
-    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 50_000)  # by itself it is read
+    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 50_000)  # so it is scored by itself
     found = [shopping.recommend(histories=x, k=3)["score"] for x in ([few, newest, few], [newest])]
     np.testing.assert_allclose(found[0][3:6], found[1], rtol=1e-5)
-    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 49_999)
-    with pytest.raises(UsageError, match="^events.words: found a list of 50,000 tokens"):
-        shopping.recommend(histories=[few, newest])
 
 
 def test_scores_that_are_no_numbers_are_refused(
     shopping: recbole_pos.Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the name of the history; a model that gives only such is not served."""
+    """By the name of the history."""
     extreme = {"id": "a", "items": ["i1", "i2"], "events": {"stars": [3e38, 1]}}
     with pytest.raises(UsageError, match="^'a': the scores .*NaN"):
         shopping.recommend(histories=[["i3"], extreme], k=2)
     broken = torch.full_like(shopping.scorer.require_vectors(), torch.nan)
     monkeypatch.setattr(shopping.scorer, "vectors", broken)
     with pytest.raises(UsageError, match="NaN"):
-        _recommend_once(shopping)
+        shopping.recommend(histories=[["i3"]], k=2)
 
 
 @pytest.mark.long
@@ -466,7 +456,7 @@ def test_an_exported_model_reads_them(folder: Path, tmp_path: Path) -> None:
     """And content vectors of items, which the program needs no more."""
     np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 3)))
     (tmp_path / "v.txt").write_text("".join(f"i{item}\n" for item in range(20)))
-    content = {"item_vectors": str(tmp_path / "v.npy"), "item_vectors_use": "late"}
+    content = {"item_vectors": str(tmp_path / "v.npy"), "item_vectors_use": "add"}
     given = options(folder, epochs=1, **content)
     found = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
     out = recbole_pos.export(

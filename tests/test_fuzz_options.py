@@ -47,7 +47,7 @@ INNER: dict[str, list[str]] = {
     **{"session_filter": ["item", "session"], "load_col": ["inter", "item", "user"]},
     **{"unused_col": ["inter", "item"], "unload_col": ["inter", "item"], "threshold": ["stars"]},
     **{"val_interval": ["stars", "price"], "seq_len": ["tags", "item_id_list"]},
-    **{"preload_weight": ["brand"], "discretization": ["price"]},
+    "discretization": ["price"],
     **{name: list(row.inner) for name, row in OPTIONS.items() if row.inner},
 }
 SMALLEST = ("train_batch_size", "eval_batch_size", "MAX_ITEM_LIST_LENGTH")

@@ -111,8 +111,6 @@ def test_fields_that_options_name(shop: Path, option: str) -> None:
     def name(field: str) -> Any:
         if option == "unused_col":
             return {"item": [field]}
-        if option == "preload_weight":
-            return {"item_id": field}
         return {field: VALUES[option]} if option in VALUES else [field]
 
     with pytest.raises(UsageError, match=rf"{option}: field 'prise' is not loaded \(did you mean"):

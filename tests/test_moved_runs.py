@@ -18,7 +18,6 @@ from conftest import make_log, train, write_atomic
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, extend_log, keep_known_rows
@@ -28,7 +27,6 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
-from recbole_pos.serve.holder import ModelHolder
 
 HISTORIES = [["i1", "i2", "i3"], ["i7"], ["nothing known"]]
 
@@ -91,10 +89,9 @@ def test_what_needs_no_data(here, moved) -> None:
     with pytest.raises(UsageError, match="data_path"):
         without.recommend(users=["u9"])
     with pytest.warns(RunWarning):
-        loaded = ModelHolder("run", ServeArguments()).load()
-    assert loaded.facts["items"] == 40 == len(loaded.recommender.items)
-    settings = ServeArguments(data_path=data, histories_only=True)
-    alone = ModelHolder("run", settings).load().recommender
+        loaded = recbole_pos.Recommender.load("run")
+    assert loaded.collect_facts()["items"] == 40 == len(loaded.items)
+    alone = recbole_pos.Recommender.load("run", data, histories_only=True)
     with pytest.raises(UsageError, match="data_path"):
         alone.recommend(users=["u9"])
 

@@ -62,9 +62,9 @@ def packed(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     write_atomic(make_log(), folder / "data")
     given = {"data_path": str(folder / "data")}
-    args = {"run_dir": folder / "study", "pack": folder / "my.tar.xz", "verbose": False}
+    args = {"run_dir": folder / "study", "pack": folder / "my", "verbose": False}
     recbole_pos.compare(STUDY, config_dict=given, **args)
-    return folder / "my.tar.xz"
+    return folder / "my"
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def repository(
         study = {**STUDY, "dataset": dataset}
         Path(f"studies/{name}.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     for name in ("my", "absent"):
-        shutil.copy(packed, f"results/runs/{name}.tar.xz")
+        shutil.copytree(packed, f"results/runs/{name}")
     Path("results/page.md").write_text(PAGE, encoding="utf-8")
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_pages_and_tables_are_written(
     assert "| Pop | 2 |" in text and "|\n\nNot run: Never.\n<!-- end -->" in text
     everything = " ".join((repository / "results/tables/my.md").read_text("utf-8").split())
     assert "4 trained and tested runs" in everything and "60 users, 40 items" in everything
-    assert "compare studies/my.yaml --known results/runs/my.tar.xz --data_path FOLDER" in everything
+    assert "compare studies/my.yaml --known results/runs/my --data_path FOLDER" in everything
     figures = pd.read_csv(repository / "results/tables/my.csv")
     assert {"Pop", "Last"} <= set(figures["row"]) and "detectable" in figures
     assert "absent: its data are not there" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_the_picture_of_positions(
             folder.mkdir(exist_ok=True)
         study_file = repository / f"studies/positions/{name}.yaml"
         study_file.write_text(yaml.safe_dump(study), encoding="utf-8")
-        shutil.copy(runs / "my.tar.xz", runs / f"positions/{name}.tar.xz")
+        shutil.copytree(runs / "my", runs / f"positions/{name}")
     pictures = load_script("pictures", monkeypatch)
     (panel,) = pictures.panels([repository / "data"], repository / "work")
     assert (panel.name, panel.seeds, list(panel.gains.index)) == ("mine", 2, ["last"])

@@ -18,7 +18,6 @@ from schemes import shake
 from torch import Tensor
 
 import recbole_pos
-from recbole_pos.config.arguments import ServeArguments
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.result import KNOWS_WHEN
 from recbole_pos.layers.context import SequenceContext
@@ -188,7 +187,7 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
     best = trained.recommend(histories=[ten, history], k=1, at=DAY + 86400 * 7 + 3600 * 15)
     assert best["item"].tolist() == ["i10_2", "i15_2"]
     asked = RecommendBody(histories=[history], k=1, at="2020-09-20T07:00:00Z")
-    assert recommend(trained, asked, ServeArguments())[0]["items"] == ["i7_2"]
+    assert recommend(trained, asked)[0].items == ["i7_2"]
     assert not [w for w in recwarn if issubclass(w.category, RunWarning)]
     for _ in range(2):
         trained.recommend(histories=[history], k=1)  # now

@@ -93,7 +93,7 @@ def test_models_become_a_study(cluster, tiny: Path, tmp_path: Path) -> None:
 def test_rows_made_from_others(cluster, tiny: Path, tmp_path: Path) -> None:
     """Attached to them, tested again, the same as another, or of one that failed; the data move
     meanwhile, and a known study knows them."""
-    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "study.tar.xz"
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "study"
     shutil.copytree(tiny, old)
     rows: dict[str, Any] = {
         "RoPE": {"position": ["rope"], "search": {"hidden_dropout_prob": [0.1, 0.4]}},

@@ -229,7 +229,7 @@ def test_tables_name_what_is_predicted_and_ranked(results, found):
         words_of(render_report(given)),
     ):
         assert protocol in text
-        assert "100 of them items that their user has had before, which are misses" in text
+        assert "100 of them items that their user has had before; they are misses" in text
         assert "On shop, 200 of 600 test items (33%) depend on the order" in text
 
 

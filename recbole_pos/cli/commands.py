@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import signal
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.signals import handle_signals
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -556,7 +554,6 @@ def _similar(args: argparse.Namespace) -> None:
     option("--to DIR", "a new or empty folder", required=True),
     option("--format FORMAT", "onnx or torch_export (onnx)", default="onnx"),
     option("-k N", "items that are recommended (100)", default=100),
-    option("--inference_relations READS", "of AttrFormer: own or none (as it was trained)"),
     *_SOURCES,
 )
 def _export(args: argparse.Namespace) -> None:
@@ -567,33 +564,22 @@ def _export(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.export import export
 
-    relations = args.inference_relations
-    print(export(args.run_dir, args.to, args.format, args.k, relations, args.data_path))
+    print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@_command(
-    "serve",
-    option("RUN_DIR...", "the folder of a run; of several models NAME=RUN_DIR each"),
-    ServeArguments,
-    _PLUGINS,
-    environment=True,
-)
+@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS, environment=True)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 
-    POST /recommend, /similar and /reload; GET /health and /metrics. There is no authentication
-    and no TLS. SIGHUP reloads the model.
+    POST /recommend and /similar; GET /health, /metrics and /docs. There is no authentication and no
+    TLS, which a proxy has.
     """
-    # Exit at once, before uvicorn has its own handlers and when it repeats their signals at the
-    # end: an exception in the middle of an import could be swallowed.
-    with handle_signals(lambda *_: os._exit(0), signal.SIGINT, signal.SIGTERM):
-        try:
-            from recbole_pos.serve.holder import parse_models
-            from recbole_pos.serve.http import serve
-        except ModuleNotFoundError as error:
-            if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
-                raise
-            raise UsageError(
-                f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
-            ) from None
-        serve(parse_models(args.run_dir), read_settings(args, ServeArguments))
+    try:
+        from recbole_pos.serve.http import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
+            raise
+        raise UsageError(
+            f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
+        ) from None
+    serve(args.run_dir, read_settings(args, ServeArguments))

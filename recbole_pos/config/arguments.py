@@ -102,8 +102,8 @@ class CompareArguments(ClusterArguments):
     run_dir: str | Path | None = _arg(None, "the study's folder (saved/<dataset>/studies/<title>)")
     dry_run: bool = _arg(False, "list what would be trained, and train nothing")
     report: bool = _arg(False, "tables and report of what is finished, and train nothing")
-    known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FILE")
-    pack: str | Path | None = _arg(None, "write what is finished into one file", "FILE")
+    known: tuple[str | Path, ...] = _arg((), "runs of --pack that are not trained again", "FOLDER")
+    pack: str | Path | None = _arg(None, "write what is finished into a folder, to keep", "FOLDER")
 
 
 @dataclass(frozen=True)
@@ -184,25 +184,13 @@ class ConvertArguments:
 
 @dataclass(frozen=True)
 class ServeArguments:
-    """Arguments of :func:`recbole_pos.serve.http.serve`; the limits are those of a request."""
+    """Arguments of :func:`recbole_pos.serve.http.serve`."""
 
     host: str = _arg("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")
     port: int = _arg(8080, "port to listen on (8080); 0 takes a free one")
     threads: int = _arg(1, "threads that compute (1)", "N")
-    max_body: int = _arg(2**20, "bytes (1048576)", "N")
-    max_histories: int = _arg(256, "histories, users, or items with neighbours (256)", "N")
-    max_items: int = _arg(10000, "items of a history (10000)", "N")
-    max_k: int = _arg(1000, "recommendations of a history (1000)", "N")
-    max_left_out: int = _arg(2000, "interactions left out to explain (2000)", "N")
-    max_waiting: int = _arg(256, "requests that wait; further ones get 503 (256)", "N")
-    allow_reload: bool = _arg(False, "let other machines POST /reload, too")
-    shares: tuple[str, ...] = _arg(
-        (), "of several models, the parts of all ids that each answers", "NAME=PART"
-    )
     data_path: str | None = _arg(None, "folder of datasets (where the run found its own)", "DIR")
-    item_vectors: str | None = _arg(
-        None, "content vectors of further items, read again by /reload", "FILE"
-    )
+    item_vectors: str | None = _arg(None, "content vectors of further items", "FILE")
     histories_only: bool = _arg(
         False, "answer given histories alone; reads no dataset unless the model needs it"
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from recbole_pos.config.option import Condition
 from recbole_pos.data.location import SIDE_FEATURES
-from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, OURS, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
@@ -132,6 +131,8 @@ def if_model_is_custom(instead: str = "") -> Condition:
 
 def if_seen_are_excluded(config: Options, value: Any) -> str | None:
     """Hold where seen items are not ranked."""
+    from recbole_pos.data.windows import masks_history  # with torch, which --help does not need
+
     return None if masks_history(config) else "is only read where mask_history excludes seen items"
 
 
@@ -238,9 +239,7 @@ if_tables_are_loaded = when(
 
 def if_named_tables_are_loaded(config: Options, value: Any) -> str | None:
     """Return why the option is of no use if it names a table that is not loaded."""
-    suffixes = config["additional_feat_suffix"] or []
     tables = ["inter", "user", "item"]
-    tables += [suffixes] if isinstance(suffixes, str) else suffixes
     loaded = config["load_col"] or tables
     for table in value:
         if table not in tables:
@@ -264,8 +263,6 @@ def _list_fields_read(config: Options) -> set[str]:
             if isinstance(entry, dict):  # a relation
                 fields = [entry.get("field"), entry.get("within")]
             names.update(field for field in fields if isinstance(field, str))
-    for id_field, vector_field in (config["preload_weight"] or {}).items():
-        names |= {str(id_field), str(vector_field)}
     return names - {config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"]}
 
 

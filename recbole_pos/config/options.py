@@ -132,12 +132,6 @@ _TABLE: list[Option] = [
         role=DATA,
         only=effects.if_fields_are_read,
     ),
-    *_group(
-        _rows("additional_feat_suffix", example=["ent"], allows_single=True, only="preload_weight"),
-        _rows("preload_weight", example={"ent_id": "ent_emb"}),
-        role=DATA,
-        only=effects.if_model_takes_vectors,
-    ),
     *_group(_rows("NEG_PREFIX repeatable"), role=DATA, only=(if_model_is_trained, _WITH_NEGATIVES)),
     # evaluation
     *_group(
@@ -228,11 +222,10 @@ _TABLE: list[Option] = [
     # content vectors of items
     *_rows("item_vectors", only=effects.if_model_takes_vectors, check=option.check_vectors),
     *_group(
-        _rows("item_vectors_use", "init add replace late"),
+        _rows("item_vectors_use", "init add replace"),
         _rows("item_vectors_train", example=True),
         _rows("item_vectors_whiten"),
-        _rows("item_vectors_weight", 0, _WEIGHT, example=1.0, only="item_vectors_use: late"),
-        only=if_any("preload_weight", "item_vectors"),
+        only="item_vectors",
     ),
     # sizes
     *_rows("hidden_size embedding_size positional_rank siren_width relation_size", 1, _SIZE),
@@ -376,6 +369,10 @@ _TABLE: list[Option] = [
             "kg_reverse_r alias_of_entity_id alias_of_relation_id entity_kg_num_interval "
             "relation_kg_num_interval",
             reason="knowledge graphs are not read; leave it out",
+        ),
+        _rows(
+            "preload_weight additional_feat_suffix",
+            reason="vectors of items are given as a file or frame; use item_vectors",
         ),
         _rows(
             "checkpoint_dir", reason="a run writes into its own folder; choose it with --run_dir"

@@ -51,7 +51,7 @@ _OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 # Attributes of a dataset that are kept as they are.
 _PLAIN = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity")
-_ARRAYS = ("user_counts", "missing", "_preloaded_weight")
+_ARRAYS = ("user_counts", "missing")
 
 
 class Cache:

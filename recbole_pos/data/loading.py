@@ -37,7 +37,7 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("discretization", "val_interval"), ("float",)),
     "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
-    **dict.fromkeys(("threshold", "unused_col", "preload_weight"), ()),
+    **dict.fromkeys(("threshold", "unused_col"), ()),
 }
 
 
@@ -60,8 +60,7 @@ class AtomicTables(Dataset):
 
     def _list_files(self) -> list[Path]:
         """Return the atomic files of the dataset, some of which may not be there."""
-        suffixes = ["user", "item", *(self.config["additional_feat_suffix"] or [])]
-        return self._list_interaction_files() + [self._find_file(suffix) for suffix in suffixes]
+        return [*self._list_interaction_files(), self._find_file("user"), self._find_file("item")]
 
     def _list_interaction_files(self) -> list[Path]:
         parts, folder = list_parts(self.config), Path(self.dataset_path)
@@ -74,10 +73,7 @@ class AtomicTables(Dataset):
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         """Load all tables of a dataset; check that they and the options fit together."""
-        suffixes = self.config["additional_feat_suffix"] or []
-        require_dataset(
-            token, Path(dataset_path), ["user", "item", *suffixes], list_parts(self.config)
-        )
+        require_dataset(token, Path(dataset_path), ["user", "item"], list_parts(self.config))
         for table in ("user", "item"):
             file = self._find_file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
@@ -135,8 +131,6 @@ class AtomicTables(Dataset):
         fields = list(value)
         if option == "unused_col":  # lists of fields, by table
             fields = list(itertools.chain(*value.values()))
-        elif option == "preload_weight":  # a field of ids and one of vectors
-            fields = list(itertools.chain(*value.items()))
         for field in fields:
             kind = self.field2type.get(field)
             if kind is None:
@@ -150,11 +144,6 @@ class AtomicTables(Dataset):
                     f"{option}: field {shown(field)} is of type {kind.value}; "
                     f"{' or '.join(kinds)} is needed"
                 )
-        if option == "preload_weight" and len({self.field2source[field] for field in fields}) > 1:
-            raise UsageError(
-                f"preload_weight: {' and '.join(map(shown, fields))} are not in one table of "
-                "additional_feat_suffix, which has names of its own and their vectors"
-            )
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         """Load the interactions: one file, or the files of given parts one below the other."""

@@ -300,8 +300,7 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
     """
     plain = folder.read_config()
     options = {**limit_workers(plain), **(config_dict or {})}
-    if (plain.get("item_vectors") or plain.get("preload_weight")) and not folder.is_only_begun:
-        options |= {"item_vectors": None, "preload_weight": None}
-        if plain.get("item_vectors_use") != "init":
-            options["item_vectors"] = str(folder.require_vectors())
+    if plain.get("item_vectors") and not folder.is_only_begun:
+        is_in_weights = plain.get("item_vectors_use") == "init"
+        options["item_vectors"] = None if is_in_weights else str(folder.require_vectors())
     return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)

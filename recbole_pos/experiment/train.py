@@ -156,7 +156,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     """Write the files that a run has before its first epoch; a resumed run writes them again."""
     dataset, plain = experiment.dataset, experiment.config.plain
     if folder.checkpoint.is_file():
-        plain.update(_find_vector_sources(plain, folder))
+        plain["item_vectors"] = _find_vector_source(plain, folder)
     folder.write_config(plain)
     vocabulary = Vocabulary.from_dataset(dataset)
     experiment.trainer.vocabulary_digest = vocabulary.digest
@@ -167,16 +167,15 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         keep_vectors(source, names, dataset.iid_field, folder.path)
 
 
-def _find_vector_sources(plain: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Return the options that say where a resumed run has its content vectors from.
+def _find_vector_source(plain: dict[str, Any], folder: RunFolder) -> Any:
+    """Return where a resumed run has its content vectors from.
 
     It reads them from its own folder, see :func:`recbole_pos.experiment.run.load_config`, but a run
     that repeats or updates it reads them from where they came from.
     """
     if plain["item_vectors"] not in (None, make_absolute(folder.vectors)):
-        return {}  # given again, as to a search that was moved
-    earlier = folder.read_config()
-    return {key: earlier.get(key) for key in ("item_vectors", "preload_weight")}
+        return plain["item_vectors"]  # given again, as to a search that was moved
+    return folder.read_config().get("item_vectors")
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:

@@ -89,7 +89,13 @@ class ItemTable(nn.Embedding):
 
     @contextmanager
     def shared(self) -> Iterator[Tensor]:
-        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block."""
+        """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
+
+        Without parts nothing is computed, and lookups keep their gradient by rows.
+        """
+        if not self.parts:
+            yield self.vectors()
+            return
         outer = self._shared
         self._shared = self.vectors()
         try:

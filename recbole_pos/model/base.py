@@ -6,8 +6,8 @@ Shapes: m interactions of a packed batch, k targets, B rows of L interactions in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, ClassVar, TypeAlias
 
@@ -119,12 +119,9 @@ class PosRecommender(SequentialRecommender):
         if num_targets > 1 and has_log(dataset):
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
-        self.content_model: PosRecommender | None = None  # of item_vectors_use: late
-        self.content_weight: Tensor | float = 1.0
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self.item_attributes: list[str] = []  # fields of items that schemes read
-        self._shared_vectors: Tensor | None = None
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the others of its batch
@@ -176,26 +173,13 @@ class PosRecommender(SequentialRecommender):
         return require_result(states, table.weight.dtype, shape, self, method)
 
     def query_states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states whose products with :meth:`item_vectors` are the scores of items.
-
-        They are :meth:`states` [k, d], or with ``item_vectors_use: late`` those of both models
-        side by side [k, 2d].
-        """
+        """Return the :meth:`states` [k, d]; their products with item vectors are the scores."""
         num_states = (items if positions is None else positions).size(0)
-        states = self._require_states(self.states(items, ctx, positions), num_states, "states")
-        if self.content_model is None:
-            return states
-        content = self.content_model.states(items, ctx, positions)
-        return torch.cat((states, self.content_weight * content), -1)
+        return self._require_states(self.states(items, ctx, positions), num_states, "states")
 
     def item_vectors(self) -> Tensor:
-        """Return the vectors [items, d or 2d] that score items, see :meth:`query_states`."""
-        if self._shared_vectors is not None:
-            return self._shared_vectors
-        vectors = self.item_embedding.vectors()
-        if self.content_model is None:
-            return vectors
-        return torch.cat((vectors, self.content_model.item_embedding.vectors()), 1)
+        """Return the vectors [items, d] of all items, at the input and in scores."""
+        return self.item_embedding.vectors()
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the item vectors [c, d] that training chooses among, and the targets' rows [k].
@@ -226,26 +210,10 @@ class PosRecommender(SequentialRecommender):
             extend(vectors)
         self.item_embedding.extend(len(vectors))
         self.n_items += len(vectors)
-        if self.content_model is not None:
-            self.content_model.add_items(vectors)
 
-    @contextmanager
-    def shared_items(self) -> Iterator[Tensor]:
-        """Yield :meth:`item_vectors`, computed once for inputs and scores in a ``with`` block.
-
-        An inner block takes the vectors of the outer one. A plain table costs nothing to read.
-        """
-        content = self.content_model
-        if self._shared_vectors is not None or not (self.item_embedding.parts or content):
-            yield self.item_vectors()
-            return
-        sharing_content = nullcontext() if content is None else content.item_embedding.shared()
-        with self.item_embedding.shared(), sharing_content:
-            self._shared_vectors = self.item_vectors()
-            try:
-                yield self._shared_vectors
-            finally:
-                self._shared_vectors = None
+    def shared_items(self) -> AbstractContextManager[Tensor]:
+        """Compute :meth:`item_vectors` once, for inputs and scores in a ``with`` block."""
+        return self.item_embedding.shared()
 
     @staticmethod
     def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:

@@ -10,8 +10,6 @@ use     x_i
 init    e_i, which starts as c_i (of another size: its d first principal components)
 add     t_i e_i + MLP(c_i)
 replace MLP(c_i)
-late    t_i e_i in one model and MLP(c_i) in a second one; a score is <h, x> of the
-        first plus w times that of the second
 ======= ============================================================================
 
 Mean, scale, whitening and components are of the items with a training interaction, and a loss
@@ -25,7 +23,6 @@ Reference:
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.item_vectors import read_vectors, to_files
+from recbole_pos.data.item_vectors import read_vectors
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import ItemPart
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options
 
 _SHRINK = 1e-3  # share of the mean variance added to all, so that empty directions stay small
 _TINY = 1e-12  # against division by zero
@@ -166,13 +163,12 @@ class Statistics:
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add content vectors to a model, if ``item_vectors`` or ``preload_weight`` gives any.
+    """Add content vectors to a model, if ``item_vectors`` gives any.
 
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
-    use = config["item_vectors_use"]
-    has_vectors = config["item_vectors"] or config["preload_weight"]
+    use, has_vectors = config["item_vectors_use"], bool(config["item_vectors"])
     if use == "init":
         if has_vectors:  # else a trained run is loaded, whose weights include them
             _start_from_content(model, config, dataset)
@@ -183,19 +179,16 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     is_trained = dataset.popularity > 0  # [n]
     if not is_trained[1:].all():
         _limit_candidates(model, is_trained)
-    if use in ("add", "late"):
+    if use == "add":
         model.item_embedding.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
-    if use == "late":
-        _add_content_model(model, config, dataset)
-    else:
-        _add_content_part(model, config, dataset)
+    _add_content_part(model, config, dataset)
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the id vectors of a model start as content vectors (``item_vectors_use: init``)."""
     table = model.item_embedding
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
-    _, values = _read_content(model, config, dataset)
+    values = _read_content(model, config, dataset)
     has_content = values.any(1)
     if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
@@ -212,7 +205,8 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
     """Add MLP(c_i) to the item vectors of a model, or replace them by it."""
-    model.content_source, values = _read_content(model, config, dataset)
+    model.content_source = config["item_vectors"]
+    values = _read_content(model, config, dataset)
     whiten = config["item_vectors_whiten"]
     statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
     if config["item_vectors_use"] == "replace":
@@ -223,13 +217,12 @@ def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
     model.item_embedding.parts["content"] = part
 
 
-def _read_content(model: Any, config: Options, dataset: Dataset) -> tuple[Any, np.ndarray]:
-    """Return the source of content vectors and the vectors [n, c]; add notices to ``model``."""
+def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:
+    """Return the content vectors [n, c] of items; add notices to ``model``."""
     item_tokens = dataset.field2id_token[dataset.iid_field]
-    source = config["item_vectors"] or to_files(_read_preloaded(config, dataset, item_tokens))
-    values, notices = read_vectors(source, item_tokens, dataset.iid_field)
+    values, notices = read_vectors(config["item_vectors"], item_tokens, dataset.iid_field)
     model.notices += notices
-    return source, values
+    return values
 
 
 def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
@@ -238,39 +231,3 @@ def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
     rows = torch.zeros(len(is_trained), dtype=torch.int64)
     rows[model.candidates] = torch.arange(len(model.candidates))
     model.register_buffer("candidate_rows", rows, persistent=False)
-
-
-def _add_content_model(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add the second model of ``item_vectors_use: late``, and its weight in scores."""
-    model.content_model = type(model)(_replace_options(config, item_vectors_use="replace"), dataset)
-    notices = model.content_model.notices
-    model.notices += [notice for notice in notices if notice.startswith("item_vectors")]
-    model.content_source = model.content_model.content_source
-    weight = config["item_vectors_weight"]
-    model.content_weight = nn.Parameter(torch.ones(())) if weight is None else float(weight)
-
-
-def _read_preloaded(
-    config: Options, dataset: Any, item_tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens [k] and vectors [k, c] of the items that ``preload_weight`` gives vectors."""
-    item_fields = {dataset.iid_field, *(config["alias_of_item_id"] or ())}
-    fields = [field for field in config["preload_weight"] if field in item_fields]
-    if len(fields) != 1:
-        raise UsageError(
-            "preload_weight: expected one field of items and one of their vectors, such as "
-            f"{{{dataset.iid_field}: vector}}, found {shown(config['preload_weight'])}"
-        )
-    values = np.asarray(dataset.get_preload_weight(fields[0]))
-    values = values.reshape(len(values), -1)[: len(item_tokens)]
-    has_content = values.any(1)
-    return item_tokens[: len(values)][has_content], values[has_content]
-
-
-def _replace_options(config: Any, **options: Any) -> Any:
-    """Return a copy of a configuration with some options replaced."""
-    if isinstance(config, dict):
-        return {**config, **options}
-    changed = copy.copy(config)
-    changed.final_config_dict = {**config.final_config_dict, **options}
-    return changed

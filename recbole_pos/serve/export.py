@@ -44,7 +44,6 @@ def export(
     to: str | Path,
     format: str = "onnx",
     k: int = 100,
-    inference_relations: str | None = None,
     data_path: str | Path | None = None,
 ) -> Path:
     """Write a trained model into a folder, from which it is served without this package.
@@ -57,8 +56,6 @@ def export(
         to: a folder that is new or empty.
         format: ``onnx`` or ``torch_export``.
         k: number of items to recommend; all items if there are fewer.
-        inference_relations: for AttrFormer, ``own`` or ``none`` instead of the value it was
-            trained with.
         data_path: the folder that holds the folder of the dataset, which only some models need;
             by default the run's.
 
@@ -82,7 +79,7 @@ def export(
             experiment = load_without_data(run_dir)
         except NeedsDataset:
             experiment = load(run_dir, data_path=data_path)
-        encoder = make_encoder(experiment.model, inference_relations)
+        encoder = make_encoder(experiment.model)
         with name_write_errors(folder):
             _write_files(encoder, experiment.dataset, unfinished, format, k)
     return folder

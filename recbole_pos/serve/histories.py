@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, NamedTuple
@@ -46,14 +46,12 @@ _EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
     "float_type": "a number",
-    "bool_type": "true or false",
     "datetime_type": "a date",
     "list_type": "a list",
     "dict_type": "an object",
-    "too_short": "one or more",
     "invalid_key": "text as the key",
+    "model_type": "a history, which is a list of items or an object with items",
 }
-_HISTORY = "a history, which is a list of items or an object with items"
 
 
 class TokenIds(NamedTuple):
@@ -151,18 +149,13 @@ _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
 _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
-def describe_invalid(
-    error: ValidationError, location: str = "", keys: Collection[str] = KEYS
-) -> str:
-    """Return a validation error as text: its place, from ``location`` on, and what is wrong.
-
-    ``keys`` are those of the outermost object; those within it are histories.
-    """
+def describe_invalid(error: ValidationError, location: str) -> str:
+    """Return a validation error as text: its place, from ``location`` on, and what is wrong."""
     errors = error.errors(include_url=False)
     first = next((x for x in errors if x["type"] == "extra_forbidden"), errors[0])
     *parents, key = first["loc"] or ("",)
     if first["type"] == "extra_forbidden":
-        hint = suggest(str(key), KEYS if parents else keys)
+        hint = suggest(str(key), KEYS)
         return f"{_locate(parents, location)}: unknown key {shown(key)}{hint}"
     if first["type"] == "missing":
         return f"{_locate(parents, location)}: {key} is missing"
@@ -180,14 +173,12 @@ def _locate(keys: Iterable[int | str], location: str) -> str:
             location += f"[{key}]"
         elif not _INTERNAL.fullmatch(key):
             location += f".{shown(key)[1:-1]}"
-    return location.removeprefix(".") or "the body"
+    return location
 
 
 def _name_expected(error: ErrorDetails) -> str:
     """Return what a validation error expects; pydantic words the rest, such as bounds."""
     kind, message = error["type"], error["msg"].removeprefix("Input should be ")
-    if kind == "model_type":
-        return _HISTORY if error["ctx"]["class_name"] == History.__name__ else "an object"
     is_bound = kind.startswith(("greater_than", "less_than"))
     return f"a number {message}" if is_bound else _EXPECTED.get(kind, message)
 
@@ -468,10 +459,10 @@ def _read_column(
             flat += adapter.validate_python(value)
         except ValidationError as error:
             raise UsageError(describe_invalid(error, location)) from None
-    return _to_column(flat, tokens, name)
+    return _to_column(flat, tokens)
 
 
-def _to_column(values: list[Any], tokens: TokenIds | None, name: str) -> Tensor | TokenLists:
+def _to_column(values: list[Any], tokens: TokenIds | None) -> Tensor | TokenLists:
     """Return validated values of a field: numbers [n], NaN if missing; ids [n], then 0; or lists.
 
     Lists lack unknown tokens.
@@ -487,7 +478,7 @@ def _to_column(values: list[Any], tokens: TokenIds | None, name: str) -> Tensor 
     for value in values:
         names = value if isinstance(value, list) else [] if value is None else [value]
         lists.append([ids[name] for name in map(str, names) if ids.get(name)])
-    return TokenLists.from_lists(lists, name)
+    return TokenLists.from_lists(lists)
 
 
 def read_moment(time: Any, location: str, unit: float | None) -> float:

@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from torch.export import Dim, ExportedProgram
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 from recbole_pos.layers.padded import PaddedContext
-from recbole_pos.model.attrformer import AttrFormer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ensure_registered
-from recbole_pos.relations.history import HistoryRelations
 
 
 class Encoder(nn.Module):
@@ -32,25 +29,23 @@ class Encoder(nn.Module):
 
     Args:
         model: the trained model, on a CPU.
-        relations: relations that an AttrFormer reads; None if it reads none.
 
     Attributes:
         fields: embeddings by the names of feature inputs, such as ``events_rating``.
         inputs: names of the inputs of :meth:`forward`, in order.
     """
 
-    def __init__(self, model: PosRecommender, relations: HistoryRelations | None = None) -> None:
-        """Freeze the model, and list the inputs that its times, features and relations need."""
+    def __init__(self, model: PosRecommender) -> None:
+        """Freeze the model, and list the inputs that its times and features need."""
         super().__init__()
-        self.model, self.relations = model.eval().requires_grad_(False), relations
-        self.needs_time = model.needs_time or (relations is not None and relations.needs_time)
+        self.model = model.eval().requires_grad_(False)
         tables = {} if model.event_features is None else model.event_features.by_table()
         self.fields = {
             f"{table}_{name}": embed
             for table, embeds in tables.items()
             for name, embed in embeds.items()
         }
-        times = ["times"] * self.needs_time + ["at"] * model.reads_request
+        times = ["times"] * model.needs_time + ["at"] * model.reads_request
         self.inputs = ("items", "lengths", *times, *self.fields)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -71,8 +66,6 @@ class Encoder(nn.Module):
         ctx = PaddedContext.from_rows(
             items, lengths, model.max_seq_length, times, at, Features(events, users)
         )
-        if self.relations is not None:
-            ctx = replace(ctx, relations=self.relations(ctx))
         assert ctx.items is not None
         return model.query_states(ctx.items, ctx, ctx.last)
 
@@ -129,43 +122,21 @@ class Recommend(nn.Module):
         return best.masked_fill(best_scores == -torch.inf, 0), best_scores
 
 
-def make_encoder(model: Any, inference_relations: str | None = None) -> Encoder:
-    """Return the encoder of a trained model; raise a UsageError if it cannot be exported.
-
-    ``inference_relations`` is for AttrFormer, in place of the value that it was trained with.
-    """
+def make_encoder(model: Any) -> Encoder:
+    """Return the encoder of a trained model; raise a UsageError if it cannot be exported."""
     name = ensure_registered(type(model))
-    if not isinstance(model, PosRecommender):
-        raise UsageError(
-            f"{name} cannot be exported: its forward is not made of the plugin's layers "
-            "(recbole_pos.PosRecommender), which can be traced without the data"
-        )
-    model.to("cpu")
-    if isinstance(model, AttrFormer):
-        if inference_relations is None:
-            inference_relations = model.inference
-        if inference_relations not in ("own", "none"):
-            raise UsageError(
-                f"AttrFormer cannot be exported with inference_relations: {inference_relations}: "
-                "it reads interactions of other users, which an exported model does not have; give "
-                "inference_relations own or none"
-            )
-        if inference_relations == "none":
-            return Encoder(model)
-        return Encoder(model, HistoryRelations(model.lookup, model.declared))
-    if inference_relations is not None:
-        raise UsageError(f"inference_relations: {name} has none, only AttrFormer does")
-    overridden = [
-        method
+    overrides = isinstance(model, PosRecommender) and any(
+        getattr(type(model), method) is not getattr(PosRecommender, method)
         for method in ("forward", "compute_states", "full_sort_predict")
-        if getattr(type(model), method) is not getattr(PosRecommender, method)
-    ]
-    if overridden:
+    )
+    # a model that prepares its batches makes graphs of them, or relations to other users
+    if not isinstance(model, PosRecommender) or model.prepares or overrides:
         raise UsageError(
-            f"{name} cannot be exported: it defines {', '.join(overridden)}, whose meaning is "
-            "unknown; define only encode or states"
+            f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
+            "RecBole's models, AttrFormer, models of graphs and models with a forward of their own "
+            "do not; `recbole-pos serve` answers with any model"
         )
-    return Encoder(model)
+    return Encoder(model.to("cpu"))
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:

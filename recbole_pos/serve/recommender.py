@@ -173,7 +173,7 @@ class Recommender(FittedModel):
         if getattr(model, "content_source", None) is None:
             raise UsageError(
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
-                "train it with item_vectors and item_vectors_use: add, replace or late"
+                "train it with item_vectors and item_vectors_use: add or replace"
             )
         names, vectors = read_new_vectors(to_files(item_vectors), self.ids, dataset.iid_field)
         with undone_on_error(self, *model.modules()):

@@ -2,23 +2,21 @@
 
 A table of them has the width of the longest one in all rows: one list of 100,000 tokens among
 10,000 short ones makes 8 GB. So lists become a table only for histories that are scored at once,
-cut to what the model reads: for so few that it is small, and if that is one history, it is refused.
+cut to what the model reads, and a history with a very long list is scored by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recbole_pos.data.windows import gather_index
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
 
-LARGEST_TABLE = 1 << 23  # cells of a table, 64 MiB
+LARGEST_TABLE = 1 << 23  # cells of a table of several histories, 64 MiB
 
 
 class TokenLists:
@@ -27,57 +25,41 @@ class TokenLists:
     Args:
         ids: [m] int64 ids of tokens, list after list.
         lengths: [n] int64 number of tokens of each list.
-        name: the field, for error messages.
     """
 
-    def __init__(self, ids: np.ndarray, lengths: np.ndarray, name: str) -> None:
-        self.ids, self.lengths, self.name = ids, lengths, name
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        self.ids, self.lengths = ids, lengths
 
     @classmethod
-    def from_lists(cls, lists: Sequence[Sequence[int]], name: str) -> TokenLists:
+    def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenLists:
         """Return lists [n] of ids as one array."""
         ids = np.array([token_id for row in lists for token_id in row], dtype=np.int64)
-        return cls(ids, np.array([len(row) for row in lists], dtype=np.int64), name)
+        return cls(ids, np.array([len(row) for row in lists], dtype=np.int64))
 
     def __getitem__(self, index: Tensor) -> TokenLists:
         """Return the lists at ``index`` [k], in its order."""
         start = np.cumsum(self.lengths) - self.lengths
         lengths = self.lengths[index.numpy()]
-        ids = self.ids[gather_index(start[index.numpy()], lengths)]
-        return TokenLists(ids, lengths, self.name)
+        return TokenLists(self.ids[gather_index(start[index.numpy()], lengths)], lengths)
 
     @property
-    def width(self) -> int:
-        """Number of columns of a table of the lists: that of the longest one, at least 1."""
-        return int(self.lengths.max(initial=1))
-
-    @property
-    def fits(self) -> bool:
-        """Whether a table of the lists is not too large."""
-        return len(self.lengths) * self.width <= LARGEST_TABLE
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a table of the lists, which is as wide as the longest, at least 1."""
+        return len(self.lengths), int(self.lengths.max(initial=1))
 
     def pad(self) -> Tensor:
-        """Return the ids [n, width] int64, padded with 0.
-
-        Raises:
-            UsageError: naming the field, if that is too large a table.
-        """
-        if not self.fits:
-            limit = LARGEST_TABLE // len(self.lengths)
-            raise UsageError(
-                f"{self.name}: found a list of {self.width:,} tokens; expected at most {limit:,} "
-                f"in each of {len(self.lengths):,} lists that are read at once; give fewer"
-            )
-        is_token = np.arange(self.width) < self.lengths[:, None]
-        table = np.zeros(is_token.shape, dtype=np.int64)
+        """Return the ids as a table [n, width] int64, padded with 0."""
+        table = np.zeros(self.shape, dtype=np.int64)
+        is_token = np.arange(table.shape[1]) < self.lengths[:, None]
         table[is_token] = self.ids
         return torch.from_numpy(table)
 
 
 def fit_tables(features: Features) -> bool:
     """Return whether tables of all lists among features are not too large."""
-    columns: list[Any] = [*features.events.values(), *features.users.values()]
-    return all(column.fits for column in columns if isinstance(column, TokenLists))
+    columns = [*features.events.values(), *features.users.values()]
+    shapes = [column.shape for column in columns if isinstance(column, TokenLists)]
+    return all(rows * width <= LARGEST_TABLE for rows, width in shapes)
 
 
 def pad_lists(column: Tensor | TokenLists) -> Tensor:

@@ -43,7 +43,7 @@ from recbole_pos.study.configs import (
     require_twins,
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
-from recbole_pos.study.packed import PackedStudy, pack, require_writable
+from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
@@ -180,8 +180,6 @@ def compare(
     plan, folder = _make_plan_and_folder(what, dataset, base, args)
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
-    if args.pack:
-        require_writable(args.pack)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     unmade: dict[str, str] = {}
     if packed or not args.report:

@@ -38,7 +38,7 @@ _SINCE_1 = {
     **{"rm_copies": False, "request_time": "none"},
     **dict.fromkeys((*SIDE_FEATURES, "target_events")),
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
-    **dict.fromkeys(("item_vectors", "item_vectors_train", "item_vectors_weight")),
+    **dict.fromkeys(("item_vectors", "item_vectors_train")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
     **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
     **{"warmup_steps": 0, "ema_decay": 0.0, "data_part": "none"},
@@ -48,6 +48,7 @@ _OF_RECBOLE = (
     *("relation_kg_num_interval", "entity_kg_num_interval", "kg_reverse_r"),
     *("ENTITY_ID_FIELD", "RELATION_ID_FIELD", "HEAD_ENTITY_ID_FIELD", "TAIL_ENTITY_ID_FIELD"),
     *("alias_of_relation_id", "alias_of_entity_id", "valid_metric_bigger"),
+    *("preload_weight", "additional_feat_suffix"),
 )
 # Option that changes results only where targets are repeated; the identity of such data has it.
 _IN_IDENTITY = "repeated_targets"

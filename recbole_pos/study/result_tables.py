@@ -90,10 +90,10 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
         facts.append(f"{split['targets']['test']:,} test targets (target: {split['target']})")
     if candidates:
         facts.append(f"ranked among {join_names(candidates)}")
-    num_repeated = split.get("repeated_targets", {}).get("test", 0)
-    if num_repeated:
-        outcome = ", which are misses" if candidates == [WITHOUT_SEEN] else ""
-        facts.append(f"{num_repeated:,} of them items that their user has had before{outcome}")
+    if "repeated_targets" in split:
+        repeated = f"{split['repeated_targets']['test']:,}"
+        outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
+        facts.append(f"{repeated} of them items that their user has had before{outcome}")
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
     if results.ties is not None:
         sentences.append(results.ties.describe(plan.dataset, plan.ties))

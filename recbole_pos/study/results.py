@@ -20,7 +20,7 @@ from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, compute_differenc
 RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction
-_CONTENT = ("item_vectors", "preload_weight", "item_features")  # options to score cold items by
+_CONTENT = ("item_vectors", "item_features")  # options to score cold items by
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 
 
