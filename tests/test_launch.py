@@ -1,15 +1,15 @@
-"""Several processes are one run, who starts them; the missing are named, the lost replaced."""
+"""Several processes are one run: torch starts them, and the lost are replaced."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,21 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from conftest import SCRIPT, wait
 from test_trainer import OPTIONS as SIZES
 from test_trainer import assert_same, outcome
 from torch import Tensor, nn
+from torch.distributed.launcher.api import LaunchConfig
 
 import recbole_pos
-from recbole_pos.cli.main import main
-from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import Shard, SharedLoss, make_global_loss
-from recbole_pos.errors import CheckpointError, TrainingError, UsageError
-from recbole_pos.experiment.environment import Rank, find_rank
-from recbole_pos.experiment.launch import choose_gpu, find_free_port
-from recbole_pos.experiment.rendezvous import Rendezvous
+from recbole_pos.errors import PosError, StorageError, TrainingError, UsageError
+from recbole_pos.experiment import launch
+from recbole_pos.experiment.launch import list_gpus
+from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.sce import scalable_cross_entropy
 
@@ -99,39 +99,55 @@ def test_one_of_three_is_killed(tiny, tmp_path, whole, restarts) -> None:
 
 @pytest.mark.long
 def test_one_of_torchrun_is_killed(tiny, tmp_path, whole) -> None:
-    """Without a name for the folder: all attempts write to the one of the first."""
+    """All resume from the last epoch in the folder that the user has named."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    process = start(*torchrun, "--max-restarts=1", SCRIPT, *words(tiny), cwd=tmp_path)
-    folder = wait(lambda: next(tmp_path.glob("saved/tiny/FPARec/*"), None))
+    folder = tmp_path / "run"
+    process = start(*torchrun, "--max-restarts=1", SCRIPT, *words(tiny, f"--run_dir={folder}"))
     kill_one(process, folder, str(SCRIPT))
     error = process.communicate()[1]
     assert process.returncode == 0, error
-    assert [folder] == list(tmp_path.glob("saved/tiny/FPARec/*"))
     assert_same(folder, whole(2))
 
 
+# --- what goes wrong in one of them ---
+
+
+def forking(**settings: Any) -> LaunchConfig:
+    """Processes that are forked from this one need not import torch again."""
+    return LaunchConfig(**settings, start_method="fork")
+
+
+def test_an_error_of_one_is_the_error_of_all(tiny, tmp_path, monkeypatch, caplog, capfd) -> None:
+    """The other, which waits for its gradients, is ended; none is started again."""
+    monkeypatch.setattr(launch, "LaunchConfig", forking)
+    for error, expected in (
+        (StorageError("the disk is full"), "^the disk is full$"),
+        (KeyError("x"), "^KeyError: 'x'$"),
+    ):
+
+        def fail(trainer: PosTrainer, *_: Any, error: Exception = error, **__: Any) -> None:
+            if trainer.shard.rank == 1:
+                raise error
+            time.sleep(60)
+
+        monkeypatch.setattr(PosTrainer, "_finish_epoch", fail)
+        given = {**OPTIONS, "data_path": str(tiny)}
+        kind = type(error) if isinstance(error, PosError) else TrainingError
+        with pytest.raises(kind, match=expected):
+            recbole_pos.run("FPARec", "tiny", None, given, tmp_path / "x", nproc=2, verbose=False)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not warnings and not capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_torchrun_has_started_the_processes(tiny, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")  # put back afterwards
+    with pytest.raises(UsageError, match="^--nproc: torchrun"):
+        recbole_pos.run("FPARec", "tiny", config_dict={"data_path": str(tiny)}, nproc=2)
+
+
 # --- who starts them ---
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["by hand", "mpirun"])
-def test_two_programs_are_one_run(tiny, tmp_path, whole, launcher) -> None:
-    """Two launchers as on two machines, one of which loses a process; two processes of mpirun."""
-    port, ends, by_hand = find_free_port(), [], launcher == "by hand"
-    for rank in (1, 0):  # in any order
-        more, environ = [f"--port={port}", f"--run_dir={tmp_path / 'run'}"], dict(os.environ)
-        if by_hand:
-            more += ["--nproc=1", "--world_size=2", f"--group_offset={rank}"]
-        else:
-            args = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": 2, "LOCAL_SIZE": 2}
-            environ |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in args.items()}
-        ends.append(start(SCRIPT, *words(tiny, *more), env=environ))
-    if by_hand:
-        kill_one(ends[1], tmp_path / "run", "spawn_main")
-    errors = [process.communicate()[1] for process in ends]
-    assert [process.returncode for process in ends] == [0, 0], errors
-    assert [error.count("a process was lost") for error in errors] == [by_hand, by_hand]
-    assert_same(tmp_path / "run", whole(2))
 
 
 @pytest.mark.long
@@ -148,113 +164,14 @@ def test_from_a_notebook_and_from_a_script_without_a_guard(tiny, tmp_path) -> No
     assert error.count("recbole_pos.run must stand under `if __name__") == 1
 
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "first", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2",
-            "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
-OMPI = {
-    **{f"OMPI_COMM_WORLD_{name}": "2" for name in ("RANK", "LOCAL_RANK")},
-    **{f"OMPI_COMM_WORLD_{name}": "3" for name in ("SIZE", "LOCAL_SIZE")},
-}
-PMI = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-# a batch script has SLURM_NTASKS as well, but not what srun says about a step
-SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6",
-         "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_JOB_ID": "41001",
-         "SLURM_STEP_NODELIST": "gpu[07-09],big"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("environ", "args", "expected"),
-    [
-        (TORCHRUN, {"ip": "here", "port": 7}, (1, 4, 1, 2, "here", 7, 2, True)),
-        (OMPI, {}, (2, 3, 2, 3, "localhost", 5678, 0, False)),
-        ({**PMI, "MASTER_ADDR": "a"}, {}, (0, 2, 0, 1, "a", 5678, 0, False)),
-        (SLURM, {}, (5, 6, 1, 2, "gpu07", 11001, 0, False)),
-        ({k: v for k, v in SLURM.items() if "STEP" not in k}, {"nproc": 2}, None),
-        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, {"nproc": 2}, None),
-        (TORCHRUN, {"nproc": 2}, "--nproc"),
-        ({**TORCHRUN, "RANK": "4"}, {}, "RANK=4"),
-        ({**TORCHRUN, "WORLD_SIZE": "two"}, {}, "WORLD_SIZE"),
-        (PMI, {}, "MASTER_ADDR"),
-        (TORCHRUN, {"port": "²"}, "--port"),
-    ],
-)
-def test_the_rank_of_a_process(environ, args, expected) -> None:
-    """Or what is wrong with its environment."""
-    if isinstance(expected, str):
-        with pytest.raises(UsageError, match=expected):
-            find_rank(environ, RunArguments(**args))
-    else:
-        found = find_rank(environ, RunArguments(**args))
-        assert (found and tuple(vars(found).values())[:8]) == expected
-
-
-@pytest.mark.parametrize(
-    ("gpu_id", "visible", "expected"),
-    [
-        ("0", "4, 6", "6"),  # the default: what the launcher leaves visible
-        ("3,5", "4,6", "5"),
-        ("3", "4,6", None),  # fewer than processes
-        ("0", "7", "7"),  # a scheduler shows each process its own
-        ("", "4,6", ""),
-    ],
-)
-def test_gpu_of_a_process(monkeypatch, gpu_id, visible, expected) -> None:
-    """The second of two on its machine."""
-    config = PosConfig("FPARec", "ml-100k", None, {"gpu_id": gpu_id})
-    rank = find_rank({**TORCHRUN, "CUDA_VISIBLE_DEVICES": visible}, RunArguments())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with nullcontext() if expected is not None else pytest.raises(UsageError, match="^gpu_id"):
-        assert choose_gpu(config, rank) == expected
-
-
-# --- who is missing ---
-
-
-@pytest.mark.parametrize(
-    ("offset", "output"),
-    [
-        (0, "of 2 processes, 1 did not come to 127.0.0.1:{}"),
-        (1, "process 0 is missing: nothing answers at 127.0.0.1:{}"),
-        (None, "of 4 processes, 1, 2, 3 did not come to 127.0.0.1:{}"),  # that torchrun started
-    ],
-)
-def test_a_process_that_does_not_come(tiny, tmp_path, monkeypatch, capsys, offset, output) -> None:
-    port, folder = find_free_port(), tmp_path / "x"
-    more = ["--ip=127.0.0.1", f"--port={port}", "--join_timeout=0.2", f"--run_dir={folder}"]
-    if offset is None:
-        for name, value in {**TORCHRUN, "RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
-            if not name.startswith("TORCHELASTIC"):
-                monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")  # put back afterwards
-    else:
-        more += ["--nproc=1", "--world_size=2", f"--group_offset={offset}"]
-    assert main(["run", *words(tiny, *more)]) == 2
-    error = capsys.readouterr().err
-    assert output.format(port) in error and "Traceback" not in error
-    assert "--group_offset" in error and "--join_timeout" in error and not folder.exists()
-
-
-def test_a_port_that_another_program_has(tiny, tmp_path, capsys) -> None:
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        more = ["--nproc=2", f"--port={other.getsockname()[1]}", f"--run_dir={tmp_path / 'x'}"]
-        assert main(["run", *words(tiny, *more)]) == 2
-    assert "--port: no run can meet at localhost:" in capsys.readouterr().err
-
-
-def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
-    port = find_free_port()
-    kept = Rendezvous("localhost", port, True, 0.1)
-    for error in (CheckpointError("damaged"), ValueError("later")):
-        with pytest.raises(type(error)), kept.joined(Rank(0, 1, 0, 1, "localhost", port)):
-            raise error
-    found = kept.read_error()
-    assert type(found) is CheckpointError and str(found) == "damaged"
-    other = Rendezvous("localhost", port, False, 1)
-    del kept
-    with pytest.raises(TrainingError, match=f"localhost:{port} is gone"):
-        other.read_error()
+def test_gpus_of_processes() -> None:
+    """Each has one of those that gpu_id names, of which there must be enough."""
+    config = PosConfig("FPARec", "ml-100k", None, {"gpu_id": "3, 5"})
+    assert list_gpus(config, 2) == ["", ""]  # this machine has none
+    config["device"] = torch.device("cuda")
+    assert list_gpus(config, 2) == ["3", "5"]
+    with pytest.raises(UsageError, match="^gpu_id: names 2 GPUs for 3 processes"):
+        list_gpus(config, 3)
 
 
 # --- what they find together ---
@@ -271,8 +188,7 @@ def test_the_first_error_of_a_process_is_that_of_the_run() -> None:
 )
 def test_two_processes_take_the_steps_of_one(tiny, tmp_path, monkeypatch, model, options) -> None:
     """Up to rounding, without dropout; the last epoch is trained by one process again."""
-    start = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    monkeypatch.setattr(torch.multiprocessing, "start_processes", start)
+    monkeypatch.setattr(launch, "LaunchConfig", forking)
     given = {"MAX_ITEM_LIST_LENGTH": 12, "learning_rate": 0.01, "data_path": str(tiny)}
     if model == "FPARec":
         given |= {**OPTIONS, "hidden_dropout_prob": 0.0}
@@ -321,18 +237,6 @@ def test_what_processes_cannot_share(experiment, monkeypatch) -> None:
             monkeypatch.setattr(f"recbole_pos.{module}.current_shard", lambda shard=shard: shard)
         with pytest.raises(UsageError, match="^nproc: "):
             experiment(model, **options)
-
-
-def test_arguments_that_do_not_fit(tiny) -> None:
-    for option, given in {
-        "world_size": {"nproc": 4, "world_size": 2},
-        "port": {"nproc": 2, "port": ""},
-        "group_offset": {"nproc": 2, "world_size": 4, "group_offset": 3},
-        "max_restarts": {"max_restarts": -1},
-        "join_timeout": {"join_timeout": float("nan")},
-    }.items():
-        with pytest.raises(UsageError, match=f"^--{option}: "):
-            recbole_pos.run("FPARec", "tiny", config_dict={"data_path": str(tiny)}, **given)
 
 
 SIZE = 2
@@ -413,18 +317,16 @@ def sampled_losses(rank: int) -> list[dict[str, Any]]:
     return found
 
 
-def _member(rank: int, port: int, folder: Path) -> None:
+def _member(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    place = Rank(rank, SIZE, rank, SIZE, "localhost", port)
-    with Rendezvous("localhost", port, rank == 0, 60).joined(place):
-        torch.save((summed_gradients(rank), sampled_losses(rank)), folder / f"{rank}.pt")
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=SIZE)
+    torch.save((summed_gradients(rank), sampled_losses(rank)), folder / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
 def test_what_two_processes_share(tmp_path) -> None:
     """Forked from this one: they need not import torch again."""
-    torch.multiprocessing.start_processes(
-        _member, (find_free_port(), tmp_path), SIZE, start_method="fork"
-    )
+    torch.multiprocessing.start_processes(_member, (tmp_path,), SIZE, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     _require_sums([gradients for gradients, _ in found])
     for parts in zip(*(losses for _, losses in found), strict=True):

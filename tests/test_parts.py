@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from conftest import make_log, small, write_atomic
 from test_trainer import outcome
@@ -22,10 +23,7 @@ from recbole_pos.data.identity import count_dataset
 from recbole_pos.distributed import current_shard, find_different
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.environment import Rank
 from recbole_pos.experiment.evaluation import collect_test_ranks
-from recbole_pos.experiment.launch import find_free_port
-from recbole_pos.experiment.rendezvous import Rendezvous
 
 LOAD = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "brand"]}
 KINDS = {"user_id": "token", "item_id": "token", "timestamp": "float", "brand": "token"}
@@ -82,12 +80,12 @@ def read_parts(rank: int, folder: Path) -> dict[str, Any]:
     return {**found, "different": [find_different(one[:1]), find_different(one)]}
 
 
-def _member(rank: int, port: int, folder: Path) -> None:
+def _member(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     cache.MIN_BYTES = 0
-    place = Rank(rank, 2, rank, 2, "localhost", port)
-    with Rendezvous("localhost", port, rank == 0, 60).joined(place):
-        torch.save(read_parts(rank, folder / "cases"), folder / f"{rank}.pt")
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
+    torch.save(read_parts(rank, folder / "cases"), folder / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
 def test_parts_make_the_dataset_or_an_error(tmp_path, monkeypatch) -> None:
@@ -107,9 +105,7 @@ def test_parts_make_the_dataset_or_an_error(tmp_path, monkeypatch) -> None:
         append(cases / name / "1", "item", *([line] if line else []))
     file = cases / "brands" / "1" / "tiny" / "tiny.item"
     file.write_text(file.read_text().replace("\tb0", "\tb1"))
-    torch.multiprocessing.start_processes(
-        _member, (find_free_port(), tmp_path), 2, start_method="fork"
-    )
+    torch.multiprocessing.start_processes(_member, (tmp_path,), 2, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
     data = read_dataset(PosConfig("FPARec", "tiny", None, {

@@ -27,7 +27,6 @@ from recbole_pos.config.arguments import (
     ServeArguments,
 )
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.environment import find_launcher
 from recbole_pos.version import __version__
 
 EPILOG = """examples:
@@ -202,8 +201,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     """Print what will run, before torch and RecBole are imported, which takes seconds."""
-    launched = find_launcher(os.environ)
-    is_first_process = launched is None or launched.rank == 0
+    is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:
         return
     from recbole_pos.reporter import Reporter

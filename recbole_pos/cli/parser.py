@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, shown, suggest
+from recbole_pos.values import is_number, shown
 
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf are numbers
-_GIVEN = "_given"  # attribute with the values given so far, while words are parsed
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -44,48 +43,17 @@ _TYPES: dict[type, Callable[[str], Any]] = {
 }
 
 
-class _StoreOnce(argparse.Action):
-    """Keeps the value of an option, and refuses another one in the same command."""
-
-    def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        given = vars(namespace).setdefault(_GIVEN, {})
-        earlier = given.setdefault(self.dest, values)
-        if earlier != values:
-            raise argparse.ArgumentError(
-                self, f"it is given twice, with {shown(earlier)} and {shown(values)}"
-            )
-        setattr(namespace, self.dest, values)
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line: the option, what is wrong, and where to read more."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
-        self.register("action", None, _StoreOnce)  # instead of one that keeps the last value
         self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
         self._from_environment: dict[str, list[Any]] = {}  # name of an option -> its values
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError with what argparse found wrong."""
-        message = message.removeprefix("argument ")
-        if invalid := re.match(r"(.*): invalid choice: '(.*)' \(", message):
-            argument, choice = invalid.groups()
-            commands: list[str] = []
-            for action in self._actions:
-                if isinstance(action.choices, dict):  # the parsers of commands by name
-                    commands += action.choices
-            expected = f"expected one of {', '.join(commands)}{suggest(choice, commands)}"
-            message = f"{argument}: found {shown(choice)}, {expected}"
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Refuse ``--`` as a value: argparse takes it for the end of options."""
-        if action.option_strings and "--" in arg_strings:
-            self.error(f"argument {action.option_strings[-1]}: expected one argument")
-        return super()._get_values(action, arg_strings)
+        raise UsageError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
     def find_group(self, group: str | None) -> Any:
         """Return the group of this name, of which one argument can be given; the parser if None."""
@@ -147,7 +115,6 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words as argparse does; lists that are not given come from the environment."""
         parsed, unread = super().parse_known_args(args, namespace)
-        parsed.__dict__.pop(_GIVEN, None)
         for name, values in self._from_environment.items():
             if not getattr(parsed, name):
                 setattr(parsed, name, values)

@@ -56,19 +56,11 @@ class AttachArguments(Reporting):
 
 @dataclass(frozen=True)
 class RunArguments(AttachArguments):
-    """Arguments of :func:`recbole_pos.run`.
-
-    Several processes train together where ``world_size`` is above 1, as RecBole has them.
-    """
+    """Arguments of :func:`recbole_pos.run`."""
 
     resume: str | Path | None = _arg(None, "continue an interrupted run", "RUN_DIR")
-    nproc: int = _arg(1, "processes here (1)", "N")
-    world_size: int = _arg(-1, "processes on all machines together", "N")
-    ip: str = _arg("localhost", "address of the machine that runs process 0")
-    port: int | str | None = _arg(None, "where they meet (a free one; 5678 between machines)")
-    group_offset: int = _arg(0, "number of the first process here", "N")
-    max_restarts: int = _arg(3, "restarts from the last epoch when a process is lost (3)", "N")
-    join_timeout: float = _arg(60, "seconds to wait for processes that are missing (60)", "S")
+    nproc: int = _arg(1, "processes that train together (1)", "N")
+    max_restarts: int = _arg(3, "restarts from the last epoch when one is killed (3)", "N")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import (
     get_memory_limit,
     is_memory_error,
-    limited_memory,
     require_scores,
 )
 from recbole_pos.experiment.trainer import PosTrainer
@@ -169,8 +168,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
         check_types(config, config.internal_config_dict, dataset)
     config.asked_for.clear()
     try:
-        with limited_memory():
-            model = config.model_class(config, train_data)
+        model = config.model_class(config, train_data)
         # training keeps a gradient as large as each weight
         if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
             raise MemoryError

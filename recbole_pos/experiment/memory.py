@@ -1,48 +1,21 @@
-"""Memory: refuse models that cannot fit, and keep freed memory in the process while it trains."""
+"""Memory: refuse what cannot fit, and keep freed memory in the process while it trains."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import psutil
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.data.scratch import get_free_memory, get_memory_limit
+from recbole_pos.data.scratch import get_memory_limit
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
-_LIMITING = threading.RLock()  # the limit is of the whole process, so one thread sets it at a time
-
-
-@contextmanager
-def limited_memory() -> Iterator[None]:
-    """Let allocations beyond the free memory fail in a ``with`` block.
-
-    Otherwise Linux allows them, and ends the process when it uses them. Only Linux is changed.
-    """
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    import resource
-
-    with _LIMITING:
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = psutil.Process().memory_info().data + get_free_memory()  # bytes
-        if soft == resource.RLIM_INFINITY or limit < soft:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def is_memory_error(error: BaseException) -> bool:

@@ -6,7 +6,6 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,8 @@ from recbole_pos.experiment.build import (
 )
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.device import check_device
-from recbole_pos.experiment.environment import find_rank
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.launch import check_processes, choose_gpu, run_as_rank, run_in_parallel
+from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
 from recbole_pos.experiment.result import Result, is_unfinished
 from recbole_pos.experiment.state import load_best, make_config
 from recbole_pos.experiment.train import train
@@ -75,14 +73,12 @@ def run(
             - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
               and ``plugins`` may be given as options;
             - ``verbose``, ``as_json``, ``log``: what is printed;
-            - ``nproc``, ``world_size``, ``ip``, ``port``, ``group_offset``: processes that train
-              together, each with a part of every batch, as RecBole has them; those that torchrun,
-              mpirun or srun have started are one run;
-            - ``max_restarts``, ``join_timeout``: what happens when one of them is lost or missing.
+            - ``nproc``: processes that train together, each with a part of every batch; those that
+              torchrun has started are one run;
+            - ``max_restarts``: how often they start again, from the last epoch, when one is killed.
 
     Returns:
-        The result; None on a machine that does not run process 0, and in the other processes that
-        torchrun, mpirun or srun have started.
+        The result; None in the processes that torchrun has started, but the first.
 
     Raises:
         UsageError: if an argument, an option or a file is wrong.
@@ -95,8 +91,7 @@ def run(
     config_dict = {**(config_dict or {}), **options}
     name = read_dataset_name(dataset)  # dataset keeps its temporary folder meanwhile
     allow(config_dict.get("plugins"))
-    rank = find_rank(os.environ, args)
-    if rank is not None:  # lets torch count GPUs without initialising CUDA
+    if is_launched():  # lets torch count GPUs without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
@@ -108,13 +103,14 @@ def run(
         if model or dataset or config_file_list or run_dir:
             raise UsageError(_RESUME_ONLY)
         config = _load_interrupted(folder, config_dict)
-    args = check_processes(args)
-    if callbacks and (rank is not None or args.world_size > 1):
+    if callbacks and (is_launched() or args.nproc > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
-    if rank is not None:
-        rank = replace(rank, gpu=choose_gpu(config, rank))
-        return run_as_rank(rank, args, config.plain, run_dir)
-    if args.world_size > 1:
+    if is_launched():
+        if args.nproc > 1:
+            raise UsageError("--nproc: torchrun has started the processes; leave it out")
+        gpus = list_gpus(config, int(os.environ["LOCAL_WORLD_SIZE"]))
+        return run_as_rank(args, config.plain, run_dir, gpus)
+    if args.nproc > 1:
         return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)

@@ -80,7 +80,7 @@ def fit(
         run_dir = temporary.path / "run"
         data = os.fspath(data)  # run would warn that its folder stays
     keeper = _ExperimentKeeper()
-    if args.nproc == 1 and args.world_size <= 1:
+    if args.nproc == 1:
         callbacks = [*callbacks, keeper]
     files = list(map(str, config_files))
     run(model, data, files, options, Path(run_dir), callbacks=callbacks, settings=args)
