@@ -120,6 +120,7 @@ def forking(**settings: Any) -> LaunchConfig:
 def test_an_error_of_one_is_the_error_of_all(tiny, tmp_path, monkeypatch, caplog, capfd) -> None:
     """The other, which waits for its gradients, is ended; none is started again."""
     monkeypatch.setattr(launch, "LaunchConfig", forking)
+    handler = signal.getsignal(signal.SIGINT)
     for error, expected in (
         (StorageError("the disk is full"), "^the disk is full$"),
         (KeyError("x"), "^KeyError: 'x'$"),
@@ -137,7 +138,7 @@ def test_an_error_of_one_is_the_error_of_all(tiny, tmp_path, monkeypatch, caplog
             recbole_pos.run("FPARec", "tiny", None, given, tmp_path / "x", nproc=2, verbose=False)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not warnings and not capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_torchrun_has_started_the_processes(tiny, monkeypatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -47,6 +48,8 @@ def connect(address: str | None) -> bool:
         options |= {"include_dashboard": False, "num_cpus": count_cores()}
         # by default workers have 15, and beside other work they get next to no time
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # Ray would keep a token of its own in the home folder, which may not be writable
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     else:
         _require_answer(address)
     sigterm = signal.getsignal(signal.SIGTERM)
