@@ -303,11 +303,6 @@ def make_absolute(source: Any) -> Any:
     return _for_each(source, lambda path: path and str(Path(path).resolve()))
 
 
-def keep_file_names(source: Any) -> Any:
-    """Return the names of the files of vectors, for a machine with other folders."""
-    return _for_each(source, lambda path: path and Path(path).name)
-
-
 def digest_content(source: Any) -> Any:
     """Return the digest of a file of vectors and its names, or digests by name for a mapping.
 
