@@ -122,7 +122,9 @@ def test_excluding_seen_items_gives_the_hits_of_the_lists_that_users_would_get(r
     assert any("are excluded" in text for text in masked.attrs["warnings"])
     assert model.evaluate(["Hit"], [5]).attrs["candidates"] == "all items"
     assert main(["evaluate", str(run), "--mask_history=true"]) == 0
-    assert "ranked among items not in the user's past" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{len(hits)} targets, ranked among items not in the user's past" in printed
+    assert f"{repeats} of them repeated" in printed and "which are excluded" in printed
 
 
 def test_data_that_have_grown(run, tmp_path: Path) -> None:

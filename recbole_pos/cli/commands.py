@@ -420,8 +420,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
     else:
-        items = describe_evaluation(args.run_dir, args.part, mask)["candidates"]
-        Reporter().show_results(f"{args.run_dir}, ranked among {items}", {args.part: scores})
+        facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
+        protocol = [f"ranked among {facts['candidates']}"]
+        if "targets" in facts:  # the run is finished
+            counts = f"{facts['repeated_targets']:,} of them repeated"
+            protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
+        reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
+        for text in facts.get("warnings", ()):
+            reporter.warning(text)
 
 
 @_command(
