@@ -18,8 +18,8 @@ from recbole.data.dataset import Dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.loading import NAMING_FIELDS, AtomicTables, _require_consistent
-from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -162,12 +162,12 @@ def test_many_repeated_lines_are_compared_at_once(shop: Path) -> None:
     items["brand:token"] = [f"b{n % 7}" for n in items.index % 2000]
     items.to_csv(file, sep="\t", index=False)
     config = PosConfig("FPARec", "toyshop", None, {"data_path": str(shop)})
-    table, started = open_table(file, config).read(["item_id", "price", "brand"]), process_time()
-    _require_consistent(open_table(file, config), table, "item_id")
+    table, started = open_file(file, config).read(["item_id", "price", "brand"]), process_time()
+    _require_consistent(open_file(file, config), table, "item_id")
     assert process_time() - started < 2
     table.loc[[2009, 3999], ["price", "brand"]] = np.nan, "b1"
     with pytest.raises(UsageError, match="2 lines are about item_id 'n9', and price is '9.5' in"):
-        _require_consistent(open_table(file, config), table, "item_id")
+        _require_consistent(open_file(file, config), table, "item_id")
 
 
 @pytest.mark.parametrize("name", ["[PAD]", "a\nb", "a\rb"])

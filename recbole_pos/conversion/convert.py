@@ -46,7 +46,6 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.values import is_number, is_whole, listed, read_names, shown, suggest
 
 REPORT = "convert.json"
-CACHE = ".recbole_pos"
 _UNREADABLE = (
     *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
     *(pa.ArrowException, csv.Error, zlib.error),
@@ -331,7 +330,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
     is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
         tuple(f".{name}." for name in files)
     )
-    return is_unfinished or file.name in (*files, CACHE, LOCK)
+    return is_unfinished or file.name in (*files, LOCK)
 
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:

@@ -105,9 +105,6 @@ class Vocabulary:
         loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
-        if dataset.totals is not None:  # a process knows its own users, and no model reads them
-            tokens[dataset.uid_field] = tokens[dataset.uid_field][:1]
-            return cls(tokens, dataset.user_counts[:1], dataset.popularity, is_dated)
         return cls(tokens, dataset.user_counts, dataset.popularity, is_dated)
 
     @property
@@ -358,10 +355,8 @@ def _read_later(
 
 def count_dataset(dataset: Any) -> dict[str, int]:
     """Return the numbers of users, items and interactions of a dataset after ``build``."""
-    users, events = dataset.user_num - 1, len(dataset.log)
-    if dataset.totals is not None:
-        users, events = dataset.totals.users, dataset.totals.events
-    return {"users": users, "items": dataset.item_num - 1, "events": events}
+    users, items = dataset.user_num - 1, dataset.item_num - 1
+    return {"users": users, "items": items, "events": len(dataset.log)}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.scratch import Scratch
+from recbole_pos.tables.storage import Storage
 
 # About how many interactions a chunk of a log has that is processed chunk by chunk.
 CHUNK_INTERACTIONS = 1 << 22
 # Columns of a log until it is split: the part that files give (sorted before time), and whether an
 # interaction is of the kind that ``target_events`` selects (without this column all are).
 GIVEN_PART = "given part"
+_NUM_PARTS = 3
 IS_SELECTED = "of target_events"
 
 
@@ -44,7 +45,7 @@ class EventLog:
         user_field: str,
         item_field: str,
         time_field: str,
-        scratch: Scratch | None = None,
+        storage: Storage | None = None,
     ) -> EventLog:
         """Sort the columns of an interaction table.
 
@@ -53,7 +54,7 @@ class EventLog:
                 time column must be exact (float64 or int64). ``GIVEN_PART`` may be among them.
             num_users: number of user ids, padding included.
             user_field, item_field, time_field: names of these columns.
-            scratch: disk space to sort on, where the columns do not fit into memory.
+            storage: space for the sorted columns; memory if None.
 
         Raises:
             TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
@@ -61,19 +62,21 @@ class EventLog:
         dtype = fields[time_field].dtype
         if dtype not in (torch.float64, torch.int64):
             raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
-        if scratch is not None:
-            offsets = _sort_on_disk(fields, num_users, user_field, time_field, scratch)
-            return cls(fields, offsets, user_field, item_field, time_field)
-        counts = np.bincount(fields[user_field].numpy(), minlength=num_users)
-        order = _find_order(fields[user_field], fields[time_field], fields.get(GIVEN_PART))
+        storage = storage or Storage()
+        user = fields[user_field].numpy()
+        counts = np.bincount(user, minlength=num_users)
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        keys = [fields[name].numpy() for name in (time_field, GIVEN_PART) if name in fields]
+        order = _find_order(user, keys, offsets, storage)
         columns = {}
         for name in list(fields):
-            column = fields.pop(name)
+            column = fields.pop(name).numpy()
+            sorted_column = storage.empty(column.shape, column.dtype)
             if name == user_field:  # the sorted users follow from the counts
-                columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
+                sorted_column[:] = np.repeat(np.arange(num_users), counts)
             else:
-                columns[name] = column.index_select(0, order)
-        offsets = np.concatenate(([0], np.cumsum(counts)))
+                np.take(column, order, axis=0, out=sorted_column, mode="clip")  # "raise" copies
+            columns[name] = torch.from_numpy(sorted_column)
         return cls(columns, offsets, user_field, item_field, time_field)
 
     def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
@@ -156,56 +159,44 @@ class EventLog:
         return num_before[end] - num_before[start], num_until - num_before[start]
 
 
-def _find_order(user: Tensor, time: Tensor, given_part: Tensor | None) -> Tensor:
-    """Return [interactions] int64 rows sorted by user, part, time and their order in the file."""
-    key = user.to(torch.int32)
-    if given_part is not None:
-        key = key * 3 + given_part
-    if (time[1:] >= time[:-1]).all():  # many files are sorted by time already
-        return torch.argsort(key, stable=True)
-    by_time = torch.argsort(time, stable=True)
-    key = key[by_time]
-    return by_time[torch.argsort(key, stable=True)]
-
-
-def _sort_on_disk(
-    fields: dict[str, Tensor], num_users: int, user_field: str, time_field: str, scratch: Scratch
+def _find_order(
+    user: np.ndarray, keys: list[np.ndarray], offsets: np.ndarray, storage: Storage
 ) -> np.ndarray:
-    """Sort the columns in ``fields`` as ``EventLog.build`` does; return the offsets of users.
+    """Return [interactions] int64 rows sorted by user, part, time and their order in the file.
 
-    The first pass distributes interactions to ranges of users that fit into memory (``scratch``);
-    the second sorts each range.
+    Rows of as many users are sorted at a time as ``storage`` allows.
+
+    Args:
+        user: [interactions] user of each row.
+        keys: [interactions] times and, if files give them, parts.
+        offsets: [users + 1] number of interactions of all users before each.
+        storage: space for the result.
     """
-    columns = {name: column.numpy() for name, column in fields.items()}
-    user = columns[user_field]
-    counts = np.zeros(num_users, dtype=np.int64)
-    for rows in scratch.iterate_blocks(len(user)):
-        counts += np.bincount(user[rows], minlength=num_users)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    _, first_users, user_range = np.unique(
-        offsets[:-1] // scratch.block_rows, return_index=True, return_inverse=True
-    )
-    range_starts = offsets[first_users]
-    sorted_columns = {name: scratch.empty(x.shape, x.dtype) for name, x in columns.items()}
-    next_rows = range_starts.copy()  # where the next interaction of each range goes
-    for rows in scratch.iterate_blocks(len(user)):
-        ranges = user_range[user[rows]]
-        order = np.argsort(ranges, kind="stable")
-        sizes = np.bincount(ranges, minlength=len(next_rows))
-        shift = np.repeat(next_rows - (np.cumsum(sizes) - sizes), sizes)
-        new_rows = np.arange(len(order)) + shift
-        next_rows += sizes
-        for name, column in columns.items():
-            sorted_columns[name][new_rows] = column[rows][order]
-    for start, end in itertools.pairwise([*range_starts.tolist(), len(user)]):
-        in_range = {name: column[start:end] for name, column in sorted_columns.items()}
-        keys = [in_range[name] for name in (time_field, GIVEN_PART, user_field) if name in in_range]
-        order = np.lexsort(keys)  # stable: the order of the file breaks ties
-        for column in in_range.values():
-            column[:] = column[order]
-        scratch.release()
-    fields.update({name: torch.from_numpy(column) for name, column in sorted_columns.items()})
-    return offsets
+    order: np.ndarray = storage.empty(len(user), np.int64)
+    # such as [0, 7, 12], if users 0 to 6 have as many rows as are sorted at a time
+    is_first = np.diff(offsets[:-1] // storage.sorted_rows, prepend=-1) != 0
+    bounds = [*np.flatnonzero(is_first).tolist(), len(offsets) - 1]
+    for first, end in itertools.pairwise(bounds):
+        if len(bounds) == 2:
+            order[:] = _sort_rows(user, *keys)
+        else:
+            rows = np.flatnonzero((user >= first) & (user < end))
+            in_range = _sort_rows(user[rows], *(key[rows] for key in keys))
+            order[offsets[first] : offsets[end]] = rows[in_range]
+    return order
+
+
+def _sort_rows(
+    user: np.ndarray, time: np.ndarray, given_part: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the order [n] int64 of n rows by user, part and time; ties keep their order."""
+    key = torch.from_numpy(user.astype(np.int32))
+    if given_part is not None:
+        key = key * _NUM_PARTS + torch.from_numpy(given_part)
+    if (time[1:] >= time[:-1]).all():  # many files are sorted by time already
+        return torch.argsort(key, stable=True).numpy()
+    by_time = torch.argsort(torch.from_numpy(time), stable=True)
+    return by_time[torch.argsort(key[by_time], stable=True)].numpy()
 
 
 def wrap_read_only(column: np.ndarray) -> Tensor:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from pyarrow import compute
 
-from recbole_pos.data.tables import is_list_type
+from recbole_pos.data.atomic_files import is_list_type
 from recbole_pos.errors import UsageError
 from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown

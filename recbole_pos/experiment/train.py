@@ -12,7 +12,6 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors, make_absolute
-from recbole_pos.data.parts import is_part
 from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
@@ -70,8 +69,6 @@ def train(
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
-            if loaders["test"] and is_part(config):
-                collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])

@@ -30,7 +30,7 @@ from pydantic import Field as Bounds
 from pydantic_core import ErrorDetails
 from torch import Tensor
 
-from recbole_pos.data.tables import LARGEST
+from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features

@@ -40,8 +40,8 @@ _SINCE_1 = {
     **{"feature_fusion": "sum", "numeric_embedding": "periodic", "numeric_bins": 32},
     **dict.fromkeys(("item_vectors", "item_vectors_train")),
     **{"item_vectors_use": "add", "item_vectors_whiten": False},
-    **{"target_window": 1, "shuffle_block": None, "lr_scheduler": "none"},
-    **{"warmup_steps": 0, "ema_decay": 0.0, "data_part": "none"},
+    **{"target_window": 1, "lr_scheduler": "none"},
+    **{"warmup_steps": 0, "ema_decay": 0.0},
 }
 # Options of RecBole that are no options of a run, and that digests of 0.2 have.
 _OF_RECBOLE = (
