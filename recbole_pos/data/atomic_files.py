@@ -134,14 +134,17 @@ class AtomicFile:
         UsageError: for a column that is wrong.
     """
 
-    num_rows: int  # at most
-
     def __init__(self, path: Path, config: Options) -> None:
         self.path, self.seq_separator = path, config["seq_separator"]
         self.memory_limit = read_limit(config["memory_limit"])
         self.kinds: dict[str, str] = {}
         if self.seq_separator == "":
             raise UsageError("seq_separator is empty: nothing stands between names or numbers")
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, or of lines where some may be blank."""
+        raise NotImplementedError
 
     def read(self, names: Iterable[str]) -> pd.DataFrame:
         """Return columns of every row, as :func:`read_rows` does."""
@@ -232,7 +235,7 @@ class TextTable(AtomicFile):
         except UnicodeError:  # reported with its line by ``_read_slowly``
             return None
 
-    @cached_property
+    @property
     def num_rows(self) -> int:
         """Number of rows, or of lines where some may be blank."""
         if self._form is not None:
@@ -332,7 +335,6 @@ class ParquetTable(AtomicFile):
             self.file = ParquetFile(path, self.memory_limit)
         except ENGINE_ERRORS as error:
             raise self._make_read_error(error) from error
-        self.num_rows = self.file.num_rows
         self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
         types = config["column_types"] or {}
         for column in self.file.columns:
@@ -351,6 +353,11 @@ class ParquetTable(AtomicFile):
                 )
             self.column_names[name] = column
             self.kinds[name] = kind
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.file.num_rows
 
     def _make_read_error(self, error: Exception) -> UsageError:
         problem = str(error).partition("\n")[0]

@@ -24,7 +24,6 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.parts import list_parts
 from recbole_pos.data.windows import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
@@ -305,7 +304,8 @@ def _check_rows(plan: Plan) -> set[str]:
             }
         )
     for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
+        parts = config["benchmark_filename"]
+        require_dataset(plan.dataset, Path(config["data_path"]), [], parts)
         if config["item_vectors"]:
             open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
