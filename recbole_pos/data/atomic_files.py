@@ -239,7 +239,7 @@ class TextTable(AtomicFile):
     def num_rows(self) -> int:
         """Number of rows, or of lines where some may be blank."""
         if self._form is not None:
-            return self._form.num_rows
+            return self._form.num_lines
         return sum(1 for _ in iterate_lines(self.path, self.encoding))
 
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:

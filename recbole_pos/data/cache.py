@@ -41,7 +41,7 @@ _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandon
 # The options that preparing reads; a test checks that there are no others.
 _LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
 _OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
-_OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events"}
+_OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events", "timestamp_unit"}
 READ = sorted(_OWN | set(dataset_arguments) - _LATER)
 # Attributes of a dataset that are kept as they are.
 _KEPT = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity", "user_counts", "missing")
@@ -158,7 +158,8 @@ def restore(dataset: Any, state: dict[str, Any]) -> None:
     names = state["names"]
     ids = {field: NameIds(column) for field, column in names.items()}
     fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
-    log = EventLog(_to_tensors(state["log"]), state["offsets"], *fields)
+    masks = {field: mask for field, mask in state["missing"].items() if field in state["log"]}
+    log = EventLog(_to_tensors(state["log"]), state["offsets"], *fields, masks)
     values = {
         **{name: state[name] for name in _KEPT},
         "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},

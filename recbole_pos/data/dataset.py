@@ -28,7 +28,7 @@ from recbole_pos.data.identity import (
     divide_interactions,
     keep_known_rows,
 )
-from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
+from recbole_pos.data.interactions import EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, NameIds, number_names
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
 from recbole_pos.data.targets import (
@@ -37,7 +37,6 @@ from recbole_pos.data.targets import (
     find_selected,
     make_split,
     read_ties,
-    shuffle_ties,
 )
 from recbole_pos.data.windows import (
     TARGET_EVENT,
@@ -199,27 +198,25 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
-        is_selected = find_selected(self, fields, requires_all=True)
-        # masks of missing cells are sorted and cut as columns of the log, then taken out of it
-        mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
-        for field, name in mask_names.items():
-            fields[name] = torch.from_numpy(self.missing[field])
-        if self.given_part is not None:
-            fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if is_selected is not None:
-            fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
-        fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
-        log_fields = self.uid_field, self.iid_field, self.time_field
-        log = EventLog.build(fields, self.user_num, *log_fields, self.storage)
+        ties = read_ties(eval_args["ties"])
+        log = EventLog.build(
+            fields,
+            self.user_num,
+            *(self.uid_field, self.iid_field, self.time_field),
+            storage=self.storage,
+            tie_seed=ties if isinstance(ties, int) else None,
+            missing={field: mask for field, mask in self.missing.items() if field in fields},
+            given_part=self.given_part,
+            is_selected=find_selected(self, fields, requires_all=True),
+        )
         self.user_counts = log.lengths
         user_tokens = self.field2id_token[self.uid_field]
         options = config["train_fraction"], config["benchmark_filename"], config["timestamp_unit"]
         self.split = make_split(log, eval_args, user_tokens, self.item_num, *options)
         if config["target_events"]:
             self.split.summary["target_events"] = config["target_events"]
-        columns = self.split.log.fields
-        self.missing |= {field: columns.pop(name).numpy() for field, name in mask_names.items()}
+        self.missing |= self.log.missing
         part, is_target = map(self.storage.store, (self.part, self.split.is_target))
         self.split = replace(self.split, part=part, is_target=is_target)
         if self.cache:
@@ -315,9 +312,7 @@ class _ExactTimeMixin(AtomicTables):
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
-        log_fields = self.missing.keys() & split.log.fields.keys()
-        log_masks = {field: self.missing[field][is_kept] for field in log_fields}
-        reduced.missing = self.missing | log_masks  # masks of users and items stay whole
+        reduced.missing = self.missing | reduced.log.missing
         return reduced
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from recbole_pos.tables.text import TextForm
+from recbole_pos.tables.text import TextForm, count_blank_lines
 
+_BLOCK_ROWS = 1 << 19
 ENGINE_ERRORS = (duckdb.Error, pa.ArrowException, OSError)
 
 
@@ -72,8 +73,9 @@ def read_text(
     for block in _stream(connect(memory_limit).sql(query, params=parameters)):
         num_rows += len(block)
         yield block.columns
-    if num_rows != form.num_rows:
-        raise IrregularText(f"{num_rows} rows of {form.num_rows} lines")
+    num_blank = form.num_lines - num_rows
+    if num_blank and num_blank != count_blank_lines(path, form.num_skipped):
+        raise IrregularText(f"{num_rows} rows of {form.num_lines} lines")
 
 
 class ParquetFile:
@@ -101,5 +103,13 @@ class ParquetFile:
 
 
 def _stream(relation: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a result in blocks, which are larger than those that DuckDB makes."""
+    small: list[pa.RecordBatch] = []
     # not relation.to_arrow_reader(), which DuckDB has since 1.5, and Python 3.10 has 1.4 at most
-    yield from pa.RecordBatchReader.from_stream(relation)
+    for batch in pa.RecordBatchReader.from_stream(relation):
+        small.append(batch)
+        if sum(map(len, small)) >= _BLOCK_ROWS:
+            yield pa.concat_batches(small)
+            small = []
+    if small:
+        yield pa.concat_batches(small)

@@ -23,41 +23,45 @@ class TextForm:
 
     Attributes:
         num_skipped: lines up to the one that names the columns, itself included.
-        num_rows: lines after these that are not empty.
+        num_lines: lines after these, of which some may be empty.
         has_quotes: whether there is a quotation mark anywhere.
     """
 
     num_skipped: int
-    num_rows: int
+    num_lines: int
     has_quotes: bool
 
 
 def find_form(path: Path, num_skipped: int) -> TextForm | None:
     """Return the form of a file of UTF-8; None if it has NUL bytes or lines of several ends."""
-    num_lines = num_blank = num_returns = 0
-    has_quotes = False
-    with open(path, "rb") as file:
-        header = b"".join(file.readline() for _ in range(num_skipped))
-        if b"\r" in header.replace(b"\r\n", b""):
+    num_lines = num_returns = 0
+    has_quotes, is_ended = False, True
+    for block in _iterate_blocks(path):
+        if b"\0" in block:
             return None
-        while block := file.read(_BLOCK_BYTES) + file.readline():
-            if b"\0" in block:
-                return None
-            num_lines += block.count(b"\n") + (not block.endswith(b"\n"))
-            num_returns += block.count(b"\r")
-            num_blank += len(_BLANK_LINE.findall(block)) if _has_blank_line(block) else 0
-            has_quotes |= b'"' in block
-            is_last_ended = block.endswith(b"\n")
-    if not num_lines:
-        return TextForm(num_skipped, 0, False)
-    if num_returns not in (0, num_lines if is_last_ended else num_lines - 1):
+        num_lines += block.count(b"\n") + (not block.endswith(b"\n"))
+        num_returns += block.count(b"\r")
+        has_quotes |= b'"' in block
+        is_ended = block.endswith(b"\n")
+    if num_returns not in (0, num_lines if is_ended else num_lines - 1):
         return None
-    return TextForm(num_skipped, num_lines - num_blank, has_quotes)
+    return TextForm(num_skipped, num_lines - num_skipped, has_quotes)
 
 
-def _has_blank_line(block: bytes) -> bool:
-    """Return whether a line of the block is empty; a regular expression takes ten times as long."""
-    return b"\n\n" in block or b"\n\r\n" in block or block.startswith((b"\n", b"\r\n"))
+def count_blank_lines(path: Path, num_skipped: int) -> int:
+    """Return the number of empty lines after the first ``num_skipped`` ones, which are not empty.
+
+    Only the last of these may follow empty lines.
+    """
+    num_blank = sum(len(_BLANK_LINE.findall(block)) for block in _iterate_blocks(path))
+    return num_blank - (num_skipped - 1)
+
+
+def _iterate_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks of whole lines."""
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES) + file.readline():
+            yield block
 
 
 def iterate_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
