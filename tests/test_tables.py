@@ -216,6 +216,16 @@ def test_cells_longer_than_a_line_of_duckdb(tmp_path: Path, quote: str) -> None:
     assert [len(user) for user in load(tmp_path / "x.inter").user_id] == [1 << 22, 2]
 
 
+def test_an_empty_cell_too_many_at_the_end_of_a_line(tmp_path: Path) -> None:
+    """Which DuckDB drops without an error."""
+    lines = [*LINES[:9], FIRST.removesuffix("1 2.5"), FIRST.replace("1 2.5", '""'), *LINES[9:]]
+    (tmp_path / "x.inter").write_text("\n".join(lines))
+    assert len(load(tmp_path / "x.inter")) == len(lines) - 1
+    (tmp_path / "x.inter").write_text("\n".join([*lines, FIRST + "\t", FIRST]))
+    with pytest.raises(UsageError, match=f"line {len(lines) + 1}: cells of this line: 6, expected"):
+        load(tmp_path / "x.inter")
+
+
 def test_a_quotation_mark_that_is_not_closed_takes_no_rows(tmp_path: Path) -> None:
     """Neither where a later one closes it nor in a column that is not loaded."""
     opened, closed = FIRST.replace("red", '"red'), FIRST.replace("2.5", '2.5"')

@@ -231,7 +231,7 @@ class TextTable(AtomicFile):
     def _form(self) -> TextForm | None:
         """The form of the text; None if only Python can read it."""
         try:
-            return find_form(self._utf8_path, self.header_line)
+            return find_form(self._utf8_path, self.header_line, self.separator)
         except UnicodeError:  # reported with its line by ``_read_slowly``
             return None
 

@@ -21,7 +21,7 @@ ENGINE_ERRORS = (duckdb.Error, pa.ArrowException, OSError)
 
 
 class IrregularText(ValueError):
-    """A text has other rows than lines, so that cells were joined or lines were left out."""
+    """DuckDB has joined lines of a text, or left out something."""
 
 
 def connect(memory_limit: int) -> Any:
@@ -51,7 +51,8 @@ def read_text(
         memory_limit: bytes that DuckDB may use.
 
     Raises:
-        IrregularText: if rows are not lines, as where a quotation mark is not closed.
+        IrregularText: if rows are not lines, as where a quotation mark is not closed, or if a line
+            has an empty cell too many at its end, which DuckDB does not report.
         duckdb.Error: if a line has more or fewer cells, or the text cannot be read otherwise.
     """
     quote = '"' if form.has_quotes else ""
@@ -60,7 +61,8 @@ def read_text(
         SELECT * FROM read_csv(
             $path, auto_detect = false, strict_mode = true, header = false, skip = $skipped,
             columns = {{{", ".join(f"c{i}: 'VARCHAR'" for i in range(num_columns))}}},
-            delim = $separator, quote = $quote, escape = $quote, comment = ''
+            delim = $separator, quote = $quote, escape = $quote, comment = '',
+            allow_quoted_nulls = false
         )
     """
     parameters = {
@@ -69,13 +71,16 @@ def read_text(
         "separator": separator,
         "quote": quote,
     }
-    num_rows = 0
+    num_rows = num_open = 0
     for block in _stream(connect(memory_limit).sql(query, params=parameters)):
         num_rows += len(block)
+        num_open += block.columns[-1].null_count
         yield block.columns
     num_blank = form.num_lines - num_rows
     if num_blank and num_blank != count_blank_lines(path, form.num_skipped):
         raise IrregularText(f"{num_rows} rows of {form.num_lines} lines")
+    if num_open != form.num_open:
+        raise IrregularText(f"{num_open} empty last cells, {form.num_open} lines without an end")
 
 
 class ParquetFile:

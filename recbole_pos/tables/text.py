@@ -24,28 +24,32 @@ class TextForm:
     Attributes:
         num_skipped: lines up to the one that names the columns, itself included.
         num_lines: lines after these, of which some may be empty.
+        num_open: lines whose last character is the separator.
         has_quotes: whether there is a quotation mark anywhere.
     """
 
     num_skipped: int
     num_lines: int
+    num_open: int
     has_quotes: bool
 
 
-def find_form(path: Path, num_skipped: int) -> TextForm | None:
+def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """Return the form of a file of UTF-8; None if it has NUL bytes or lines of several ends."""
-    num_lines = num_returns = 0
-    has_quotes, is_ended = False, True
+    num_lines = num_returns = num_open = 0
+    has_quotes, is_ended, mark = False, True, separator.encode()
     for block in _iterate_blocks(path):
         if b"\0" in block:
             return None
         num_lines += block.count(b"\n") + (not block.endswith(b"\n"))
         num_returns += block.count(b"\r")
+        num_open += block.count(mark + b"\n") + block.endswith(mark)
+        num_open += block.count(mark + b"\r\n") if num_returns else 0
         has_quotes |= b'"' in block
         is_ended = block.endswith(b"\n")
     if num_returns not in (0, num_lines if is_ended else num_lines - 1):
         return None
-    return TextForm(num_skipped, num_lines - num_skipped, has_quotes)
+    return TextForm(num_skipped, num_lines - num_skipped, num_open, has_quotes)
 
 
 def count_blank_lines(path: Path, num_skipped: int) -> int:
