@@ -353,12 +353,6 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         super()._take_log()
         self._aug_presets()
         self.inter_feat = self._make_prefix_rows(partial(attrgetter("has_history"), self.log))
-        columns = self.inter_feat.columns
-        if repeated := sorted({name for name in columns if columns.count(name) > 1}):
-            raise UsageError(
-                f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
-                f"{', '.join(repeated)}"
-            )
 
     def _make_prefix_rows(self, find_mask: Callable[[], np.ndarray]) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field

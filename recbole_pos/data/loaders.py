@@ -28,6 +28,12 @@ from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
+_NO_NEGATIVES = (
+    "train_neg_sample_args: a user has all items that occur in training, which leaves no negative; "
+    "leave such users out, as by user_inter_num_interval, or take a model or loss without sampled "
+    "negatives"
+)
+
 
 class WindowLoader:
     """Batches of packed training windows.
@@ -290,26 +296,10 @@ def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> 
         try:
             sampler = Sampler(["train"], [train], distribution, options["alpha"])
         except ValueError as error:  # a user has all items, which leaves no negative
-            raise UsageError(_describe_users_of_all_items(train)) from error
+            raise UsageError(_NO_NEGATIVES) from error
         sampler = sampler.set_phase("train")
         max_used = max(map(len, sampler.used_ids))
     num_items = train.inter_feat[train.iid_field].unique().numel()
-    if distribution == "popularity" and max_used == num_items:
-        raise UsageError(  # RecBole would sample forever
-            f"train_neg_sample_args: a user has all {num_items} items that occur in training, "
-            "which leaves none to draw by popularity; use distribution: uniform"
-        )
+    if distribution == "popularity" and max_used == num_items:  # RecBole would sample forever
+        raise UsageError(_NO_NEGATIVES)
     return sampler
-
-
-def _describe_users_of_all_items(train: PosDataset | PosSequentialDataset) -> str:
-    """Return the message about a user that has every item, so that no negative can be sampled."""
-    ids = [train.inter_feat[field].numpy() for field in (train.uid_field, train.iid_field)]
-    users = np.unique(np.stack(ids), axis=1)[0]
-    num_items = train.item_num - 1
-    user = train.field2id_token[train.uid_field][np.bincount(users).argmax()]
-    return (
-        f"train_neg_sample_args: user {shown(str(user))} has all {num_items} items, which leaves "
-        f'no negative for it; leave such users out, as by user_inter_num_interval: "[0,{num_items})'
-        '", or take a model or loss without sampled negatives'
-    )

@@ -19,7 +19,6 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole_pos.data.atomic_files import AtomicFile, open_file, read_rows
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import (
-    PARQUET,
     UNWRITABLE,
     find_atomic_file,
     list_interaction_files,
@@ -213,8 +212,6 @@ class AtomicTables(Dataset):
         if source in id_fields:
             _require_writable(file, table, id_fields[source])
             _require_consistent(file, table, id_fields[source])
-        elif not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
-            table = spell_out(table)
         self._register_columns(table, kinds, source)
         return table
 
@@ -229,12 +226,11 @@ class AtomicTables(Dataset):
                 if (max_length := max_lengths.get(name)) is not None:
                     table[name] = [cell[:max_length] for cell in table[name]]
                 seqlen = int(table[name].map(len).max())
-            if source != "link":  # RecBole's table that names the entities of items
-                self.field2source[name] = source
-                self.field2type[name] = FeatureType(kind)
-                self.field2seqlen[name] = seqlen
-                if "float" in kind:
-                    self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
+            self.field2source[name] = source
+            self.field2type[name] = FeatureType(kind)
+            self.field2seqlen[name] = seqlen
+            if "float" in kind:
+                self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
 
     def _require_ids_and_times(
         self, file: AtomicFile, source: FeatureSource | str, kinds: dict[str, str]
@@ -251,11 +247,6 @@ class AtomicTables(Dataset):
             actual = kinds.get(field)
             if actual is None and is_needed:
                 columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
-                if f"{self.iid_field}_list" in file.kinds:
-                    raise UsageError(
-                        f"{file.path} has examples that are cut already (columns {columns}); "
-                        "expected an interaction a row: user, item and time"
-                    )
                 if key == "TIME_FIELD" and "float" not in file.kinds.values():
                     raise UsageError(
                         f"{file.path} has no times, its columns are {columns}; if the rows of a "
@@ -265,8 +256,8 @@ class AtomicTables(Dataset):
                     )
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
-                    f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
-                    "accordingly"
+                    f"are {columns}; it needs user, item and time of an interaction in each row. "
+                    f"Set {key} or load_col (now {shown(self.config['load_col'])}) accordingly"
                 )
             if actual not in (None, expected):
                 raise UsageError(
@@ -401,18 +392,7 @@ def _require_columns(
             raise UsageError(
                 f"{option}: {file.path} has no column {shown(name)}"
                 f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
-                f"{_find_elsewhere(name, file.path, config)}"
             )
-
-
-def _find_elsewhere(name: str, path: Path, config: Options) -> str:
-    """Return which other table of the dataset has a column, as text; empty if none has."""
-    table = path.name.removesuffix(PARQUET).rpartition(".")[2]
-    for kind, ending in itertools.product(("inter", "item", "user"), ("", PARQUET)):
-        other = path.with_name(f"{config['dataset']}.{kind}{ending}")
-        if kind != table and other.is_file() and name in open_file(other, config).kinds:
-            return f". {other.name} has it: `convert --table {name}={table}` writes it here"
-    return ""
 
 
 def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
@@ -429,24 +409,20 @@ def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
 
 def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """Refuse rows that contradict each other about a user or item, whose name is in ``key``."""
-    repeated = table[table[key].duplicated(keep=False) & table[key].notna()]
-    groups = pd.factorize(repeated[key])[0]  # 0 for the first name that appears
-    first_rows = np.unique(groups, return_index=True)[1]
-    is_wrong = np.zeros(len(repeated), dtype=bool)
-    for _, column in repeated.items():
-        values = pd.factorize(column.map(str) if column.dtype == object else column)[0]
-        is_wrong |= values != values[first_rows][groups]
-    if not is_wrong.any():
+    repeated = table[table[key].duplicated(keep=False) & table[key].notna()].astype(str)
+    different = repeated.drop_duplicates()
+    contradicting = different[different[key].duplicated(keep=False)]
+    if contradicting.empty:
         return
-    rows = repeated[groups == groups[is_wrong].min()]
-    for field in rows.columns:
-        values = list(dict.fromkeys(map(str, rows[field])))
-        if len(values) > 1:
-            raise UsageError(
-                f"{file.path}: {len(rows)} lines are about {key} {shown(rows[key].iloc[0])}, and "
-                f"{field} is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
-                "line (`recbole-pos convert` takes the first value that is not missing)"
-            )
+    name = contradicting[key].iloc[0]
+    rows = contradicting[contradicting[key] == name]
+    field = next(field for field in rows if rows[field].nunique() > 1)
+    one, other = rows[field].unique()[:2]
+    raise UsageError(
+        f"{file.path}: {(repeated[key] == name).sum()} lines are about {key} {shown(name)}, and "
+        f"{field} is {one[:40]!r} in one and {other[:40]!r} in another; keep one line "
+        "(`recbole-pos convert` takes the first value that is not missing)"
+    )
 
 
 def spell_out(table: pd.DataFrame) -> pd.DataFrame:

@@ -132,11 +132,6 @@ def _advise(typed: Path, folder: Path) -> str:
             return f"type `-d {path.name} --data_path={path.parent}`"
         if names := _list_datasets(path):
             return f"{path} holds the datasets {listed(names)}; type `-d NAME --data_path={path}`"
-        if file := next(path.glob("*.inter"), None):
-            return (
-                f"{file} must lie in a folder of its name: move {file.stem}.* to "
-                f"{path / file.stem}/ and type `-d {file.stem} --data_path={path}`"
-            )
     path = typed if len(typed.parts) > 1 else folder  # a path starts in the working directory
     hint = suggest(typed.name, _list_datasets(path.parent))
     return (
