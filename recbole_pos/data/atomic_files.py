@@ -157,6 +157,21 @@ class AtomicFile:
         """
         raise NotImplementedError
 
+    def _add_column(self, name: str, kind: str) -> None:
+        """Add a column to ``kinds``, or refuse a name that is there already."""
+        if name in self.kinds:
+            raise UsageError(
+                f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
+            )
+        self.kinds[name] = kind
+
+    def _make_cell_error(self, place: str, name: str, cell: Any) -> UsageError:
+        """Return the error about a cell of a column ``name`` that is not a number."""
+        return UsageError(
+            f"{self.path}, {place}: {name} ({self.kinds[name]}) is {str(cell)[:80]!r}, in which "
+            "something is not a number; correct the cell or leave it empty"
+        )
+
     def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
         """Return a cell of a sequence (text or list) as an array, or raise ValueError."""
         if isinstance(cell, str):
@@ -211,11 +226,7 @@ class TextTable(AtomicFile):
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
                     f"Cells are separated by {shown(self.separator)} (field_separator)",
                 )
-            if name in self.kinds:
-                raise self._make_line_error(
-                    number, f"two columns are called {shown(name)}; rename one or remove it"
-                )
-            self.kinds[name] = kind
+            self._add_column(name, kind)
         return number
 
     @cached_property
@@ -319,11 +330,7 @@ class TextTable(AtomicFile):
                 return None if cell in _MISSING else cell
             return _parse_number(cell) if kind == "float" else self._parse_list(cell, kind)
         except ValueError:
-            raise self._make_line_error(
-                number,
-                f"{name} ({kind}) is {cell[:80]!r}, which is not a number; correct the cell or "
-                "leave it empty",
-            ) from None
+            raise self._make_cell_error(f"line {number}", name, cell) from None
 
 
 class ParquetTable(AtomicFile):
@@ -347,12 +354,8 @@ class ParquetTable(AtomicFile):
                     f"'user_id:token', or name it in column_types: {{{column}: ...}}, one of "
                     f"{', '.join(KINDS)}"
                 )
-            if name in self.kinds:
-                raise UsageError(
-                    f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
-                )
+            self._add_column(name, kind)
             self.column_names[name] = column
-            self.kinds[name] = kind
 
     @property
     def num_rows(self) -> int:
@@ -405,10 +408,7 @@ class ParquetTable(AtomicFile):
             try:
                 lists.append(self._parse_list(cell, kind))
             except ValueError:
-                raise UsageError(
-                    f"{self.path}, row {row}: {name} ({kind}) is {str(cell)[:80]!r}, in which "
-                    "something is not a number; correct the cell or leave it empty"
-                ) from None
+                raise self._make_cell_error(f"row {row}", name, cell) from None
         return lists
 
 

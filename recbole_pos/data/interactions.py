@@ -82,6 +82,7 @@ class EventLog:
         order, offsets = sort_by_user(users, times, part, num_users, storage)
         if tie_seed is not None:
             order = rows[order]
+        del users, times  # so that each column is freed as soon as it is sorted
         columns = {}
         for name in list(fields):
             column = fields.pop(name).numpy()

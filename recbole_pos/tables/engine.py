@@ -72,7 +72,8 @@ def read_text(
         "quote": quote,
     }
     num_rows = num_open = 0
-    for block in _stream(connect(memory_limit).sql(query, params=parameters)):
+    connection = connect(memory_limit)  # which DuckDB 1 closes with its last reference
+    for block in _stream(connection.sql(query, params=parameters)):
         num_rows += len(block)
         num_open += block.columns[-1].null_count
         yield block.columns
