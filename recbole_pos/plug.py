@@ -68,13 +68,14 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
     """Refuse options of the plugin that do not fit their defaults, or each other."""
-    from recbole_pos.config.checks import check_sizes, check_value
+    from recbole_pos.config.checks import check_sizes
     from recbole_pos.config.defaults import free_options
+    from recbole_pos.config.options import check_value, find_option
     from recbole_pos.config.presets import list_positions
 
     free = free_options(model, list_positions(options.get("position"), model))
-    for key in options.keys() & defaults.keys():
-        check_value("configuration", key, options[key], defaults[key], key in free)
+    for key in options.keys() & defaults.keys() - free:
+        check_value("configuration", find_option(key), options[key])
     all_options = {**defaults, **options}
     check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
 

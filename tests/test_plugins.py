@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from conftest import SCRIPT, run_python, train
 from own_models import GRU, MODULE, REGISTER, config_of, options
@@ -141,7 +140,7 @@ def test_wrong_options(tiny: Path, mine) -> None:
     ):
         assert named in refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny, **given))
     shared = {"attn_dropout_prob": 2.0}  # means the same here as elsewhere
-    for wrong in ({"augmentation": "windows"}, {"gru_width": torch.ones(2)}, shared):
+    for wrong in ({"augmentation": "windows"}, shared):
         recbole_pos.register_model(mine.TinyGRU, {**GRU, **wrong})
         message = refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny))
         assert message.startswith(f"defaults of TinyGRU: {next(iter(wrong))}")

@@ -1,4 +1,4 @@
-"""Check options against the table of ``options.py``, and against each other.
+"""Check options against each other; ``options.py`` checks each by itself.
 
 Every check raises a ``UsageError`` that names the option.
 """
@@ -6,7 +6,6 @@ Every check raises a ``UsageError`` that names the option.
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,88 +13,14 @@ from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
 from recbole_pos.config.defaults import starts_from_runs
-from recbole_pos.config.option import Option, check_kind, check_plain
-from recbole_pos.config.options import find_option
 from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, is_on_our_base
-from recbole_pos.values import is_whole, nearest, shown
+from recbole_pos.values import nearest, shown
 
-# Pairs of options of which the first must divide the second ...
-_DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
+_SIZES = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
 _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
-# ... or must not be larger than the second.
-_AT_MOST = (
-    ("order_len", "MAX_ITEM_LIST_LENGTH"),
-    ("short_item_length", "MAX_ITEM_LIST_LENGTH"),
-    ("interest_size", "prototype_size"),
-)
-# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
-_MINIMUM = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
-
-
-def check_value(location: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
-    """Check the type, range, choices and inner keys of an option's value.
-
-    ``location`` is the file that gave it, or "configuration"; the default is an example of its
-    type, which is all that is checked of an option that only a custom model or scheme has
-    (``is_free``).
-    """
-    option = Option("") if is_free else find_option(key)
-    name = f"{location}: {key}"
-    check_plain(name, value)
-    if is_free and (default is None or value == default):
-        return
-    may_be_empty = (default is None or option.allows_empty) and not option.nonempty
-    if value is None and may_be_empty:
-        return
-    if option.check is not None and option.example is None:
-        option.check(name, value)
-    elif option.inner is None:
-        check_kind(name, option, value, default if option.example is None else option.example)
-    else:
-        _check_mapping(location, key, value, option.inner)
-
-
-def _check_mapping(location: str, key: str, value: Any, examples: Mapping[str, Any]) -> None:
-    """Check the keys of a mapping, and each value by the row of ``key.inner_key``."""
-    check_kind(f"{location}: {key}", Option(""), value, {})
-    for inner_key, inner_value in value.items():
-        if inner_key not in examples:
-            hint = nearest(str(inner_key), examples)
-            raise UsageError(f"{location}: unknown key {shown(inner_key)} in {key}{hint}")
-        if examples[inner_key] is not None:
-            name = f"{key}.{inner_key}"
-            check_kind(f"{location}: {name}", find_option(name), inner_value, examples[inner_key])
-    if key == "clip_grad_norm" and "max_norm" not in value:
-        raise UsageError(f"{location}: {key} needs max_norm, as in {{max_norm: 1.0}}")
-
-
-def check_read(
-    location: str, key: str, value: Any, default: Any, config: Mapping[str, Any]
-) -> None:
-    """Refuse an option that changes nothing, by the conditions of the option table.
-
-    ``config`` has all options of the run; the default may be given even where nothing reads it.
-    """
-    option = find_option(key)
-    inner_defaults: dict[str, Any] = {}
-    if option.inner is not None and isinstance(value, Mapping):
-        inner_defaults = {**option.inner, **(default or {})}
-        value = {**inner_defaults, **value}
-        if default:
-            default = inner_defaults
-    if value is None or value == default:
-        return
-    for condition in option.only:
-        if problem := condition(config, value):
-            advice = "leave it out"
-            if location != "configuration":
-                advice += ", or put it under `for` with the models that read it"
-            raise UnknownKey(f"{location}: {key} {problem}; {advice}", key.partition(".")[0])
-    for inner_key, inner_default in inner_defaults.items():
-        check_read(location, f"{key}.{inner_key}", value[inner_key], inner_default, config)
 
 
 def check_together(config: dict[str, Any], model: str) -> None:
@@ -115,6 +40,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     modes = mode.values() if isinstance(mode, dict) else [mode]
     start_keys = ("init_from", "train_only", "update_from")
     given_starts = [key for key in start_keys if config[key] is not None]
+    histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
     for is_wrong, message in (
         (
             config["log_wandb"] and importlib.util.find_spec("wandb") is None,
@@ -149,6 +75,20 @@ def check_together(config: dict[str, Any], model: str) -> None:
             f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
             f"with all items; leave it out, or to sample items set loss_type: {sampled}",
         ),
+        (
+            config["lr_scheduler"] == "step" and not config["lr_decay_step"],
+            "lr_scheduler: step needs lr_decay_step, the epochs between two steps",
+        ),
+        (
+            config["clip_grad_norm"] and "max_norm" not in config["clip_grad_norm"],
+            "clip_grad_norm: needs max_norm, as in {max_norm: 1.0}",
+        ),
+        (
+            histories in (config["alias_of_item_id"] or ()),
+            f"alias_of_item_id: names {shown(histories)}, and examples that were cut elsewhere are "
+            "not read: give the files an interaction a row (user, item and time), and the split by "
+            "eval_args, or a file of interactions for each part by benchmark_filename",
+        ),
     ):
         if is_wrong:
             raise UsageError(message)
@@ -160,38 +100,12 @@ def check_together(config: dict[str, Any], model: str) -> None:
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
-    """Check sizes that must divide another size, stay below it, or have a minimum."""
-    pairs = () if model in _HEADS_OF_FULL_SIZE else _DIVIDES
-    for divisor, size in pairs:
-        if config.get(divisor) and config.get(size) and config[size] % config[divisor]:
-            raise UsageError(
-                f"{size} {config[size]} is not a multiple of {divisor} {config[divisor]}"
-            )
-    if model in _MINIMUM:
-        key, minimum = _MINIMUM[model]
-        if config[key] < minimum:
-            raise UsageError(f"{key}: {model} needs at least {minimum}, found {config[key]}")
-    for key, limit in _AT_MOST:
-        if config.get(key) and config.get(limit) and config[key] > config[limit]:
-            raise UsageError(f"{key}: {config[key]} is more than {limit}, {config[limit]}")
-    _check_rounded_counts(config, model)
-
-
-def _check_rounded_counts(config: Mapping[str, Any], model: str) -> None:
-    """Refuse counts of interactions or delays that RecBole rounds down to none."""
-    length = config.get("MAX_ITEM_LIST_LENGTH", 1)
-    if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
-        raise UsageError(
-            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one "
-            "interaction to mask; raise one of them"
-        )
-    if model == "FEARec" and config["dual_domain"] and length % 2:
-        raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
-    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(length)) <= length:
-        raise UsageError(
-            f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 to "
-            f"{length}; found {config['topk_factor']} * log({length})"
-        )
+    """Refuse a size of which the attention heads cannot have equal parts."""
+    heads = config.get("n_heads")
+    for size in _SIZES:
+        is_divided = heads and config.get(size) and model not in _HEADS_OF_FULL_SIZE
+        if is_divided and config[size] % heads:
+            raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
@@ -213,27 +127,19 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
-    """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed."""
-    metrics, topk = as_list(config["metrics"]), as_list(config["topk"])
-    if not metrics:
-        raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
+    """Check that metrics rank items, and that ``valid_metric`` is one that is computed."""
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
-    for metric in metrics:
-        name = str(metric).lower()
+    for metric in as_list(config["metrics"]):
+        name = metric.lower()
         if name not in ranking:
             hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
-            problem = f"unknown {shown(metric)}"
             if "@" in name:
                 hint = "; a metric stands without its cutoff, which is topk"
             if name in metric_types:
-                problem = f"{metric} needs labels, and here items are ranked"
-            raise UsageError(f"metrics: {problem}{hint}")
-    if not topk or not all(is_whole(k) and k >= 1 for k in topk):
-        raise UsageError(
-            f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
-        )
+                hint = ", which needs labels; here items are ranked"
+            raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
     computed = list_metrics(config)
-    if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
+    if config["valid_metric"].lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
             f"{', '.join(computed)}; set it to one of these"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from recbole_pos.config.option import MODEL
-from recbole_pos.config.options import find_option
+from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
 from recbole_pos.position.schemes import SCHEMES, scheme_names
