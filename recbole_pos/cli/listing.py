@@ -161,7 +161,7 @@ def get_first_paragraph(text: str | None) -> str:
 
 def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], Path]]:
     """Return (title, option -> default, yaml file that may have comments) by source."""
-    from recbole_pos.config.defaults import plugin_defaults
+    from recbole_pos.config.sources import plugin_defaults
 
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"

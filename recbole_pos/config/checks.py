@@ -12,7 +12,7 @@ from typing import Any
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
-from recbole_pos.config.defaults import starts_from_runs
+from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError

@@ -12,13 +12,6 @@ from recbole.utils import ModelType, get_model
 
 from recbole_pos.config.arguments import CompareArguments, RunArguments, SearchArguments
 from recbole_pos.config.checks import check_negatives, check_together
-from recbole_pos.config.defaults import (
-    add_time_field,
-    describe_readers,
-    free_options,
-    own_defaults,
-    plugin_defaults,
-)
 from recbole_pos.config.options import (
     OPTIONS,
     REFUSED,
@@ -30,12 +23,21 @@ from recbole_pos.config.options import (
     make_custom_option,
 )
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
-from recbole_pos.config.presets import find_config_file, list_positions, select_parts
+from recbole_pos.config.sources import (
+    add_time_field,
+    describe_readers,
+    find_config_file,
+    free_options,
+    list_positions,
+    own_defaults,
+    plugin_defaults,
+    select_parts,
+)
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import find_atomic_file, locate_dataset
 from recbole_pos.data.windows import masks_history
-from recbole_pos.errors import PosError, StorageError, UnknownKey, UsageError
+from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
@@ -100,6 +102,7 @@ class PosConfig(Config):
         plain: the complete configuration as given, before RecBole derives values from it; writing
             it to a yaml file and running that file repeats the run.
         files: (file, options) of each config file, the dataset's first.
+        own_files: paths of the config files that the user wrote; presets are not among them.
         public: facts in the yaml of a public dataset.
         free: options that only a custom model or scheme has.
         sources: option -> file that gave it.
@@ -115,7 +118,6 @@ class PosConfig(Config):
         strict: bool = True,
     ) -> None:
         self.strict = strict
-        self.num_dataset_files = 0  # of ``files``
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
         try:
@@ -124,9 +126,6 @@ class PosConfig(Config):
             raise
         except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
-        except OSError as error:  # data_path is a name that no file can have
-            path = "the working directory" if error.filename is None else shown(error.filename)
-            raise UsageError(f"configuration: data_path: {error.strerror}: {path}") from error
 
     def _build(
         self,
@@ -143,14 +142,10 @@ class PosConfig(Config):
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
             (file, read_yaml(find_config_file(file))) for file in files
         ]
+        self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
         self._given = options
         if "item_vectors" in options:  # vectors in memory become a file
-            try:
-                options["item_vectors"] = to_files(options["item_vectors"])
-            except OSError as error:
-                raise StorageError(
-                    f"item_vectors: cannot write a temporary file: {error.strerror}"
-                ) from error
+            options["item_vectors"] = to_files(options["item_vectors"])
         model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
@@ -239,7 +234,6 @@ class PosConfig(Config):
             content = read_yaml(file)
             self.public = {**(content.pop("public", None) or {}), **content}
             self.files.insert(0, (file, content))
-            self.num_dataset_files = 1
             if PLUGINS in content:
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
 
@@ -359,11 +353,6 @@ class PosConfig(Config):
         What a dataset's file, a preset or a part under ``for`` gives is for several models. The
         default may be given even where nothing reads it.
         """
-        own_files = [
-            str(file)
-            for file, _ in self.files[self.num_dataset_files :]
-            if not find_config_file(file).is_relative_to(ROOT)
-        ]
         kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"])
         unread = find_unread_options(self.model)
         defaults = flatten_options(self.internal_config_dict)
@@ -372,7 +361,7 @@ class PosConfig(Config):
         for name, value in config.items():
             key = name.partition(".")[0]
             location = self.sources.get(key, _GIVEN)
-            is_own = key in self.external_config_dict and location in [*own_files, _GIVEN]
+            is_own = key in self.external_config_dict and location in [*self.own_files, _GIVEN]
             if not is_own or key in self.free or value in (None, defaults.get(name)):
                 continue
             condition = find_unmet(name, config, kinds)

@@ -1,21 +1,39 @@
-"""Defaults of a model: what ``properties/`` has for it, its schemes and its loss."""
+"""Where the options of a run come from: defaults of its model, schemes and loss, and config files.
+
+A config file may be for several models, with options for all and options for some under ``for``::
+
+    hidden_size: 50
+    for:
+      PosSASRec, SASRec: {n_heads: 1}        # if one of these models runs
+      fparec: {positional_rank: 40}          # if position names this scheme
+
+So a paper's baselines run with the settings of its own model, and no key is ever left unread: what
+stands outside must be known to every model that the file is for, what stands under a name to that
+model, or to those that take that scheme.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base
+from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
-from recbole_pos.values import listed, shown
+from recbole_pos.values import listed, shown, suggest
 from recbole_pos.yaml_files import (
     ROOT,
     find_recbole_properties,
     read_overall_defaults,
     read_yaml,
 )
+
+FOR = "for"
+# Keys that decide which parts a run takes, and so stand outside of them.
+_OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def own_defaults(model: str) -> dict[str, Any]:
@@ -111,3 +129,97 @@ def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
     if load_col and is_part(config):
         load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
     return load_col
+
+
+# --- config files ---
+
+
+def find_config_file(name: str | Path) -> Path:
+    """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
+
+    If there is neither, a UsageError names presets of a similar name.
+    """
+    folder = ROOT / "presets"
+    if os.path.exists(name):  # False for a name that no file can have, where Path raises
+        return Path(name)
+    if os.path.isfile(folder / name):
+        return folder / name
+    presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
+    if hint := suggest(str(name), presets):
+        raise UsageError(f"there is no config file and no preset {name}{hint}")
+    return Path(name)  # which the reader refuses
+
+
+def select_parts(
+    content: dict[str, Any], names: Collection[str], file: str | Path
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
+
+    Of two parts that a run takes, the later one wins.
+
+    Args:
+        content: the mapping in the file.
+        names: the model that runs and its schemes.
+        file: path of the file, for messages.
+
+    Returns:
+        (location, options) of each part; the location is for messages.
+    """
+    parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
+    for title, title_names, options in _split_by_title(content, file):
+        location = f"{file}, for {title}"
+        misplaced = _OUTSIDE & options.keys()
+        if "position" in options and not set(title_names) <= set(list_runnable()):
+            misplaced.add("position")  # under the name of a scheme
+        if misplaced:
+            raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
+        if set(title_names) & set(names):
+            parts.append((location, options))
+    return parts
+
+
+def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
+    """Return the parts of a config file for schemes and not for the model, as "FILE, for TITLE"."""
+    return [
+        f"{file}, for {title}"
+        for title, names, _ in _split_by_title(content, file)
+        if model not in names and set(names) & set(SCHEMES)
+    ]
+
+
+def list_positions(position: Any, model: str | None) -> list[str]:
+    """Return the schemes that ``position`` names or, if it is None, the model's own schemes."""
+    if position is None and model is not None:
+        position = own_defaults(model).get("position")
+    if isinstance(position, str):
+        return [position]
+    if not isinstance(position, (list, tuple)):
+        return []
+    return [name for name in position if isinstance(name, str)]
+
+
+def _split_by_title(
+    content: dict[str, Any], file: str | Path
+) -> list[tuple[str, list[str], dict[str, Any]]]:
+    """Return (title, models and schemes in it, options) of each part under ``for``."""
+    by_title = content.get(FOR) or {}
+    parts_are_mappings = isinstance(by_title, dict) and all(
+        options is None or isinstance(options, dict) for options in by_title.values()
+    )
+    if not parts_are_mappings:
+        raise UsageError(
+            f"{file}: {FOR}: expected options under names of models or schemes, as in "
+            f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
+        )
+    allowed = [*SCHEMES, *list_runnable()]
+    parts = []
+    for title, options in by_title.items():
+        names = [name.strip() for name in str(title).split(",")]
+        for name in names:
+            if name not in allowed:
+                raise UsageError(
+                    f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
+                    f"{suggest(name, allowed)}; see `recbole-pos models` and `recbole-pos schemes`"
+                )
+        parts.append((str(title), names, options or {}))
+    return parts
