@@ -68,8 +68,8 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
     """Refuse options of the plugin that do not fit their defaults, or each other."""
-    from recbole_pos.config.checks import check_sizes
-    from recbole_pos.config.options import check_value, find_option
+    from recbole_pos.config.checks import check_sizes, check_value
+    from recbole_pos.config.options import find_option
     from recbole_pos.config.sources import free_options, list_positions
 
     free = free_options(model, list_positions(options.get("position"), model))

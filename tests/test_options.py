@@ -14,11 +14,11 @@ import yaml
 from recbole.config import Config
 
 from recbole_pos.cli.parser import parse_overrides
+from recbole_pos.config.checks import check_value
 from recbole_pos.config.options import (
     OPTIONS,
     REFUSED,
     Option,
-    check_value,
     find_option,
     make_custom_option,
 )

@@ -1,26 +1,107 @@
-"""Check options against each other; ``options.py`` checks each by itself.
+"""Check each option by its row of the table, and several options against each other.
 
 Every check raises a ``UsageError`` that names the option.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
+from recbole_pos.config.options import Option, find_inner
 from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, is_on_our_base
-from recbole_pos.values import nearest, shown
+from recbole_pos.plain import to_plain
+from recbole_pos.values import check_choice, nearest, shown
 
+_NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
+_INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
+_TYPES: dict[str, Any] = {
+    "any": Any,
+    "none": None,
+    "bool": Annotated[bool, Strict()],
+    "str": Annotated[str, Strict(), Field(min_length=1)],
+    # RecBole would skip an interval that it cannot read
+    "interval": Annotated[str, Strict(), Field(pattern=rf"^({_INTERVAL}(;{_INTERVAL})*)$")],
+}
 _SIZES = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
 _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
+
+
+# --- each by its row ---
+
+
+def check_value(location: str, option: Option, value: Any) -> Any:
+    """Return the value of an option as its row has it; raise a UsageError if it is not allowed.
+
+    Numbers of numpy become Python's, and whole numbers floats where the option is a float.
+    ``location`` is the file that gave the value, or "configuration".
+    """
+    name = f"{location}: {option.name}"
+    try:
+        checked = _make_adapter(option).validate_python(to_plain(value))
+    except (ValidationError, TypeError):
+        raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
+    if option.choices and checked is not None:
+        for choice in checked if isinstance(checked, list) else [checked]:
+            check_choice(name, choice, option.choices)
+    rows = find_inner(option.name)
+    for key, inner_value in checked.items() if rows and checked else ():
+        if key not in rows:
+            hint = nearest(key, rows)
+            raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
+        check_value(location, rows[key], inner_value)
+    return checked
+
+
+@functools.cache
+def _make_adapter(option: Option) -> TypeAdapter[Any]:
+    """Return what checks a value by type, bounds and length of an option."""
+    return TypeAdapter(_make_type(option.type, option))
+
+
+def _make_type(text: str, option: Option) -> Any:
+    """Return the type that a text such as "int or list of int" stands for, with the row's bounds.
+
+    A whole number is no bool, and text is no number; a tuple may stand for a list.
+    """
+    alternatives = text.split(" or ")
+    if len(alternatives) > 1:
+        return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
+    container, _, element = text.partition(" of ")
+    shortest = option.length or int(option.nonempty)
+    if container == "list":
+        length = Field(min_length=shortest, max_length=option.length)
+        return Annotated[list[_make_type(element, option)], length]  # type: ignore[misc]
+    if container == "mapping":
+        mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
+        return Annotated[mapping, Field(min_length=shortest)]
+    if text == "columns":
+        return list[str] | Literal["*"]
+    if text not in ("int", "float"):
+        return _TYPES[text]
+    bounds: dict[str, Any] = {}
+    for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
+        if isinstance(bound, str):  # above 0
+            bounds[exclusive] = float(bound.split()[-1])
+        else:
+            bounds[inclusive] = bound
+    if text == "int":
+        return Annotated[int, Strict(), Field(**bounds)]
+    allows_infinity = bounds.get("le") == float("inf")
+    return Annotated[float, Strict(), Field(allow_inf_nan=allows_infinity, **bounds)]
+
+
+# --- several together ---
 
 
 def check_together(config: dict[str, Any], model: str) -> None:

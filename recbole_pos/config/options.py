@@ -1,23 +1,17 @@
 """The table of options, ``properties/options.yaml``: what each may be, and where it is read.
 
-From a row come the checks of a value and their messages, what a search may vary, what starting from
-another run must not change, and what ``run --help`` lists. An option within a mapping has a row of
-its own, with a dot in its name: ``eval_args.target``. An option without a row belongs to a custom
-model or scheme, and has the type of its default.
+From a row come the checks of a value and their messages (``checks.py``), what a search may vary,
+what starting from another run must not change, and what ``run --help`` lists. An option within a
+mapping has a row of its own, with a dot in its name: ``eval_args.target``. An option without a row
+belongs to a custom model or scheme, and has the type of its default.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import Field, Strict, TypeAdapter, ValidationError
-
-from recbole_pos.errors import UsageError
-from recbole_pos.plain import to_plain
-from recbole_pos.values import check_choice, nearest, shown
 from recbole_pos.yaml_files import read_option_rows
 
 # What changing an option changes.
@@ -33,7 +27,7 @@ class Option:
 
     name: str
     type: str = "any"
-    default: Any = None
+    default: Any = field(default=None, hash=False)
     range: tuple[Any, ...] = ()
     choices: tuple[str, ...] = ()
     length: int | None = None
@@ -60,11 +54,6 @@ class Option:
             text += f", {self.allowed}"
         return text + ", not empty" if self.nonempty else text
 
-    @functools.cached_property
-    def adapter(self) -> TypeAdapter[Any]:
-        """Checks a value by type, bounds and length; whole numbers become floats where need be."""
-        return TypeAdapter(_make_type(self.type, self))
-
 
 def _format_bound(bound: int | float | str) -> str:
     """Return a bound as a message has it: 65,536, 1e+12, or "above 0"."""
@@ -73,48 +62,6 @@ def _format_bound(bound: int | float | str) -> str:
     return f"{bound:g}" if isinstance(bound, float) else bound
 
 
-def _make_type(text: str, option: Option) -> Any:
-    """Return the type that a text such as "int or list of int" stands for, with the row's bounds.
-
-    A whole number is no bool, and text is no number; a tuple may stand for a list.
-    """
-    alternatives = text.split(" or ")
-    if len(alternatives) > 1:
-        return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
-    container, _, element = text.partition(" of ")
-    shortest = option.length or int(option.nonempty)
-    if container == "list":
-        length = Field(min_length=shortest, max_length=option.length)
-        return Annotated[list[_make_type(element, option)], length]  # type: ignore[misc]
-    if container == "mapping":
-        mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
-        return Annotated[mapping, Field(min_length=shortest)]
-    if text == "columns":
-        return list[str] | Literal["*"]
-    if text not in ("int", "float"):
-        return _TYPES[text]
-    bounds: dict[str, Any] = {}
-    for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
-        if isinstance(bound, str):  # above 0
-            bounds[exclusive] = float(bound.split()[-1])
-        else:
-            bounds[inclusive] = bound
-    if text == "int":
-        return Annotated[int, Strict(), Field(**bounds)]
-    allows_infinity = bounds.get("le") == float("inf")
-    return Annotated[float, Strict(), Field(allow_inf_nan=allows_infinity, **bounds)]
-
-
-_NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
-_INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
-_TYPES: dict[str, Any] = {
-    "any": Any,
-    "none": None,
-    "bool": Annotated[bool, Strict()],
-    "str": Annotated[str, Strict(), Field(min_length=1)],
-    # RecBole would skip an interval that it cannot read
-    "interval": Annotated[str, Strict(), Field(pattern=rf"^({_INTERVAL}(;{_INTERVAL})*)$")],
-}
 _TYPES_OF_DEFAULTS: dict[type, str] = {
     **{bool: "bool", int: "int", float: "float", str: "str"},
     **{list: "list of any", dict: "mapping of any"},
@@ -179,29 +126,6 @@ def find_synonyms(name: str) -> list[str]:
 def make_custom_option(name: str, default: Any) -> Option:
     """Return the row of an option that only a custom model or scheme has, by its default."""
     return Option(name, _TYPES_OF_DEFAULTS.get(type(default), "any"))
-
-
-def check_value(location: str, option: Option, value: Any) -> Any:
-    """Return the value of an option as its row has it; raise a UsageError if it is not allowed.
-
-    Numbers of numpy become Python's, and whole numbers floats where the option is a float.
-    ``location`` is the file that gave the value, or "configuration".
-    """
-    name = f"{location}: {option.name}"
-    try:
-        checked = option.adapter.validate_python(to_plain(value))
-    except (ValidationError, TypeError):
-        raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
-    if option.choices and checked is not None:
-        for choice in checked if isinstance(checked, list) else [checked]:
-            check_choice(name, choice, option.choices)
-    rows = find_inner(option.name)
-    for key, inner_value in checked.items() if rows and checked else ():
-        if key not in rows:
-            hint = nearest(key, rows)
-            raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
-        check_value(location, rows[key], inner_value)
-    return checked
 
 
 def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:

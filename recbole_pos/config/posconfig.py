@@ -11,11 +11,10 @@ from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
 from recbole_pos.config.arguments import CompareArguments, RunArguments, SearchArguments
-from recbole_pos.config.checks import check_negatives, check_together
+from recbole_pos.config.checks import check_negatives, check_together, check_value
 from recbole_pos.config.options import (
     OPTIONS,
     REFUSED,
-    check_value,
     find_option,
     find_synonyms,
     find_unmet,
