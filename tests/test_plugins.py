@@ -355,12 +355,10 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["no_models"], "no module 'no_models'"),
+        (["no_models"], "no_models: there is no such module"),
         (["my_models"], "ModuleNotFoundError"),
-        ("my_models.py", "write --plugins my_models"),
+        ("my_models.py", "without .py"),
         ([3], "[3]"),
-        (["./my_models"], "modules such as"),
-        (["my_models", "./there/more.py"], "write --plugins more"),
     ],
 )
 def test_wrong_plugins(here: Path, tiny: Path, given: Any, named: str) -> None:
