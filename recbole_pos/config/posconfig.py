@@ -63,7 +63,6 @@ _GIVEN = "configuration"  # the source, for messages, of options that no file gi
 STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
-_ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 _KEYWORDS = {  # of run, compare and search, which a misspelt option may be meant to be
     field.name
     for arguments in (RunArguments, CompareArguments, SearchArguments)
@@ -299,30 +298,26 @@ class PosConfig(Config):
             if option.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {option.refused}")
             if key in self.free or key not in OPTIONS:
-                option = make_custom_option(key, defaults[key])
+                option = make_custom_option(key, defaults.get(key))
             options[key] = check_value(location, option, value)
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
         """Refuse a key that is none of the ``known`` options of this run."""
-        if key in _ARGUMENTS:
-            raise UsageError(
-                f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
-                f"an argument, as in recbole_pos.run(..., {key}=...)"
-            )
-        if key not in known:
-            readers = describe_readers(key)
-            advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
-            if names := [name for name in find_synonyms(str(key)) if name in known]:
-                advice = f"; here it is {' and '.join(names)}"
-            if key in _KEYWORDS:
-                advice = "; it is an argument of run, compare or tune, not an option"
-            if self.model in ADDED:
-                advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
-            raise UnknownKey(
-                f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
-                f"read it{advice}",
-                key,
-            )
+        if key in known:
+            return
+        readers = describe_readers(key)
+        advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
+        if names := [name for name in find_synonyms(str(key)) if name in known]:
+            advice = f"; here it is {' and '.join(names)}"
+        if key in _KEYWORDS:
+            advice = f"; it is an argument of run, compare or tune (--{key}), not an option"
+        if self.model in ADDED:
+            advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
+        raise UnknownKey(
+            f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
+            f"read it{advice}",
+            key,
+        )
 
     def _find_run_files(self) -> list[str]:
         """Return the files with most of the options: a run wrote them, not the user."""
