@@ -162,8 +162,7 @@ def test_messages_show_little_of_a_large_value() -> None:
         deep = {"a": deep}
     for value in (deep, "y" * 10**6, list(range(10**6)), {str(n): n for n in range(10**5)}):
         assert len(shown(value)) <= 250
-    plain = [np.str_("a"), [np.str_("a")], {"b": np.float64(1.5)}, (1,)]
-    assert [shown(value) for value in plain] == ["'a'", "['a']", "{'b': 1.5}", "(1,)"]
+    assert [shown(value) for value in (np.str_("a"), np.float64(1.5))] == ["'a'", "1.5"]
 
 
 @pytest.mark.parametrize(

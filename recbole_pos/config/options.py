@@ -74,6 +74,11 @@ def _read_row(name: str, row: dict[str, Any]) -> Option:
 
 
 OPTIONS = {name: _read_row(name, row) for name, row in read_option_rows().items()}
+_INNER: dict[str, dict[str, Option]] = {}  # mapping -> key -> row of the option within it
+for _name, _row in OPTIONS.items():
+    _mapping, _dot, _key = _name.partition(".")
+    if _dot:
+        _INNER.setdefault(_mapping, {})[_key] = _row
 # Options of RecBole's that have no effect here are left out of a run's configuration.
 REFUSED = {option.name for option in OPTIONS.values() if option.refused}
 # Options, and the names that other libraries and papers have for them.
@@ -105,9 +110,7 @@ def find_option(name: str) -> Option:
 
 def find_inner(name: str) -> dict[str, Option]:
     """Return key -> row of the options within a mapping; empty if the option is no such mapping."""
-    prefix = f"{name}."
-    rows = OPTIONS.items()
-    return {key.removeprefix(prefix): row for key, row in rows if key.startswith(prefix)}
+    return _INNER.get(name, {})
 
 
 def list_by_role(*roles: str) -> set[str]:
