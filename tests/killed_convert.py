@@ -1,8 +1,8 @@
 """Convert again and again, killed at every step that touches the folder of the data.
 
 Arguments: the file, the folder of the data, and the steps to be killed at (``all`` or ``renames``).
-It prints a line a step: what its next reader finds, and what is there after the same command has run
-again.
+It prints a line a step: what its next reader finds, and what is there after the same command has
+run again.
 """
 
 from __future__ import annotations

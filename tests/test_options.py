@@ -115,7 +115,7 @@ def test_types() -> None:
         ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
         ("FPARec", {"lr": 0.1}, "; here it is learning_rate"),
         ("FPARec", {"Max-Seq-Len": 9}, "; here it is MAX_ITEM_LIST_LENGTH"),
-        ("FPARec", {"device": "cuda"}, "; here it is use_gpu and gpu_id"),
+        ("FPARec", {"device": "cuda"}, "; here it is gpu_id and use_gpu"),
         ("FPARec", {"embedding_size": 8}, "; here it is hidden_size"),
         ("GRU4Rec", {"dropout": 0.1}, "; here it is dropout_prob"),
         (

@@ -28,6 +28,7 @@ _INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
 _TYPES: dict[str, Any] = {
     "any": Any,
     "none": None,
+    "columns": list[str] | Literal["*"],
     "bool": Annotated[bool, Strict()],
     "str": Annotated[str, Strict(), Field(min_length=1)],
     # RecBole would skip an interval that it cannot read
@@ -85,20 +86,25 @@ def _make_type(text: str, option: Option) -> Any:
     if container == "mapping":
         mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
         return Annotated[mapping, Field(min_length=shortest)]
-    if text == "columns":
-        return list[str] | Literal["*"]
-    if text not in ("int", "float"):
-        return _TYPES[text]
-    bounds: dict[str, Any] = {}
+    if text == "int":
+        return Annotated[int, Strict(), Field(**_name_bounds(option))]
+    if text == "float":
+        is_bounded = float("inf") not in option.range
+        return Annotated[
+            float, Strict(), Field(allow_inf_nan=not is_bounded, **_name_bounds(option))
+        ]
+    return _TYPES[text]
+
+
+def _name_bounds(option: Option) -> dict[str, float]:
+    """Return the bounds of an option as pydantic names them: ``{"gt": 0, "le": 1}``."""
+    bounds = {}
     for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
         if isinstance(bound, str):  # above 0
             bounds[exclusive] = float(bound.split()[-1])
         else:
             bounds[inclusive] = bound
-    if text == "int":
-        return Annotated[int, Strict(), Field(**bounds)]
-    allows_infinity = bounds.get("le") == float("inf")
-    return Annotated[float, Strict(), Field(allow_inf_nan=allows_infinity, **bounds)]
+    return bounds
 
 
 # --- several together ---

@@ -34,6 +34,7 @@ class Option:
     nonempty: bool = False
     role: str = MODEL
     only: str | tuple[str, ...] = ()
+    synonyms: tuple[str, ...] = ()
     refused: str = ""
     text: str = ""
 
@@ -69,38 +70,25 @@ _TYPES_OF_DEFAULTS: dict[type, str] = {
 
 
 def _read_row(name: str, row: dict[str, Any]) -> Option:
+    """Return a row of the file as an Option, with tuples in place of lists."""
     lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     return Option(name, **{**row, **lists, "default": row.get("default")})
 
 
+def _group_inner() -> dict[str, dict[str, Option]]:
+    """Return mapping -> key -> row of the option within it."""
+    groups: dict[str, dict[str, Option]] = {}
+    for name, option in OPTIONS.items():
+        mapping, dot, key = name.partition(".")
+        if dot:
+            groups.setdefault(mapping, {})[key] = option
+    return groups
+
+
 OPTIONS = {name: _read_row(name, row) for name, row in read_option_rows().items()}
-_INNER: dict[str, dict[str, Option]] = {}  # mapping -> key -> row of the option within it
-for _name, _row in OPTIONS.items():
-    _mapping, _dot, _key = _name.partition(".")
-    if _dot:
-        _INNER.setdefault(_mapping, {})[_key] = _row
+_INNER = _group_inner()
 # Options of RecBole's that have no effect here are left out of a run's configuration.
 REFUSED = {option.name for option in OPTIONS.values() if option.refused}
-# Options, and the names that other libraries and papers have for them.
-_SYNONYMS = {
-    "learning_rate": "lr",
-    "train_batch_size": "batch_size bs",
-    "epochs": "max_epochs num_train_epochs",
-    "stopping_step": "patience early_stop early_stopping",
-    "learner": "optimizer optim",
-    "weight_decay": "wd l2 l2_emb l2_reg",
-    "MAX_ITEM_LIST_LENGTH": "maxlen max_len max_length max_seq_len max_seq_length "
-    "session_max_len max_sequence_length",
-    "hidden_size embedding_size": "hidden hidden_dim hidden_units d_model dim n_factors emb_dim "
-    "embed_dim embedding_dim",
-    "n_layers num_layers": "layers blocks n_blocks num_blocks num_hidden_layers",
-    "n_heads": "heads num_attention_heads",
-    "hidden_dropout_prob attn_dropout_prob dropout_prob": "dropout dropout_rate drop_rate",
-    "use_gpu gpu_id": "device gpu gpus cuda accelerator",
-    "worker": "workers num_workers n_workers",
-    "seed": "random_seed random_state manual_seed",
-    "topk": "top_k ks",
-}
 
 
 def find_option(name: str) -> Option:
@@ -119,11 +107,9 @@ def list_by_role(*roles: str) -> set[str]:
 
 
 def find_synonyms(name: str) -> list[str]:
-    """Return the options of the same meaning as a name, which may be that of another library."""
+    """Return the options that other libraries call by a name."""
     name = name.lower().replace("-", "_")
-    pairs = _SYNONYMS.items()
-    groups = [options for options, names in pairs if name in f"{options} {names}".split()]
-    return " ".join(groups).split()
+    return [option.name for option in OPTIONS.values() if name in option.synonyms]
 
 
 def make_custom_option(name: str, default: Any) -> Option:

@@ -109,7 +109,8 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
             free |= SCHEMES.added[name].own_options
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
-    shared |= {key for key in free if find_option(key).role != MODEL}
+    rows = map(find_option, free)
+    shared |= {row.name for row in rows if row.role != MODEL or row.refused}
     if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
         shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
     return free - shared
