@@ -226,15 +226,6 @@ def test_a_kept_configuration_with_another_choice(tmp_path: Path) -> None:
         PosConfig(None, None, [str(file)])
 
 
-def test_schemes_may_be_a_tuple(tmp_path: Path) -> None:
-    """In Python; options for its schemes hold as for those of a list."""
-    (tmp_path / "a.yaml").write_text("for: {rope: {epochs: 7}}")
-    files = [str(tmp_path / "a.yaml")]
-    for position in (["learned", "rope"], ("learned", "rope")):
-        config = PosConfig("PosSASRec", "ml-100k", files, {"position": position})
-        assert config["epochs"] == 7
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [

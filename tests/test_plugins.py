@@ -148,20 +148,6 @@ def test_wrong_options(tiny: Path, mine) -> None:
     assert "register_scheme first" in refusal(PosConfig, "PosSASRec", "tiny", None, given)
 
 
-def test_options_of_the_model_are_not_those_of_a_scheme(tiny: Path, mine) -> None:
-    """A scheme with an option named as the model's would get the model's value."""
-
-    class Deep(mine.Recency):
-        options = ("n_layers",)
-
-        def __init__(self, dimensions, *, n_layers):
-            super().__init__(dimensions, recency_slope=n_layers)
-
-    recbole_pos.register_scheme("deep", Deep, {"n_layers": 5})
-    given = options(tiny, position=["deep"])
-    assert "n_layers" in refusal(PosConfig, "PosSASRec", "tiny", None, given)
-
-
 def test_names_that_mean_something_else_to_the_plugin_are_free(tiny: Path, mine) -> None:
     """``norm`` is pre or post to a transformer, ``alpha`` at most 100 to another; not here."""
     recbole_pos.register_model(mine.TinyGRU, {**GRU, "alpha": 0.5, "norm": "l2"})
@@ -215,6 +201,7 @@ def test_an_option_belongs_to_one_scheme(tiny: Path, mine) -> None:
     for key, default, beside in (
         ("rope_base", 5.0, "rope"),  # of a scheme
         ("learning_rate", 5.0, "nope"),  # of every run
+        ("n_layers", 5, "nope"),  # of the model
         ("recency_slope", 7.0, "recency"),  # of another registration
     ):
         given = {"__init__": lambda self, sizes, **options: None, "options": (key,)}
