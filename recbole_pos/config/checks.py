@@ -96,9 +96,9 @@ def _make_type(text: str, option: Option) -> Any:
     return _TYPES[text]
 
 
-def _name_bounds(option: Option) -> dict[str, float]:
+def _name_bounds(option: Option) -> dict[str, Any]:
     """Return the bounds of an option as pydantic names them: ``{"gt": 0, "le": 1}``."""
-    bounds = {}
+    bounds: dict[str, Any] = {}
     for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
         if isinstance(bound, str):  # above 0
             bounds[exclusive] = float(bound.split()[-1])
