@@ -65,7 +65,7 @@ def _options() -> str:
     table = "| option | default | type | may be | meaning |\n|---|---|---|---|---|\n"
     rows = [row for row in OPTIONS.values() if not row.refused]
     lines = [
-        f"| `{row.name}` | {row.default} | {row.type} | {row.allowed} | {row.text} |"
+        f"| `{row.name}` | {"" if row.default is None else row.default} | {row.type} | {row.allowed} | {row.text} |"
         for row in rows
     ]
     parts = ["# Options\n\nKeys of yaml files and `--key=value`. RecBole's sentences: see there.\n"]
