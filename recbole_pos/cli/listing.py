@@ -91,7 +91,8 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
             is_unread = counts_only and "by models trained by gradients" in option.only
             if key not in listed and not option.refused and not is_unread:
                 text = comments.get(key, option.text)
-                rows.append((key, _show_default(default), option.allowed, text))
+                allowed = option.allowed or option.type.removesuffix(" or none")
+                rows.append((key, _show_default(default), allowed, text))
         listed.update(defaults)
         print(f"\n{title}")
         print_table(("option", "default", "may be", "what it is for"), rows)
