@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import Interrupted, StorageError, UnknownKey, UsageError
+from recbole_pos.experiment.run import NeedsDataset
 
 UNIFORM = {"train_neg_sample_args": {"distribution": "uniform"}}
 BY_POSITION = {"augmentation": "all_positions"}
@@ -32,9 +34,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "PosSASRec",
         {"alias_of_item_id": ["item_id_list"]},
-        "alias_of_item_id .*an interaction a row",
+        "alias_of_item_id: .*an interaction a row",
     ),
-    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id .*benchmark_filename"),
+    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id: .*benchmark_filename"),
     ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
     ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
@@ -68,3 +70,12 @@ def test_what_does_not_go_together(experiment, model: str, options: dict, named:
     with pytest.raises(UsageError, match=named):
         made = experiment(model, **options)
         made.trainer.training_loader(made.loaders["train"])
+
+
+def test_errors_come_back_from_a_pool_of_processes() -> None:
+    """Which pickles them: one that cannot be read again breaks the pool."""
+    missing = NeedsDataset("k", {"dataset": "shop", "data_path": "dataset/shop"})
+    interrupted = Interrupted("a run", ["my_models"])
+    for error in (UnknownKey("no key a", "a"), missing, StorageError("a file"), interrupted):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -98,7 +98,7 @@ def test_auto_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.read_limit("auto") == 1200
     for wrong in ("4 horses", -1):
         with pytest.raises(UsageError, match="memory_limit"):
-            PosConfig("PosSASRec", "text", None, {"memory_limit": wrong})
+            limits.read_limit(wrong)
 
 
 def test_a_full_disk_is_one_line(folder: Path, monkeypatch, capsys) -> None:

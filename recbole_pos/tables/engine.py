@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from recbole_pos.tables.text import TextForm, count_blank_lines
 
-_BLOCK_ROWS = 1 << 19
+_BLOCK_ROWS = 1 << 18
 ENGINE_ERRORS = (duckdb.Error, pa.ArrowException, OSError)
 
 
