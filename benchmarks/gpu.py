@@ -1,26 +1,22 @@
 """``make bench-gpu``: the cost of training on this GPU, in nine minutes; writes ``results/gpu.md``.
 
-Every section is a process of its own with a limit in seconds, so that memory is its own and one
-that fails or hangs leaves the others. Data are generated, but for ml-100k. On a machine without a
-GPU ``--tiny`` runs all of it in small sizes: the numbers then mean nothing.
+Every section is a process of its own, so that memory is its own and one that fails leaves the
+others. Data are generated, but for ml-100k. On a machine without a GPU ``--tiny`` prints all of it
+in small sizes: the numbers then mean nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from data import GENERATED, write_log
-from page import RESULTS, table
+from page import RESULTS, parse_options, replace_section, run_alone, table
 from torch import nn
 from training import (
     build,
@@ -35,6 +31,8 @@ from training import (
 
 from recbole_pos.layers.losses import full_cross_entropy
 
+SECTIONS = ("ml-20m", "ml-1m", "compile", "million", "precision")
+SECONDS = 15.0  # of an epoch that is longer: the rest is extrapolated
 PRECISIONS = ("fp32", "tf32", "bf16")
 TINY_OPTIONS = {
     **{"hidden_size": 8, "inner_size": 8, "n_layers": 1},
@@ -67,8 +65,8 @@ ML_1M = Size(3_700, 1_000_000, 165, whole=1, length=200, d=64, layers=2, batch=1
 TINY = Size(40, 900, 15, whole=1, length=20, d=16, layers=1, batch=8)
 
 
-def measure_epoch(size: Size, folder: str, seconds: float, **options: Any) -> list[str]:
-    """Return the figures of an epoch; after ``seconds`` the rest is extrapolated."""
+def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
+    """Return the figures of an epoch, of which the first SECONDS are measured."""
     experiment = build(
         "PosSASRec",
         GENERATED,
@@ -85,7 +83,7 @@ def measure_epoch(size: Size, folder: str, seconds: float, **options: Any) -> li
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     reset_peak(trainer.device)
-    timed = time_steps(trainer, loader, seconds)
+    timed = time_steps(trainer, loader, SECONDS)
     part = timed.targets / loader.num_targets / size.whole
     epoch_seconds = timed.seconds / part
     flops = size.whole * epoch_flops(loader, size.d, size.layers, size.items) / epoch_seconds
@@ -103,18 +101,17 @@ def measure_epoch(size: Size, folder: str, seconds: float, **options: Any) -> li
     ]
 
 
-def epochs(sizes: tuple[Size, ...], budget: float, option: str, values: Any) -> Rows:
-    """Yield a row for each size and value of an option, with a part of the time for each."""
+def epochs(sizes: tuple[Size, ...], option: str, values: Any) -> Rows:
+    """Yield a row for each size and value of an option."""
     yield [
         *("d, layers", option, "s an epoch", "measured", "first steps, s", "targets/s"),
         *("TFLOP/s", "of a product", "GB"),
     ]
-    seconds = budget / (2 * len(sizes) * len(values))
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
             write_log(Path(folder), size.events, size.each, size.items)
             for value in values:
-                figures = measure_epoch(size, folder, seconds, **{option: value})
+                figures = measure_epoch(size, folder, **{option: value})
                 yield [f"{size.d}, {size.layers}", str(value), *figures]
 
 
@@ -176,114 +173,39 @@ def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
     return "not reached"
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        title, about: its heading and introduction.
-        seconds: its limit.
-        measure: yields the rows of its table, given whether sizes are tiny and a budget in seconds.
-    """
-
-    title: str
-    seconds: int
-    about: str
-    measure: Callable[[bool, float], Rows]
-
-
-# a CPU takes a minute to compile
-COMPILED = (False, True) if torch.cuda.is_available() else (False,)
-SECTIONS = {
-    "ml-20m": Section(
-        "ml-20m sizes",
-        110,
-        "138,000 users, 27,000 items, 20 million interactions, d = 256, 4 layers, L = 200, all "
-        "items in the loss. Goal: 10 s an epoch on one H200.",
-        lambda tiny, s: epochs((TINY if tiny else ML_20M,), s, "precision", PRECISIONS[::-1]),
-    ),
-    "ml-1m": Section(
-        "ml-1m sizes",
-        40,
-        "6,040 users, 3,700 items, a million interactions, d = 64, 2 layers, L = 200. Goal: 1 s an "
-        "epoch on one H200.",
-        lambda tiny, s: epochs((TINY if tiny else ML_1M,), s, "precision", PRECISIONS[::-1]),
-    ),
-    "compile": Section(
-        "compile: True",
-        140,
-        "Seconds of an epoch beside those without; the first steps, which compile, stand apart.",
-        lambda tiny, s: epochs((TINY,) if tiny else (ML_20M, ML_1M), s, "compile", COMPILED),
-    ),
-    "million": Section(
-        "A million items",
-        30,
-        "Exact cross-entropy of 4,096 positions, d = 128. Goal: 8 GB beside weights, gradients and "
-        "optimiser.",
-        lambda tiny, s: million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128))),
-    ),
-    "precision": Section(
-        "Precision",
-        80,
-        "PosSASRec on ml-100k, ten epochs: test NDCG@10, seconds of training without validation, "
-        "and after how many of them validation first has 99% of the best NDCG@10 of fp32.",
-        lambda tiny, s: precisions(1, TINY_OPTIONS) if tiny else precisions(3, {"epochs": 10}),
-    ),
-}
-
-
-def run_section(name: str, tiny: bool) -> tuple[list[list[str]], str]:
-    """Return the rows of a section, measured in a process of its own, and what went wrong."""
-    command = [sys.executable, __file__, "--section", name, *["--tiny"] * tiny]
-    limit, problem = SECTIONS[name].seconds, ""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        try:
-            if subprocess.run(command, stdout=out, stderr=errors, timeout=limit).returncode:
-                errors.seek(0)
-                problem = f"Failed: {(errors.read().strip().splitlines() or ['?'])[-1]}"
-        except subprocess.TimeoutExpired:
-            problem = f"The rest was not done within {limit} s."
-        out.seek(0)
-        rows = [json.loads(line) for line in out if line.startswith("[")]
-    return rows, problem
-
-
-def make_page(results: dict[str, tuple[list[list[str]], str]]) -> str:
-    """Return the page of everything that was measured."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    parts = [
-        "# Speed on a GPU",
-        f"{gpu}; Python {platform.python_version()}, torch {torch.__version__}. By `make "
-        "bench-gpu`; data are generated, but for ml-100k. Epochs are whole or, where the time is "
-        "up, a part in proportion (*measured*); a product is one of 8,192 rows and columns in the "
-        "same precision.",
-    ]
-    for name, (rows, problem) in results.items():
-        text = table(rows[0], rows[1:]) if rows else ""
-        parts += [f"## {SECTIONS[name].title}", SECTIONS[name].about, text, problem]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def measure(name: str, tiny: bool) -> list[list[str]]:
+    """Return the rows of a section's table, its head first, measured in this process."""
+    large, small = (TINY, TINY) if tiny else (ML_20M, ML_1M)
+    if name == "ml-20m":
+        rows = epochs((large,), "precision", PRECISIONS[::-1])
+    elif name == "ml-1m":
+        rows = epochs((small,), "precision", PRECISIONS[::-1])
+    elif name == "compile":  # which takes a minute on a CPU
+        rows = epochs((large, small), "compile", [False, True][: 1 + torch.cuda.is_available()])
+    elif name == "million":
+        rows = million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))
+    else:
+        rows = precisions(1, TINY_OPTIONS) if tiny else precisions(3, {"epochs": 10})
+    return list(rows)
 
 
 def main() -> None:
-    """Write all sections to the page, or print one of them as lines of json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, which are only printed")
-    parser.add_argument("--section", choices=SECTIONS, help="one of them, as json")
-    given = parser.parse_args()
-    if given.section:
-        section = SECTIONS[given.section]
-        for row in section.measure(given.tiny, 1.0 if given.tiny else 0.8 * section.seconds):
-            print(json.dumps(row), flush=True)
-        return
-    if not (given.tiny or torch.cuda.is_available()):
-        sys.exit("no GPU; --tiny runs it in small sizes, to see that it does")
-    results: dict[str, tuple[list[list[str]], str]] = {}
+    """Measure every section in a process of its own, and put its table into the page."""
+    tiny = parse_options(__doc__, tiny=False).tiny
+    page = RESULTS / "gpu.md"
+    if not tiny:
+        about = f"{torch.cuda.get_device_name()}; Python {platform.python_version()}, torch "
+        replace_section(page, "machine", f"{about}{torch.__version__}.")
     for name in SECTIONS:
-        results[name] = run_section(name, given.tiny)
-        if not given.tiny:
-            text = make_page(results)  # so far
-            (RESULTS / "gpu.md").write_text(text, encoding="utf-8")
-    print(make_page(results))
+        try:
+            head, *rows = run_alone(measure, name, tiny)
+            text = table(head, rows)
+        except Exception as error:  # the other sections are measured all the same
+            text = f"Failed: {type(error).__name__}: {error}"
+        if tiny:
+            print(text)
+        else:
+            replace_section(page, name, text)
 
 
 if __name__ == "__main__":
