@@ -245,20 +245,6 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
             items(**given)
 
 
-def test_numbers_of_numpy_are_numbers(torope: Recommender) -> None:
-    """As arguments, and in histories."""
-    plain = {"id": 7, "items": ["i1", "i2"], "times": [1.0, 2.0]}
-    same = {"id": np.int64(7), "items": np.array(["i1", "i2"]), "times": np.array([1, 2])}
-    found = [
-        torope.recommend(histories=[history], k=k, boosts={"i9": boost}, because=because)
-        for history, k, boost, because in (
-            (plain, 3, 0.5, 1),
-            (same, np.int64(3), np.float32(0.5), np.int64(1)),
-        )
-    ]
-    pd.testing.assert_frame_equal(*found)
-
-
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     names, vectors = torope.item_vectors()
     state = torope.encode([BASKET, {"items": []}])
@@ -560,23 +546,10 @@ def test_wrong_histories_are_described() -> None:
     for times in (np.float64(3), np.array(3.0)):
         wrong = described({"items": ["i1"], "times": times})
         assert wrong == "histories[0].times: Input should be a valid list; found 3"
+    for times in ([[1]], [[1, np.nan]], None):  # in a table as in a list
+        columns = {"id": ["a"], "items": [["i1", "i2"]], **({"times": times} if times else {})}
+        with pytest.raises(UsageError, match=r"^histories\[0\]"):
+            read_histories(pa.table(columns), IDS, needs_time=True)
     misspelt = pa.table({"id": ["a"], "items": [["i1"]], "time": [[1]], "country": ["NL"]})
     with pytest.raises(UsageError, match="unknown column 'time' .did you mean times"):
         read_histories(misspelt, IDS, needs_time=False)
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"id": ["a"], "items": [["i1", None]], "times": [[1, 2]]},
-        {"id": ["a"], "items": [[1.5]], "times": [[1]]},
-        {"id": ["a", "b"], "items": [["i1"], ["i2"]], "times": [[1], [1, 2]]},
-        {"id": ["a", "b"], "items": [[], ["i2"]], "times": [[], [np.nan]]},
-        {"id": ["a"], "items": [["i1"]]},
-        {"user": ["a"], "items": [["i1"]], "times": [[1]]},
-    ],
-    ids=str,
-)
-def test_columns_that_are_no_histories(columns: dict[str, list]) -> None:
-    with pytest.raises(UsageError, match="^histories"):
-        read_histories(pa.table(columns), IDS, needs_time=True)

@@ -218,8 +218,10 @@ class Histories:
         Raises:
             UsageError: if no other history is left, with the first error.
         """
+        if not errors:
+            return self
         errors = {**self.errors, **errors}
-        if errors and len(errors) == len(self):
+        if len(errors) == len(self):
             raise UsageError(next(iter(errors.values())))
         lengths = self.lengths.copy()
         lengths[list(errors)] = 0
@@ -238,7 +240,7 @@ class Histories:
             f"newest interaction at {newest[row]:.15g}; give a later time"
             for row in np.flatnonzero(at < newest).tolist()
         }
-        return replace(self.refuse(errors) if errors else self, at=at)
+        return replace(self.refuse(errors), at=at)
 
     def require_before(self, latest: float, unit: str) -> None:
         """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
