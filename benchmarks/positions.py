@@ -23,10 +23,10 @@ from training import build
 
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.memory import keep_freed_memory
-from recbole_pos.layers import triangular
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.hstu import PointwiseAttention
+from recbole_pos.layers.gated_blocks import PointwiseAttention
+from recbole_pos.position import kernel as products
 from recbole_pos.position.compose import Compose
 from recbole_pos.position.kernel import PositionalKernel
 from recbole_pos.position.time_buckets import find_bucket
@@ -146,21 +146,21 @@ def time_epochs(scheme: str, length: int) -> list[float]:
 
 def multiply(weight: Tensor, x: Tensor) -> None:
     """Compute a Toeplitz product and its gradient."""
-    triangular.toeplitz_product(weight, x).sum().backward()
+    products.toeplitz_product(weight, x).sum().backward()
 
 
 def toeplitz() -> str:
-    """Return the time of a Toeplitz product and its gradient, in blocks and by halves and FFT."""
-    rows, chosen = [], triangular.FFT_LENGTH
+    """Return the time of a Toeplitz product and its gradient, by a matrix and by halves and FFT."""
+    rows, chosen = [], products.FFT_LENGTH
     for t in (200, 500, 1000, 2000, 4000):
         weight = torch.randn(t, requires_grad=True)
         x = torch.randn(t, max(64, 2**19 // t), requires_grad=True)
         cells = []
-        for triangular.FFT_LENGTH in (t, min(t // 2, chosen)):
+        for products.FFT_LENGTH in (t, min(t // 2, chosen)):
             best = min(time_call(partial(multiply, weight, x)) for _ in range(8))
             cells.append(f"{1e3 * best:.1f} ms")
         rows.append([f"{t:,}", *cells])
-    triangular.FFT_LENGTH = chosen
+    products.FFT_LENGTH = chosen
     return table(("interactions", "in blocks", "by halves and FFT"), rows)
 
 
