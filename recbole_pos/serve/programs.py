@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import PaddedContext
 from recbole_pos.layers.features import Features
-from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ensure_registered
 

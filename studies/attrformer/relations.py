@@ -30,7 +30,7 @@ def measure(model: AttrFormer, rows: PackedSequences) -> pd.DataFrame:
     order = model.lookup.make_order(rows, np.random.default_rng(model.seed))
     edges, _ = model.lookup.find(rows, order)
     others = [np.mean(order.user[edge.reader] != order.user[edge.source]) for edge in edges]
-    names = [relation.field for relation in model.declared if relation.source != "user"]
+    names = [relation.field for relation in model.declared if not relation.is_of_users]
     columns = {"read": [len(edge.value) / len(order) for edge in edges], "others": others}
     table = pd.DataFrame(columns, index=names)
     layers = [layer.multi_head_attention for layer in model.trm_encoder.layer]
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, loader = trained.model, trained.loaders["train"]
     model.inference = "batch"  # as in training, also where predictions read no relations
     batch = next(iter(loader)).to(model.device)
-    rows, _ = model.pack_windows(batch) if loader.packed else model.pack_prefixes(batch)
+    rows = model.pack_windows(batch) if loader.packed else model.pack_prefixes(batch)[0]
     table = measure(model, rows)
     print(table.round(3).to_string())
     for number, layer in enumerate(model.trm_encoder.layer, 1):
