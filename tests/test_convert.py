@@ -264,18 +264,6 @@ def test_ids_of_json_that_no_float_holds(tmp_path: Path, names: list[Any]) -> No
     assert table["item_id:token"].tolist() == list(map(str, names))
 
 
-def test_types_of_parquet(tmp_path: Path) -> None:
-    """Decimals as databases write ids; a type that is no field is left out, with a note."""
-    ids = pa.array([Decimal(one) for one in LARGE], pa.decimal128(38, 0))
-    maps = pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64()))
-    table = pa.table({"user": ids, "item": ids, "time": [NOW, NOW + 1, NOW + 2], "m": maps})
-    parquet.write_table(table, tmp_path / "log.parquet")
-    report = convert(tmp_path / "log.parquet", tmp_path)
-    found = pd.read_csv(tmp_path / "shop" / "shop.inter", sep="\t", dtype=str)
-    assert found["user_id:token"].tolist() == list(map(str, LARGE)) and found.shape == (3, 3)
-    assert any("holds map<string, int64" in str(column.notes) for column in report.columns)
-
-
 @pytest.mark.parametrize("scale", [0, 2, 9])
 def test_decimals_are_ids_and_times(tmp_path: Path, scale: int) -> None:
     """Ids with all digits, without the zeros of their scale."""

@@ -173,17 +173,10 @@ class Builder:
             self._add(roles[role], source, "inter", cells.as_kind("token"), self.fields[role])
             self.tables[role][self.fields[role]] = self.entities[role].cells
         self.tables["inter"][self.fields["time"]] = interactions.seconds
-        report.columns.append(
-            Column(
-                column=roles["time"],
-                file=source.path.name,
-                field=self.fields["time"],
-                kind="float",
-                table="inter",
-                different=len(np.unique(interactions.seconds)),
-                notes=[*interactions.forms],
-            )
-        )
+        time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
+        time.different = len(np.unique(interactions.seconds))
+        time.notes = [*interactions.forms]
+        report.columns.append(time)
 
     def _name(self, column: str, default: str | None = None) -> str:
         """Return a name for the field of a column: that of ``rename``, ``default``, or its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -198,19 +198,9 @@ def read_interactions(
         ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
         times = Times(ranks, Counter({_ORDER_NOTE: len(ranks)}))
         time_column = pa.chunked_array([pa.array(ranks)])
-    has_no_time = time_column.is_null().to_numpy()
-    faults = {
-        EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
-        f"no user ({roles['user']})": user.codes == 0,
-        f"no item ({roles['item']})": item.codes == 0,
-        f"no time ({roles['time']})": has_no_time,
-        f"time cannot be read ({roles['time']})": np.isnan(times.seconds),
-        "user with a line break, or called [PAD]": _find_unwritable(user),
-        "item with a line break, or called [PAD]": _find_unwritable(item),
-    }
     is_kept = np.ones(table.num_rows, dtype=bool)
     dropped = {}
-    for reason, is_faulty in faults.items():
+    for reason, is_faulty in _find_faults(user, item, times.seconds, time_column, roles):
         if (is_kept & is_faulty).any():
             dropped[reason] = np.flatnonzero(is_kept & is_faulty)
             is_kept &= ~is_faulty
@@ -226,6 +216,24 @@ def read_interactions(
         ties = encode(table[args.then], args.then, args.missing)
         rows = rows[_order_by_time(times.seconds[rows], ties[rows])]
     return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+
+
+def _find_faults(
+    user: Cells,
+    item: Cells,
+    seconds: np.ndarray,
+    time_column: pa.ChunkedArray,
+    roles: Mapping[str, str],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield reasons for which a row is no interaction, and [rows] bool: where each holds."""
+    has_no_time = time_column.is_null().to_numpy()
+    yield EMPTY_LINE, has_no_time & (user.codes == 0) & (item.codes == 0)
+    yield f"no user ({roles['user']})", user.codes == 0
+    yield f"no item ({roles['item']})", item.codes == 0
+    yield f"no time ({roles['time']})", has_no_time
+    yield f"time cannot be read ({roles['time']})", np.isnan(seconds)
+    yield "user with a line break, or called [PAD]", _find_unwritable(user)
+    yield "item with a line break, or called [PAD]", _find_unwritable(item)
 
 
 def _find_unwritable(names: Cells) -> np.ndarray:

@@ -119,12 +119,13 @@ class Report:
 
     def show(self, reporter: Reporter) -> None:
         """Show the table of columns; rows read, kept and dropped; contradictions and notes."""
-        headers = ("column", "field", "type", "table", "different", "missing", "")
-        table = Table()
-        for name in headers:
-            table.add_column(name, overflow="fold")
+        table = Table("column", "field", "type", "table", "different", "missing", "")
         for column in self.columns:
-            table.add_row(*map(Text, _describe_column(column)))
+            counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
+            field = column.field or "(left out)"
+            cells = (column.column, field, column.kind, column.table, *counts)
+            texts = (*cells, "; ".join(column.notes))
+            table.add_row(*(Text(text, overflow="fold") for text in texts))
         reporter.line(table)
         for kind, lines in self.lines.items():
             reporter.line(f"{kind}: {lines.source}: {lines.kept:,} of {lines.read:,} rows kept")
@@ -144,16 +145,3 @@ class Report:
         period = f"{first} to {last} UTC; " if first else ""
         forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
         reporter.line(f"{totals}, {period}times: {forms}")
-
-
-def _describe_column(column: Column) -> tuple[str, ...]:
-    """Return a column's row of the table on screen."""
-    return (
-        column.column,
-        column.field or "(left out)",
-        column.kind,
-        column.table,
-        f"{column.different:,}" if column.field else "",
-        f"{column.missing:,}" if column.field else "",
-        "; ".join(column.notes),
-    )
