@@ -16,17 +16,11 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 from recbole_pos.cli.commands import make_parser
+from recbole_pos.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
-OPTION = re.compile(r"^(\w+): (.*?)\s+# \(([^)]+)\) (.+)$", re.MULTILINE)
-SECTIONS = {
-    "overall": "All models",
-    "base": "Custom models",
-    "model": "Model",
-    "position": "Scheme",
-    "loss": "Loss",
-}
+SECTIONS = {"model": "Model", "position": "Scheme", "loss": "Loss"}
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 START = {"README.md": "index.md"}  # files of the repository that have another name as pages
 
@@ -67,16 +61,18 @@ def _commands() -> str:
 
 
 def _options() -> str:
-    """Return a page with the options of properties/: key, default, type and meaning."""
-    parts = ["# Options\n\nKeys of yaml files and `--key=value`. RecBole's own: see there.\n"]
-    table = "| option | default | type | meaning |\n|---|---|---|---|\n"
-    for kind, title in SECTIONS.items():
-        single = ROOT / "properties" / f"{kind}.yaml"
-        for file in [single] if single.is_file() else sorted((single.parent / kind).glob("*.yaml")):
-            rows = OPTION.findall(file.read_text("utf-8"))
-            lines = [f"| `{key}` | `{value}` | {of} | {words} |" for key, value, of, words in rows]
-            name = "" if file == single else f" `{file.stem}`"
-            parts += [f"## {title}{name}\n\n{table}" + "\n".join(lines) + "\n"] if lines else []
+    """Return a page with every row of properties/options.yaml, then the defaults of each file."""
+    table = "| option | default | type | may be | meaning |\n|---|---|---|---|---|\n"
+    rows = [row for row in OPTIONS.values() if not row.refused]
+    lines = [
+        f"| `{row.name}` | {"" if row.default is None else row.default} | {row.type} | {row.allowed} | {row.text} |"
+        for row in rows
+    ]
+    parts = ["# Options\n\nKeys of yaml files and `--key=value`. RecBole's sentences: see there.\n"]
+    parts += [table + "\n".join(lines) + "\n"]
+    for folder, title in SECTIONS.items():
+        for file in sorted((ROOT / "properties" / folder).glob("*.yaml")):
+            parts.append(f"## {title} `{file.stem}`\n\n```yaml\n{file.read_text('utf-8')}```\n")
     return "\n".join(parts)
 
 

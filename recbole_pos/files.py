@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import glob
 import hashlib
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recbole_pos.errors import StorageError, UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import short, shown
 
 try:
     import fcntl
@@ -124,22 +123,19 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:
+    except (StorageError, BrokenPipeError):  # nothing reads the pipe of stdout any more
         raise
     except OSError as error:
-        path = Path(path)
-        folder = path.absolute().parent
-        problem = error.strerror or error
-        if error.errno == errno.ENAMETOOLONG:
-            raise UsageError(f"cannot write {shown(str(path))}: {problem}") from error
+        folder = os.path.dirname(os.path.abspath(path))
+        text = f"cannot write {short(str(path))}: {error.strerror or error}"
         if not os.path.isdir(folder):
-            problem = f"folder {path.parent} does not exist"
-            raise UsageError(f"cannot write {path}: {problem}") from error
-        if os.path.isdir(path):
-            raise UsageError(f"cannot write {shown(str(path))}: it is a folder") from error
-        if error.errno in _FULL and (path.is_file() or not path.exists()):
-            problem = f"{problem} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
-        raise StorageError(f"cannot write {path}: {problem}") from error
+            text = f"cannot write {short(str(path))}: folder {folder} does not exist"
+        if error.errno in _FULL and not str(path).startswith("/dev/"):
+            text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
+        is_wrong_path = (
+            not os.path.isdir(folder) or os.path.isdir(path) or error.errno == errno.ENAMETOOLONG
+        )
+        raise (UsageError if is_wrong_path else StorageError)(text) from error
 
 
 def _sync_folder(path: Path) -> None:
@@ -188,8 +184,8 @@ def replace_folder(
     """Yield an empty folder to fill, which then replaces another in one step.
 
     If anything fails, ``folder`` stays as it was. The next call clears what a killed process has
-    left. Where the system cannot exchange two folders there are two renames, and ``folder`` is
-    absent between them: readers call :func:`finish_replacement` first.
+    left. The step is two renames, and ``folder`` is absent between them: readers call
+    :func:`finish_replacement` first.
 
     Args:
         folder: the folder to replace, which need not exist; if it is a link, its target.
@@ -199,7 +195,6 @@ def replace_folder(
     finish_replacement(folder)
     target = folder.resolve()
     unfinished, former = _name_replacements(target)
-    new_parents = [parent for parent in target.parents if not parent.exists()]
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
     with lock_folder(unfinished, "written"):
@@ -213,15 +208,15 @@ def replace_folder(
                     for path in target.iterdir():
                         if keep(path) and not os.path.lexists(unfinished / path.name):
                             _link(path, unfinished / path.name)
-                _move_into_place(unfinished, target, former)
+                if target.exists():
+                    os.replace(target, former)
+                with suppress(FileNotFoundError):  # a reader has finished this replacement
+                    os.replace(unfinished, target)
                 _sync_folder(target.parent)
         except BaseException:
             if former.exists() and not target.exists():
                 os.replace(former, target)
             shutil.rmtree(unfinished, ignore_errors=True)
-            for parent in new_parents:
-                with suppress(OSError):
-                    parent.rmdir()
             raise
         (target / LOCK).unlink(missing_ok=True)
         shutil.rmtree(former, ignore_errors=True)
@@ -243,29 +238,6 @@ def finish_replacement(folder: str | Path) -> None:
 def _name_replacements(target: Path) -> tuple[Path, Path]:
     """Return the paths of the folders that will replace ``target``, and that it has replaced."""
     return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
-
-
-def _move_into_place(unfinished: Path, target: Path, former: Path) -> None:
-    """Rename the folder ``unfinished`` to ``target``, and an earlier ``target`` to ``former``."""
-    if not target.exists():
-        os.replace(unfinished, target)
-    elif _exchange(unfinished, target):
-        os.replace(unfinished, former)
-    else:
-        os.replace(target, former)
-        with suppress(FileNotFoundError):  # a reader has finished this replacement
-            os.replace(unfinished, target)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; return False where the system or file system cannot."""
-    at_working_directory, exchange_flag = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-    try:
-        rename = ctypes.CDLL(None).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
-        return False
-    paths = (at_working_directory, os.fsencode(one), at_working_directory, os.fsencode(other))
-    return rename(*paths, exchange_flag) == 0
 
 
 def _remove(paths: Iterable[Path]) -> None:

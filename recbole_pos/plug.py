@@ -48,7 +48,7 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
     """Add the plugin's defaults to a configuration of RecBole, and check its options."""
     from recbole.config import Config
 
-    from recbole_pos.config.defaults import add_time_field, own_defaults, plugin_defaults
+    from recbole_pos.config.sources import add_time_field, own_defaults, plugin_defaults
     from recbole_pos.model.models import is_served
 
     load(self, model, model_class, dataset)
@@ -69,12 +69,12 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
     """Refuse options of the plugin that do not fit their defaults, or each other."""
     from recbole_pos.config.checks import check_sizes, check_value
-    from recbole_pos.config.defaults import free_options
-    from recbole_pos.config.presets import list_positions
+    from recbole_pos.config.options import find_option
+    from recbole_pos.config.sources import free_options, list_positions
 
     free = free_options(model, list_positions(options.get("position"), model))
-    for key in options.keys() & defaults.keys():
-        check_value("configuration", key, options[key], defaults[key], key in free)
+    for key in options.keys() & defaults.keys() - free:
+        check_value("configuration", find_option(key), options[key])
     all_options = {**defaults, **options}
     check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
 

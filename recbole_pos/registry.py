@@ -193,16 +193,13 @@ def read_defaults(source: Defaults | None, cls: type) -> dict[str, Any]:
         return {}
     if isinstance(source, Mapping) and all(isinstance(key, str) for key in source):
         return copy.deepcopy(dict(source))
-    if not isinstance(source, (str, Path)):
-        raise UsageError(
-            f"{import_path(cls)}: defaults: expected a dict of options or the path of a yaml file, "
-            f"found {shown(source)}"
-        )
     module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     folders = [Path(module_file).parent, Path.cwd()] if module_file else [Path.cwd()]
-    for folder in folders:
-        if (folder / source).is_file():
-            return read_yaml(folder / source)
+    files = [folder / source for folder in folders if isinstance(source, (str, Path))]
+    for file in files:
+        if file.is_file():
+            return read_yaml(file)
     raise UsageError(
-        f"{import_path(cls)}: defaults: no file {source} in {' or '.join(map(str, folders))}"
+        f"{import_path(cls)}: defaults: expected a dict of options or a yaml file in "
+        f"{' or '.join(map(str, folders))}, found {shown(source)}"
     )

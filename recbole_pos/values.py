@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,6 @@ from recbole_pos.errors import UsageError
 
 _MAX_NAMES = 12  # that a message lists
 _MAX_LENGTH = 200  # characters of a value in a message
-_MAX_PARTS = 100  # of a value in a message: items, keys and their items
 _NUMBER = re.compile(r"[+-]\d[\d.,]*")
 # Units of time that options may name -> seconds.
 SECONDS = {
@@ -66,32 +64,8 @@ def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value for a message; of a large value only the beginning is read."""
-    text = _brief_repr(value, [_MAX_PARTS])
-    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH // 2]} ..."
-
-
-def _brief_repr(value: Any, budget: list[int]) -> str:
-    """Return the repr of a value, with ``...`` after ``budget[0]`` parts, which is decreased."""
-    budget[0] -= 1
-    if budget[0] < 0:
-        return "..."
-    value = _to_python(value)
-    if isinstance(value, str) and len(value) > _MAX_LENGTH:
-        return f"{value[: _MAX_LENGTH // 2]!r} ... ({len(value):,} characters)"
-    if type(value) is dict:
-        pairs = itertools.islice(value.items(), _MAX_LENGTH)
-        texts = [f"{_brief_repr(key, budget)}: {_brief_repr(item, budget)}" for key, item in pairs]
-        return f"{{{', '.join(texts)}}}"
-    if type(value) in (list, tuple):
-        joined = ", ".join(_brief_repr(item, budget) for item in value[:_MAX_LENGTH])
-        if type(value) is list:
-            return f"[{joined}]"
-        return f"({joined},)" if len(value) == 1 else f"({joined})"
-    try:
-        return " ".join(repr(value).splitlines())
-    except ValueError:  # Python does not write out numbers of more than 4,300 digits
-        return f"a number of {value.bit_length()} bits" if is_whole(value) else "a longer number"
+    """Return the repr of a value for a message, in one line; of a large value the beginning."""
+    return short(" ".join(repr(_to_python(value)).splitlines()))
 
 
 def _to_python(value: Any) -> Any:
@@ -154,10 +128,8 @@ def read_names(names: Any, key: str) -> list[str]:
     names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
-    if is_table or not isinstance(names, Iterable):
-        raise UsageError(f"{key}: expected a list of names, found {shown(names)}")
     found = []
-    for name in names:
+    for name in [names] if is_table or not isinstance(names, Iterable) else names:
         if type(name) is str:  # first, since requests may name all items
             found.append(name)
             continue
@@ -165,6 +137,6 @@ def read_names(names: Any, key: str) -> list[str]:
         if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
             plain = int(plain)
         if not isinstance(plain, (str, int)):
-            raise UsageError(f"{key}: expected text or whole numbers, found {shown(plain)}")
+            raise UsageError(f"{key}: expected names: text or whole numbers, found {shown(plain)}")
         found.append(str(plain))
     return found

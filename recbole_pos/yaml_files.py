@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -22,9 +24,6 @@ ROOT, DATASETS = (
 )
 
 _MAX_VALUES, _MAX_DEPTH = 100_000, 100  # of a file
-_NO_SPACE = re.compile(r"[ -]*[\w.]+:[^\s/:]")  # the start of a line such as epochs:1
-# What constructors of yaml raise for a value that is not of its type, as in ``!!bool x``.
-_WRONG_VALUE = (ValueError, LookupError, AttributeError, OverflowError)
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -36,27 +35,27 @@ class YamlLoader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.depth = 0  # number of nodes that are begun and not ended
-        self.sizes: dict[yaml.Node, int] = {}  # node -> number of values in it
+        self.sizes: dict[yaml.Node, int] = {}  # node that has ended -> number of values in it
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node of the text, in which SafeLoader would take any size and depth."""
         event = self.peek_event()
-        if self.depth == _MAX_DEPTH:
-            _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
         self.depth += 1
-        node = super().compose_node(parent, index)
+        node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
         self.depth -= 1
-        if isinstance(event, yaml.AliasEvent):
-            if node not in self.sizes:
-                _refuse("an alias stands within its own anchor", event)
-        else:
+        if node is not None and not isinstance(event, yaml.AliasEvent):
             self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
-        if self.sizes[node] > _MAX_VALUES:
-            _refuse(f"there are more than {_MAX_VALUES:,} values, those of aliases counted", event)
+        # an alias within its own anchor stands for a node that has not ended
+        if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
+            _refuse(
+                f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
+                "levels of nesting",
+                event,
+            )
         return node
 
 
-def _list_children(node: yaml.Node | None) -> list[yaml.Node]:
+def _list_children(node: yaml.Node) -> list[yaml.Node]:
     """Return the nodes directly within a node; refuse the first key of a mapping given twice."""
     if isinstance(node, yaml.SequenceNode):
         return node.value
@@ -64,10 +63,9 @@ def _list_children(node: yaml.Node | None) -> list[yaml.Node]:
         return []
     names = set()
     for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in names:
-                _refuse(f"key {shown(key.value)} is given twice", key)
-            names.add(key.value)
+        if isinstance(key, yaml.ScalarNode) and key.value in names:
+            _refuse(f"key {shown(key.value)} is given twice", key)
+        names.add(key.value if isinstance(key, yaml.ScalarNode) else None)
     return [child for pair in node.value for child in pair]
 
 
@@ -92,13 +90,7 @@ for _loader in (YamlLoader, PackagedLoader):
         re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
         list("-+0123456789."),
     )
-
-
-# Intervals of numbers, as in user_inter_num_interval: "[5,inf)", "(0,3];[7,9)".
-_END = r"\s*[-+]?(?:inf|[\d.]+(?:e[-+]?\d+)?)\s*"
-_INTERVALS = re.compile(rf"(?:[\[(]{_END},{_END}[\])];?)+", re.IGNORECASE)
-# First characters of values that are not plain text.
-_OPENERS = {"[": "a list", "{": "a mapping", "'": "a text in quotes", '"': "a text in quotes"}
+_HALF_OPEN = re.compile(r"\[[^\[\]{}]*\)")  # an interval of numbers: "[5,inf)", "[0,3);[7,9]"
 
 
 def parse_scalar(text: str, location: str) -> Any:
@@ -113,13 +105,12 @@ def parse_scalar(text: str, location: str) -> Any:
         return text
     try:
         return yaml.load(text, Loader=YamlLoader)
-    except (yaml.YAMLError, *_WRONG_VALUE) as error:
-        kind = _OPENERS.get(bare[:1])
-        if kind is None or _INTERVALS.fullmatch(bare):
+    except (yaml.YAMLError, ValueError) as error:
+        if not bare.startswith(("[", "{", "'", '"')) or _HALF_OPEN.match(bare):
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
         raise UsageError(
-            f"{location}: {shown(text)} begins like {kind}, but is wrong ({problem}); close what "
+            f"{location}: {shown(text)} is no list, mapping or quoted text ({problem}); close what "
             "it opens, or quote all of it if it is text"
         ) from error
 
@@ -130,9 +121,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return _read_mapping(path, "config file", loader)[0]
 
 
+@functools.cache
+def read_option_rows() -> dict[str, dict[str, Any]]:
+    """Return the rows of the table of options by name; nobody may change them."""
+    return read_yaml(ROOT / "options.yaml")
+
+
 def read_overall_defaults() -> dict[str, Any]:
     """Return the plugin's defaults for every model, RecBole's models included."""
-    return read_yaml(ROOT / "overall.yaml")
+    return {
+        name: copy.deepcopy(row["default"])
+        for name, row in read_option_rows().items()
+        if "default" in row and "." not in name
+    }
 
 
 def find_recbole_properties() -> Path:
@@ -169,35 +170,25 @@ def _read_mapping(
             loader.dispose()
     except OSError as error:
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        number, problem = _explain(error, text.splitlines())
-        raise UsageError(f"{name}, line {number}: {short(problem)} (not valid yaml)") from error
-    except (yaml.YAMLError, *_WRONG_VALUE) as error:  # UnicodeDecodeError is a ValueError
-        problem = short(" ".join(str(error).split()))
-        raise UsageError(f"{name}, {problem} (not valid yaml)") from error
-    if content is None:
-        return {}, root
-    if not isinstance(content, dict):
+    except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+        raise UsageError(f"{name}{_explain(error)} (not valid yaml)") from error
+    if content is not None and not isinstance(content, dict):
         raise UsageError(
             f"{kind} {name} must hold `key: value` lines, with a space after the colon; found "
             f"{shown(content)}"
         )
-    return content, root
+    return content or {}, root
 
 
-def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, str]:
-    """Return the number of the wrong line of a text, from 1, and what is wrong with it."""
-    mark = error.problem_mark or error.context_mark
+def _explain(error: Exception) -> str:
+    """Return the line of an error of yaml and what is wrong there, to follow a file's name."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f": {short(' '.join(str(error).split()))}"
     problem = " ".join(str(error.problem).split())
-    if r"'\t'" in problem:
-        problem = "a tab; put spaces in its place"
-    elif problem in ("could not find expected ':'", "mapping values are not allowed here"):
-        last = (error.context_mark or mark).line
-        for number in (last, last - 1):  # the text of a line goes on in the next
-            line = "".join(lines[number : number + 1])
-            if _NO_SPACE.match(line):
-                return number + 1, f"{shown(line.strip())} lacks a space after the colon"
-    return mark.line + 1, problem
+    mark = error.problem_mark or error.context_mark
+    if "could not find expected" in problem:  # it is found missing where the next line begins
+        mark = error.context_mark or mark
+    return f", line {mark.line + 1}: {short(problem)}"
 
 
 def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:

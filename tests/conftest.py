@@ -163,7 +163,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Files whose tests start processes, Ray or environments, or train and draw a great deal: most of
 # the time of them all. The longest first: one process takes a file, whose fixtures are made once.
 SLOW = """
-    study_driver tune.py export.py tune_faults pages readme pictures stops device.py fuzz_options
+    study_driver tune.py export.py tune_faults pages readme pictures stops device.py
     paper_figures serve_http wheel recommend.py recbole_doors successive tune_space
     inspect trainer ray_clusters update recbole_ compile warm_start
     convert tables launch cache evaluate tune checkpoint_files options moved_runs

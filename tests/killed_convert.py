@@ -1,9 +1,8 @@
 """Convert again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, the steps to be killed at (``all`` or ``renames``), and
-how folders are replaced (``exchange`` or ``two_renames``). It prints a line a step: whether the
-dataset is there after the kill, what its next reader finds, and what is there after the same
-command has run again.
+Arguments: the file, the folder of the data, and the steps to be killed at (``all`` or ``renames``).
+It prints a line a step: what its next reader finds, and what is there after the same command has
+run again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 from pathlib import Path
 
 import recbole_pos.conversion.convert  # noqa: F401 - once for all processes
-from recbole_pos import files
 from recbole_pos.cli.main import main
 from recbole_pos.data.location import locate_dataset
 
@@ -57,16 +55,13 @@ def worker(file: str, folder: Path, events: set[str]) -> None:
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
         killed = convert(command, folder, events, steps)
-        is_there = (folder / "shop" / "shop.inter").exists()
         locate_dataset("shop", folder)  # with which every reader begins
         after = contents(folder)
         convert(command, folder, events)
-        kill = {"killed": killed, "is_there": is_there, "after": after, "again": contents(folder)}
+        kill = {"killed": killed, "after": after, "again": contents(folder)}
         print(json.dumps(kill))
         steps += 1
 
 
 if __name__ == "__main__":
-    if sys.argv[4] == "two_renames":  # as on a system or file system that cannot exchange folders
-        files._exchange = lambda one, other: False
     worker(sys.argv[1], Path(sys.argv[2]), _STEPS[sys.argv[3]])

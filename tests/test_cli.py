@@ -62,7 +62,6 @@ def test_run_writes_a_result_and_prints_a_table(
         ([*ML, "--config_files", "no.yaml"], "no.yaml"),
         ([*ML, "--log_wandb=True"], "log_wandb"),
         ([*ML, "--position=[[rope]]"], "['rope']"),
-        ([*ML, "--eval_args={split: {RS: [8, 1, .inf]}}"], "finite"),
     ],
     ids=lambda x: " ".join(x[2:]) if isinstance(x, list) else "",
 )

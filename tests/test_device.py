@@ -22,14 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from recbole_pos.config.effects import UNTRAINED
 from recbole_pos.config.options import find_option
 from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.trainer import LATE
 from recbole_pos.inspect.attention import average_attention
-from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.model.models import BASELINES, MODELS, UNTRAINED
 from recbole_pos.position.schemes import SCHEMES
 
 ELSEWHERE = torch.device("meta")

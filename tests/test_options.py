@@ -3,100 +3,119 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import shop
+import yaml
 from recbole.config import Config
 
 from recbole_pos.cli.parser import parse_overrides
-from recbole_pos.config.option import IGNORED, check_kind
-from recbole_pos.config.options import OPTIONS, count_cores, find_option, list_by_role
+from recbole_pos.config.checks import check_value
+from recbole_pos.config.options import (
+    OPTIONS,
+    REFUSED,
+    Option,
+    find_option,
+    make_custom_option,
+)
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.attention import ACTIVATIONS
-from recbole_pos.model.models import list_built_in
+from recbole_pos.model.models import KINDS_OF_MODELS, list_built_in
 from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
-OF_PLUGIN = [ROOT / "overall.yaml", ROOT / "base.yaml"]
+OF_PLUGIN = [ROOT / "base.yaml"]
 OF_PLUGIN += [file for room in ("model", "position", "loss") for file in (ROOT / room).iterdir()]
+# read elsewhere: sizes of sessions, fractions, bytes, limits of labels
+UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "threshold", "gpu_id"}
 
 
 def test_every_option_is_in_the_table() -> None:
-    """Every one of the plugin; every number has bounds, and no row is of an option no one has."""
-    other = [PosConfig(name, "ml-100k").internal_config_dict for name in list_built_in()]
-    ours = [read_yaml(file) for file in OF_PLUGIN]
-    inner = {
-        f"{key}.{name}": v for key, o in OPTIONS.items() for name, v in (o.inner or {}).items()
-    }
-    every = {key for options in other for key in options} - DERIVED_KEYS
+    """Of the plugin and of RecBole's models; its row allows every default, and bounds numbers."""
+    defaults = [PosConfig(name, "ml-100k").internal_config_dict for name in list_built_in()]
+    defaults += [read_yaml(file) for file in OF_PLUGIN]
+    names = {key for options in defaults for key in options} - DERIVED_KEYS
+    assert names <= OPTIONS.keys()
+    inner = {key for key in OPTIONS if "." in key}
     of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
-    assert {key for options in ours for key in options} <= OPTIONS.keys()
-    named = {"model", "dataset", "plugins", *inner, *(key for options in ours for key in options)}
-    assert OPTIONS.keys() - every - named <= of_graphs
-    examples: dict[str, list[Any]] = {}
-    for options in (*other, *ours, inner):
-        for key in options.keys() - DERIVED_KEYS - list_by_role(IGNORED):
-            if (row := find_option(key)).inner is None and row.check is None and key != "threshold":
-                example = options[key] if row.example is None else row.example
-                examples.setdefault(key, []).append(example)
-    for key, found in examples.items():
-        typed = any(example not in (None, []) for example in found)
-        assert typed or find_option(key).example or key.startswith("eval_args."), (
-            f"{key}: what type?"
-        )
-        if any(type(leaf) in (int, float) for leaf in leaves(found)):
-            assert find_option(key).high is not None, f"{key} has no bounds"
-
-
-def leaves(example: Any) -> list[Any]:
-    """What stands in lists and mappings."""
-    if isinstance(example, dict):
-        example = list(example.values())
-    return sum(map(leaves, example), []) if isinstance(example, (list, tuple)) else [example]
-
-
-def test_what_the_table_rules_out_is_refused() -> None:
-    """By its own row alone, whatever reads the option."""
+    assert OPTIONS.keys() - names - inner <= {"model", "dataset", "plugins"} | of_graphs
+    for options in defaults:
+        for key in options.keys() - DERIVED_KEYS - REFUSED:
+            check_value("default", find_option(key), options[key])
     for name, row in OPTIONS.items():
-        wrong = ["no such name"] if row.choices else []
-        wrong += [row.low - 1] if row.low is not None else []
-        wrong += [row.high * 2 + 1] if row.high is not None and math.isfinite(row.high) else []
-        for value in wrong:
-            with pytest.raises(UsageError, match=f"here: {name}"):
-                check_kind(f"here: {name}", row, value, value)
+        is_number = "int" in row.type.split() or "float" in row.type.split()
+        is_bounded = row.range or row.refused or name in UNBOUNDED
+        assert is_bounded or not is_number, f"{name} has no bounds"
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if row.range])
+def test_numbers_outside_of_their_bounds_are_refused(name: str) -> None:
+    row = OPTIONS[name]
+    for bound, step in zip(row.range, (-1, 1), strict=True):
+        is_open = isinstance(bound, str)  # above 0
+        number = float(bound.split()[-1]) if is_open else bound
+        for value, is_allowed in ((number, not is_open), (number + step, False)):
+            if not math.isfinite(value):
+                continue
+            if row.type.startswith("list of"):
+                value = [value] * (row.length or 1)
+            value = {"a": value} if row.type.startswith("mapping") else value
+            if is_allowed:
+                check_value("here", row, value)
+            else:
+                with pytest.raises(
+                    UsageError, match=f"here: {name}: expected .*{re.escape(row.allowed)}"
+                ):
+                    check_value("here", row, value)
+
+
+def test_types() -> None:
+    for type_name, allowed, refused in (
+        ("int", [3, np.int64(3)], [True, 3.5, "3", None, [3]]),
+        ("float or none", [0.5, 3, None], ["0.5", True, math.nan, math.inf]),
+        ("bool", [True], [1, "True"]),
+        ("str or list of str", ["a", ["a"], ("a",)], ["", [1], {"a": 1}, None]),
+        ("mapping of int", [{"a": 1}], [{"a": "1"}, {1: 1}, [1]]),
+        ("interval", ["[3,inf)", "(0, 1.5];[2,3]"], ["3", "[3]", "text"]),
+    ):
+        row = Option("x", type_name)
+        for value in allowed:
+            check_value("here", row, value)
+        for value in refused:
+            with pytest.raises(UsageError, match="here: x: expected"):
+                check_value("here", row, value)
+    assert type(check_value("here", Option("x", "float"), 3)) is float
+    assert check_value("here", make_custom_option("x", 2), 5) == 5
+    with pytest.raises(UsageError, match="expected int, found 'a'"):
+        check_value("here", make_custom_option("x", 2), "a")
 
 
 @pytest.mark.parametrize(
     ("model", "options", "named"),
     [
         # kinds of values
-        ("FPARec", {"learning_rate": "0.1"}, "a number"),
-        ("FPARec", {"epochs": 1.5}, "a whole number"),
+        ("FPARec", {"learning_rate": "0.1"}, "expected float"),
+        ("FPARec", {"epochs": 1.5}, "expected int"),
         ("SASRec", {"clip_grad_norm": {"max_norm": math.nan}}, "found nan"),
-        ("FPARec", {"adam_betas": [0.9]}, "two numbers"),
-        ("BPR", {"wandb_project": "a\0b"}, "zero byte"),
-        ("PosSASRec", {"position": []}, "[nope]"),
+        ("FPARec", {"adam_betas": [0.9]}, "2 of them"),
+        ("PosSASRec", {"position": []}, "not empty"),
         # bounds and choices
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
         ("NextItNet", {"dilations": [1, 10**9]}, "1 to 1,000"),
-        ("SASRec", {"seq_len": {"a": -3}}, "seq_len.a"),
-        (
-            "FPARec",
-            {"worker": 2 * count_cores() + 1},
-            f"0 to {2 * count_cores()} (here, twice the cores)",
-        ),
+        ("SASRec", {"seq_len": {"a": -3}}, "1 to 1,000,000"),
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
         # names
         ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
         ("FPARec", {"lr": 0.1}, "; here it is learning_rate"),
         ("FPARec", {"Max-Seq-Len": 9}, "; here it is MAX_ITEM_LIST_LENGTH"),
-        ("FPARec", {"device": "cuda"}, "; here it is use_gpu and gpu_id"),
+        ("FPARec", {"device": "cuda"}, "; here it is gpu_id and use_gpu"),
         ("FPARec", {"embedding_size": 8}, "; here it is hidden_size"),
         ("GRU4Rec", {"dropout": 0.1}, "; here it is dropout_prob"),
         (
@@ -110,7 +129,7 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARek", {}, "did you mean FPARec"),
         ("PosSASRec", {"position": ["lerned"]}, "did you mean learned"),
         # metrics
-        ("FPARec", {"metrics": []}, "at least one"),
+        ("FPARec", {"metrics": []}, "not empty"),
         ("FPARec", {"metrics": ["NDGC"]}, "nearest known: ndcg"),
         ("FPARec", {"metrics": ["AUC"]}, "labels"),
         ("FPARec", {"valid_metric": "NDCG@7"}, "Hit@5"),
@@ -123,12 +142,9 @@ def test_what_the_table_rules_out_is_refused() -> None:
         ("FPARec", {"train_only": ["learned"]}, "init_from"),
         ("FPARec", {"checkpoint_dir": "x"}, "--run_dir"),
         ("SASRec", {"hidden_size": 10, "n_heads": 4}, "multiple of n_heads"),
-        ("FEARec", {"n_layers": 1}, "at least 2"),
-        ("FEARec", {"topk_factor": 1000}, "topk_factor"),
         # forms of their own
-        ("SASRec", {"discretization": {"a": {"method": "ED"}}}, "bucket"),
-        ("SASRec", {"user_inter_num_interval": "text"}, "an interval"),
-        ("SASRec", {"load_col": {"inter": "*", "item": "price"}}, "item: expected a list"),
+        ("SASRec", {"user_inter_num_interval": "text"}, "such as [3,inf)"),
+        ("SASRec", {"load_col": {"inter": "*", "item": "price"}}, "expected mapping of columns"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
@@ -140,37 +156,81 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     assert any(key in message for key in [*options, model])
 
 
-def test_values_at_the_edge_are_allowed() -> None:
-    given = {
-        "clip_grad_norm": {"max_norm": 1.0, "norm_type": math.inf},
-        "worker": 2 * count_cores(),
-    }
-    config = PosConfig("FPARec", "ml-100k", None, given)
-    assert all(config[key] == value for key, value in given.items())
-
-
-def test_messages_are_short_whatever_the_value() -> None:
-    """Long, wide, deep, of parts that stand in each other, of itself, or numpy's."""
-    endless: list[Any] = []
-    endless.append(endless)
+def test_messages_show_little_of_a_large_value() -> None:
     deep: Any = 1
-    shared: Any = ["x" * 50]
     for _ in range(900):
         deep = {"a": deep}
-    for _ in range(60):
-        shared = [shared] * 9
-    huge = [shared, deep, "y" * 10**6, list(range(10**6)), {str(n): n for n in range(10**5)}]
-    assert all(len(shown(value)) <= 250 for value in (*huge, 10**9999))
-    plain = [np.str_("a"), [np.str_("a")], {"b": np.float64(1.5)}, (1,)]
-    assert [shown(value) for value in plain] == ["'a'", "['a']", "{'b': 1.5}", "(1,)"]
-    values = ["z" * 4000, ["z" * 50] * 2000, {"z" * 4000: ["z" * 4000] * 9}, endless]
-    for number, option in enumerate(OPTIONS):
-        name, _, part = option.partition(".")
-        value = values[number % len(values)]
-        try:
-            PosConfig("AttrFormer", "ml-100k", None, {name: {part: value} if part else value})
-        except UsageError as error:
-            assert len(str(error)) < 2500 and "z" * 300 not in str(error)
+    for value in (deep, "y" * 10**6, list(range(10**6)), {str(n): n for n in range(10**5)}):
+        assert len(shown(value)) <= 250
+    assert [shown(value) for value in (np.str_("a"), np.float64(1.5))] == ["'a'", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("SASRec", {"threshold": {"rating": 4}}, "only by custom models"),
+        ("BPR", {"augmentation": "none"}, "only by models of histories"),
+        ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
+        ("SASRec", {"item_features": ["class"]}, "only by the plugin's models"),
+        ("FPMC", {"MAX_ITEM_LIST_LENGTH": 20}, "knows the last item"),
+        ("AttrFormer", {"target_window": 3}, "future_weights"),
+        ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "only with learner: adam"),
+        ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),
+        ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),
+        ("BPR", {"train_neg_sample_args": {"alpha": 0.5}}, "distribution: popularity"),
+    ],
+    ids=str,
+)
+def test_an_option_that_nothing_reads_is_refused(
+    model: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """In what is given to one run, and not in what serves several models."""
+    key = list(options)[-1]
+    with pytest.raises(
+        UnknownKey, match=f"^configuration: {key}.* is not read by {model}"
+    ) as found:
+        PosConfig(model, "ml-100k", None, options)
+    assert reason in str(found.value) and found.value.key == key
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump(options))
+    with pytest.raises(UnknownKey, match=f"a.yaml: {key}.* put it under `for`"):
+        PosConfig(model, "ml-100k", [str(file)])
+    file.write_text(yaml.safe_dump({"for": {model: options}}))
+    kept = PosConfig(model, "ml-100k", [str(file)])
+    assert PosConfig(model, "ml-100k", None, options, strict=False).plain == kept.plain
+    # the file of a run, which has it already
+    file.write_text(yaml.safe_dump(kept.plain))
+    again = PosConfig(None, None, [str(file)])
+    assert again.plain == kept.plain and not again.strict
+
+
+def test_an_option_of_the_datasets_file_may_be_for_other_models(tmp_path: Path) -> None:
+    (tmp_path / "ml-100k").mkdir()
+    (tmp_path / "ml-100k" / "ml-100k.yaml").write_text("train_windows: last\n")
+    config = PosConfig("SASRec", "ml-100k", None, {"data_path": str(tmp_path)})
+    assert config["train_windows"] == "last"
+
+
+def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
+    for model, options in (
+        ("KernelAttention", {"kernel_l": "full", "kernel_band": 5}),
+        ("SASRec", {"log_wandb": False, "logger": ["mlflow", "wandb"], "wandb_project": "mine"}),
+        ("SASRec", {"inner_size": 128}),  # which has no block
+        ("TORoPE", {"time_min_period": 3.0}),
+    ):
+        PosConfig(model, "ml-100k", None, options)
+
+
+def test_conditions_name_options_and_kinds_of_models() -> None:
+    for row in OPTIONS.values():
+        for condition in [row.only] if isinstance(row.only, str) else row.only:
+            for alternative in condition.split(" or "):
+                if alternative.startswith("by "):
+                    assert alternative[3:] in KINDS_OF_MODELS
+                else:
+                    key, _, values = alternative.removeprefix("not ").partition(": ")
+                    choices = OPTIONS[key].choices
+                    assert not choices or set(values.split()) <= set(choices), row.name
 
 
 FIELDS = {
@@ -243,7 +303,7 @@ def test_values_of_the_command_line_are_yaml() -> None:
         found = parse_overrides([f"--a.b={text}"])["a"]["b"]
         assert found == value and type(found) is type(value)
     for text in ("[rope", "[a] b", "{a: 1, a: 2}", '"rope', "[" * 1000):
-        with pytest.raises(UsageError, match="^--position: .* but is wrong") as refused:
+        with pytest.raises(UsageError, match="^--position: .* is no list") as refused:
             parse_overrides([f"--position={text}"])
         assert len(str(refused.value)) < 500
     for twice in (["--a=1", "--a=2"], ["--a=1", "--a.b=2"], ["--a.b=1", "--a.b=2"]):

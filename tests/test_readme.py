@@ -31,7 +31,7 @@ from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.runs.space import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
-from recbole_pos.yaml_files import read_yaml
+from recbole_pos.yaml_files import read_overall_defaults, read_yaml
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -249,7 +249,7 @@ def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
     """Defaults are compared in rows of one option."""
     model = re.match(r"# (\w+)", text(page))[1]
     own = read_yaml(PROPERTIES / "model" / f"{model}.yaml")
-    known = read_yaml(PROPERTIES / "overall.yaml")
+    known = read_overall_defaults()
     for scheme in own["position"]:
         known |= read_yaml(PROPERTIES / "position" / f"{scheme}.yaml")
     known |= own

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import Interrupted, StorageError, UnknownKey, UsageError
+from recbole_pos.experiment.run import NeedsDataset
 
 UNIFORM = {"train_neg_sample_args": {"distribution": "uniform"}}
 BY_POSITION = {"augmentation": "all_positions"}
@@ -32,9 +34,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "PosSASRec",
         {"alias_of_item_id": ["item_id_list"]},
-        "alias_of_item_id .*an interaction a row",
+        "alias_of_item_id: .*an interaction a row",
     ),
-    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id .*benchmark_filename"),
+    ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id: .*benchmark_filename"),
     ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
     ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
@@ -46,12 +48,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosRec", {"position": ["difsr"], "difsr_fields": ["genre"]}, "^position: .*found difsr"),
     *(("EncodedSTAMP", {"position": [name]}, "^position: ") for name in ("rope", "time_learned")),
     # what would not read the time of a request
-    ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^configuration: request_time"),
-    ("SASRec", AT_REQUEST, "^configuration: request_time"),
+    ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^request_time"),
+    ("SASRec", AT_REQUEST, "^request_time"),
     (
         "AttrFormer",
         {**AT_REQUEST, "position": ["time_rope"], "relations": ["time"]},
-        "^configuration: request_",
+        "^request_",
     ),
     # what has no graph to compile
     *(
@@ -68,3 +70,12 @@ def test_what_does_not_go_together(experiment, model: str, options: dict, named:
     with pytest.raises(UsageError, match=named):
         made = experiment(model, **options)
         made.trainer.training_loader(made.loaders["train"])
+
+
+def test_errors_come_back_from_a_pool_of_processes() -> None:
+    """Which pickles them: one that cannot be read again breaks the pool."""
+    missing = NeedsDataset("k", {"data_part": "by_rank"})
+    interrupted = Interrupted("a run", ["my_models"])
+    for error in (UnknownKey("no key a", "a"), missing, StorageError("a file"), interrupted):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

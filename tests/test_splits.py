@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -87,10 +88,18 @@ def by_user(events: list[Event]) -> dict[int, list[int]]:
     return rows
 
 
-def leave_one_out(events: list[Event], mode: str) -> list[str]:
+NAMES = {
+    "valid_and_test": {"valid": 1, "test": 1},
+    "valid_only": {"valid": 1},
+    "test_only": {"test": 1},
+}
+
+
+def leave_last_out(events: list[Event], value: Any) -> list[str]:
     phases = ["train"] * len(events)
+    numbers = NAMES.get(value) if isinstance(value, str) else value
     for rows in by_user(events).values():
-        names = {"valid_and_test": ["valid", "test"], "valid_only": ["valid"]}.get(mode, ["test"])
+        names = ["valid"] * numbers.get("valid", 0) + ["test"] * numbers.get("test", 0)
         names = names[max(len(names) - max(len(rows) - 2, 0), 0) :]  # a target stays for training
         for row, name in zip(rows[len(rows) - len(names) :], names, strict=True):
             phases[row] = name
@@ -99,11 +108,15 @@ def leave_one_out(events: list[Event], mode: str) -> list[str]:
 
 def global_split(events: list[Event], numbers: list[float]) -> list[str] | None:
     """None where a part is empty."""
-    edges = np.quantile([e.time for e in events], numbers)
-    later = [sum(event.time > edge for edge in edges) for event in events]
+    if numbers[0] < 1:
+        edges = np.quantile([e.time for e in events], numbers)
+        later = [sum(event.time > edge for edge in edges) for event in events]
+    else:  # times
+        edges = numbers
+        later = [sum(event.time >= edge for edge in edges) for event in events]
     names = ["train", *["valid"] * (len(edges) - 1), "test"]
     phases = [names[n] for n in later]
-    return None if set(names) - set(phases) - {"train"} else phases
+    return None if set(names) - set(phases) else phases
 
 
 def session_split(events: list[Event], value: Any, fraction: Any) -> list[str] | None:
@@ -151,10 +164,12 @@ def brute_force(events: list[Event], phases: list[str], options: dict[str, Any])
         for phase, found in possible.items():
             if phase != "train":
                 found = {"all": found, "first": found[:1], "last": found[-1:]}[options["target"]]
+                tied = [row for _, row in found if len(at_once[events[row].time]) > 1]
                 if options["ties"] == "drop":
-                    tied = [row for _, row in found if len(at_once[events[row].time]) > 1]
                     counts["tied"][phase] += len(tied)
                     found = [one for one in found if one[1] not in tied]
+                else:
+                    counts["tied_targets"][phase] += len(tied)
             rows[phase] += found
             counts["targets"][phase] += len(found)
             counts["cold_targets"][phase] += sum(events[r].item not in trained for _, r in found)
@@ -172,8 +187,8 @@ several = [
     for x in (shares, st.integers(1, 7))
 ]
 splits = st.one_of(
-    st.sampled_from(["valid_and_test", "valid_only", "test_only"]).map(lambda v: {"LS": v}),
-    several[0].map(lambda v: {"GT": v}),
+    st.sampled_from([*NAMES, {"valid": 1, "test": 3}, {"valid": 2}]).map(lambda v: {"LS": v}),
+    st.one_of(*several).map(lambda v: {"GT": v}),
     st.one_of(st.integers(1, 7), shares, *several).map(lambda v: {"ST": v}),
 )
 targets = st.sampled_from(
@@ -188,7 +203,7 @@ def phases_of(events: list[Event], split: dict[str, Any], fraction: Any) -> list
     ((kind, value),) = split.items()
     if kind == "ST":
         return session_split(events, value, fraction)
-    return (leave_one_out if kind == "LS" else global_split)(events, value)
+    return (leave_last_out if kind == "LS" else global_split)(events, value)
 
 
 @settings(max_examples=400, deadline=None)
@@ -208,14 +223,16 @@ def test_splits_against_brute_force(events, split, fraction, target, cold, ties)
     trained = {e.item for e, phase in zip(events, phases, strict=True) if phase == "train"}
     assert summary["items_without_training"] == len(set(range(1, ITEMS)) - trained)
     parts = ["dropped", "without_history", "targets", *["tied"] * (ties == "drop")]
-    for key in ("events", "cold_targets", *parts):
+    for key in ("events", "cold_targets", "tied_targets", *parts):
         assert summary[key] == {phase: counts[key][phase] for phase in PHASES}, key
     for phase in PHASES:
         counted = sum(summary[key][phase] for key in (*parts, "not_chosen"))
         assert summary["events"][phase] == counted
     if "GT" in split:
-        edges = np.quantile([e.time for e in events], split["GT"])
-        assert summary["boundaries"] == edges.tolist()
+        edges = split["GT"]
+        if edges[0] < 1:
+            edges = np.quantile([e.time for e in events], edges).tolist()
+        assert summary["boundaries"] == edges
     if "ST" in split:
         check_sessions(events, phases, summary)
 
@@ -277,9 +294,27 @@ def test_random_targets_depend_on_names_only_and_are_spread_evenly() -> None:
 def test_close_times_are_told_apart() -> None:
     """Float32 has steps of 128 s there."""
     times = 1.7e9 + np.arange(100) / 4
-    part, boundaries = split_by_time(times, [0.5, 0.75])
+    part, boundaries = split_by_time(times, [0.5, 0.75], "seconds")
     want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
     assert part.tolist() == want and Counter(want) == {TRAIN: 50, VALID: 25, TEST: 25}
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ["2024-01-25", "2024-02-05 12:00"],
+        [date(2024, 1, 25), "2024-02-05T14:00+02:00"],
+        [1_706_140_800, 1_707_134_400.0],
+    ],
+)
+def test_dates_cut_before_their_first_moment(bounds: list[Any]) -> None:
+    """A date is midnight in UTC; what happens at that moment is no training any more."""
+    days = np.array([0, 0.999, 1, 12.4999, 12.5, 13]) + 19_746  # from 2024-01-24 on
+    part, boundaries = split_by_time(days * 86_400, bounds, "seconds")
+    assert part.tolist() == [TRAIN, TRAIN, VALID, VALID, TEST, TEST]
+    assert boundaries == [1_706_140_800, 1_707_134_400]
+    if isinstance(bounds[0], str):
+        assert split_by_time(days, bounds, "days")[0].tolist() == part.tolist()
 
 
 @pytest.mark.parametrize("ratios", [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [1, 0, 1]])
@@ -321,11 +356,16 @@ FIVE = [Event(user, 1, float(10 * user + n)) for user in range(1, 6) for n in ra
     ("split", "names"),
     [
         *(({"GT": v}, "split.GT") for v in ([], [0.9, 0.8], [0.0], [0.1, 0.2, 0.3], [True], 1)),
+        *(
+            ({"GT": v}, "split.GT")
+            for v in (["2024-13-01"], ["2024-02-05", "2024-01-25"], [0.5, 9])
+        ),
+        ({"GT": [1000]}, "no interaction for test.*from 10 to 52"),
         ({"GT": [0.1, 0.11]}, "split.GT.*valid"),
         *(({"ST": v}, "split.ST") for v in ([], [2, 2], [1, 2, 3], 0, "2", [0.5, 3], 0.1, [2, 7])),
         *(({"RS": v}, "split.RS") for v in ([0, 0, 0], [2, -1, 1], [1, 2], [1, 1, math.nan])),
         *((v, r"eval_args.split") for v in ({}, {"LS": "test_only", "RS": [8, 1, 1]}, "LS")),
-        ({"LS": "x"}, "split.LS"),
+        *(({"LS": v}, "split.LS") for v in ("x", {"test": 0}, {"train": 1}, {}, 2)),
     ],
     ids=str,
 )

@@ -114,7 +114,7 @@ LONG = "x" * 10_000
         ("n_layers: {randint: [1, 2.5]}", 1, "randint takes"),
         ("n_layers: {chioce: [1, 2]}", 1, "did you mean choice"),
         ("n_layers: {choice: [1], randint: [1, 2]}", 1, "expected one of"),
-        ("n_layers: {randint: [0, 2]}", 1, "n_layers: expected 1 to 1,000"),
+        ("n_layers: {randint: [0, 2]}", 1, "n_layers: expected int, 1 to 1,000"),
         ("n_layers: {choice: [1, 2], when: {nothing: 1}}", 1, "neither searched"),
         ("n_layers: {choice: [1, 2], when: {block: hsdu}}", 1, "never holds"),
         ("n_layers: {choice: [1], when: {n_heads: 1}}\nn_heads: {choice: [1], when: {n_layers: 1}}",

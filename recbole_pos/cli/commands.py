@@ -148,16 +148,11 @@ def _data(args: argparse.Namespace) -> None:
     files (data build NAME FILE ...) and check its counts.
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
-    from recbole_pos.public.described import find_public_dataset
 
     match args.words:
         case []:
             list_datasets(args.data_path)
-        case ["build", name]:
-            dataset = find_public_dataset(name)
-            files = " ".join(dataset.files)
-            raise UsageError(f"data build {dataset.name}: name the raw files, {files}")
-        case ["build", name, *files] if files:
+        case ["build", name, *files]:
             from recbole_pos.public.build_dataset import build
 
             build(name, files, args.data_path, args.overwrite)

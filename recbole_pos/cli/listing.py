@@ -1,7 +1,7 @@
 """Tables of models, schemes, options of a model, and public datasets.
 
-The sentence on an option is the comment beside its default, ``key: value  # (type) sentence``, in
-the plugin's yaml as in RecBole's; the table of options has the values that it may have.
+The sentence on an option, and the values that it may have, stand in its row of the table of
+options; RecBole's sentences are the comments of its yaml, ``key: value  # (type) sentence``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
-from recbole_pos.model.models import ADDED, BASELINES, MODELS, OURS, explain_unknown, list_runnable
+from recbole_pos.model.models import (
+    ADDED,
+    BASELINES,
+    MODELS,
+    OURS,
+    UNTRAINED,
+    explain_unknown,
+    list_runnable,
+)
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.yaml_files import (
@@ -67,26 +75,24 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     Two ``overrides`` have an effect: ``position`` replaces the model's schemes, and ``plugins``
     are imported.
     """
-    from recbole_pos.config.effects import OF_TRAINING, UNTRAINED
-    from recbole_pos.config.options import IGNORED, find_option
+    from recbole_pos.config.options import find_option
     from recbole_pos.config.plugins import import_named, take_model
 
     take_model(model, import_named(overrides.get("plugins")))
     if model not in list_runnable():
         raise UsageError(explain_unknown(model))
     listed: set[str] = set()
-    for title, defaults, files in _list_option_sources(model, overrides.get("position")):
-        sentences: dict[str, str] = {}
-        for file in files:
-            sentences |= _read_sentences(file)
+    counts_only = model in UNTRAINED  # and reads no option of training by gradients
+    for title, defaults, file in _list_option_sources(model, overrides.get("position")):
+        comments = _read_comments(file)
         rows = []
         for key, default in defaults.items():
             option = find_option(key)
-            if model in UNTRAINED and not OF_TRAINING.isdisjoint(option.only):
-                continue
-            if key not in listed and option.role != IGNORED:
-                sentence = sentences.get(option.name, "")
-                rows.append((option.name, _show_default(default), option.allowed, sentence))
+            is_unread = counts_only and "by models trained by gradients" in option.only
+            if key not in listed and not option.refused and not is_unread:
+                text = comments.get(key, option.text)
+                allowed = option.allowed or option.type.removesuffix(" or none")
+                rows.append((key, _show_default(default), allowed, text))
         listed.update(defaults)
         print(f"\n{title}")
         print_table(("option", "default", "may be", "what it is for"), rows)
@@ -154,32 +160,30 @@ def get_first_paragraph(text: str | None) -> str:
 # --- options of a model ---
 
 
-def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], list[Path]]]:
-    """Return (title, option -> default, files with its sentences) by source, strongest first."""
-    from recbole_pos.config.defaults import plugin_defaults
+def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], Path]]:
+    """Return (title, option -> default, yaml file that may have comments) by source."""
+    from recbole_pos.config.sources import plugin_defaults
 
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
     overall = read_overall_defaults()
-    shared = [
-        ("options of the plugin", overall, [ROOT / "overall.yaml"]),
-        ("options of RecBole: training and evaluation", read_yaml(training_file), [training_file]),
-        ("options of RecBole: data", read_yaml(data_file), [data_file]),
-    ]
     model_file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
-    defaults = read_yaml(model_file) if model_file.is_file() else {}
-    if model not in OURS:
-        return [(f"options of {model}", defaults, [model_file]), *shared]
-    own_defaults = plugin_defaults(model, position)
-    defaults |= {key: own_defaults[key] for key in own_defaults if key not in overall}
-    files = [*(ROOT / "position").glob("*.yaml"), *(ROOT / "loss").glob("*.yaml")]
-    files += [ROOT / "base.yaml", model_file]
-    return [(f"options of {model} and its position schemes", defaults, files), *shared]
+    title, defaults = f"options of {model}", read_yaml(model_file) if model_file.is_file() else {}
+    if model in OURS:
+        title += " and its position schemes"
+        own_defaults = plugin_defaults(model, position)
+        defaults |= {key: own_defaults[key] for key in own_defaults if key not in overall}
+    return [
+        (title, defaults, model_file),
+        ("options of the plugin", overall, ROOT / "options.yaml"),
+        ("options of RecBole: training and evaluation", read_yaml(training_file), training_file),
+        ("options of RecBole: data", read_yaml(data_file), data_file),
+    ]
 
 
-def _read_sentences(file: Path) -> dict[str, str]:
-    """Return key -> comment of a yaml file; empty if there is no such file."""
+def _read_comments(file: Path) -> dict[str, str]:
+    """Return option -> the comment beside its default: RecBole's, or of a model in particular."""
     if not file.is_file():
         return {}
     comment = re.compile(r"^(\w+):.*?# *(?:\(.*?\))? *(.*)$", re.MULTILINE)

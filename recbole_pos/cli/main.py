@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import select
 import signal
 import sys
 import threading
@@ -19,7 +17,7 @@ from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.parser import Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
 from recbole_pos.experiment.signals import handle_signals
-from recbole_pos.values import short, shown, suggest
+from recbole_pos.values import shown, suggest
 
 _USUAL_FORMAT = warnings.formatwarning
 
@@ -46,24 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
+        except BrokenPipeError:  # nothing reads stdout any more (``| head``)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
+            return 128 + signal.SIGPIPE
         except Exception as error:
-            if _is_stdout_closed(error):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
-                return 128 + signal.SIGPIPE
             if "--debug" in words or os.environ.get("RECBOLE_POS_DEBUG") in ("1", "true"):
                 raise
             return _report(error)
-
-
-def _is_stdout_closed(error: BaseException) -> bool:
-    """Return whether an error is that nothing reads the pipe of stdout any more (``| head``)."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if not isinstance(error, BrokenPipeError):
-        return False
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _run_command(words: list[str]) -> None:
@@ -82,7 +69,6 @@ def _run_command(words: list[str]) -> None:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown, command_parser or parser)
-    _require_working_directory()
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
@@ -105,15 +91,6 @@ def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
     raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
 
 
-def _require_working_directory() -> None:
-    """Raise a UsageError if the working directory was removed, where libraries would exit."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        message = "the working directory is not there any more; change to one that is"
-        raise UsageError(message) from error
-
-
 def _report(error: Exception) -> int:
     """Print an error in a line, one of custom code with its traceback; return the exit code."""
     code = 1
@@ -131,7 +108,6 @@ def _report(error: Exception) -> int:
     else:
         first_line = next(iter(str(error).splitlines()), "")  # a compiler's error has hundreds
         text = f"{type(error).__name__}: {first_line}\n(run again with --debug for the traceback)"
-    text = re.sub(r"\S{300,}", lambda match: short(match[0]), text)  # must not fill the screen
     print(f"error: {text}", file=sys.stderr)
     return code
 

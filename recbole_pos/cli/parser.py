@@ -15,7 +15,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, shown
 
 _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf are numbers
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
@@ -34,6 +33,13 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
         return value
 
     return read
+
+
+def _read_flag(text: str) -> bool:
+    """Return whether the environment sets a flag; argparse's error if it says neither."""
+    if text.lower() not in ("true", "1", "false", "0"):
+        raise argparse.ArgumentTypeError(f"found {shown(text)}, expected true or false")
+    return text.lower() in ("true", "1")
 
 
 _TYPES: dict[type, Callable[[str], Any]] = {
@@ -94,14 +100,9 @@ class Parser(argparse.ArgumentParser):
             if not text:
                 continue
             is_list = action.nargs in ("+", "*")
-            is_flag = action.nargs == 0
-            read_word: Any = _FLAGS.__getitem__ if is_flag else (action.type or str)
+            read_word: Any = _read_flag if action.nargs == 0 else (action.type or str)
             try:
-                words = shlex.split(text) if is_list else [text]
-                values = [read_word(word) for word in words]
-            except KeyError:
-                message = f"{variable}: found {shown(text)}, expected true or false"
-                raise UsageError(message) from None
+                values = [read_word(word) for word in (shlex.split(text) if is_list else [text])]
             except (argparse.ArgumentTypeError, ValueError) as error:
                 raise UsageError(f"{variable}: {error}") from None
             if is_list:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, is_whole, shown
+from recbole_pos.values import shown
 
 _SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
 
@@ -76,17 +76,15 @@ class ClusterArguments:
 
 def require_shares(args: ClusterArguments) -> None:
     """Raise a UsageError for resources of trainings that Ray cannot provide."""
-    max_concurrent, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
-    if max_concurrent is not None and not (is_whole(max_concurrent) and max_concurrent >= 1):
-        raise UsageError(f"--max_concurrent: expected 1 or more, found {shown(max_concurrent)}")
-    if not (is_number(cpus) and cpus >= _SMALLEST):
-        raise UsageError(f"--cpus_per_trial: expected more than 0, found {shown(cpus)}")
-    is_share = is_number(gpus) and _SMALLEST <= gpus <= 1
-    is_count = is_number(gpus) and gpus >= 0 and gpus == int(gpus)
-    if not (is_share or is_count):
-        raise UsageError(
-            f"--gpus_per_trial: expected a fraction or a whole number, found {shown(gpus)}"
-        )
+    most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
+    is_share_of_gpus = (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
+    for name, value, is_allowed, expected in (
+        ("max_concurrent", most, most is None or most >= 1, "1 or more"),
+        ("cpus_per_trial", cpus, cpus >= _SMALLEST, "more than 0"),
+        ("gpus_per_trial", gpus, is_share_of_gpus, "a fraction or a whole number"),
+    ):
+        if not is_allowed:
+            raise UsageError(f"--{name}: expected {expected}, found {shown(value)}")
 
 
 @dataclass(frozen=True)

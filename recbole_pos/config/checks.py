@@ -1,101 +1,113 @@
-"""Check options against the table of ``options.py``, and against each other.
+"""Check each option by its row of the table, and several options against each other.
 
 Every check raises a ``UsageError`` that names the option.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
-from recbole_pos.config.defaults import starts_from_runs
-from recbole_pos.config.option import Option, check_kind, check_plain
-from recbole_pos.config.options import find_option
+from recbole_pos.config.options import Option, find_inner
+from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, is_on_our_base
-from recbole_pos.values import is_whole, nearest, shown
+from recbole_pos.plain import to_plain
+from recbole_pos.values import check_choice, nearest, shown
 
-# Pairs of options of which the first must divide the second ...
-_DIVIDES = (("n_heads", "hidden_size"), ("n_heads", "embedding_size"), ("n_heads", "difsr_size"))
+_NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
+_INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
+_TYPES: dict[str, Any] = {
+    "any": Any,
+    "none": None,
+    "columns": list[str] | Literal["*"],
+    "bool": Annotated[bool, Strict()],
+    "str": Annotated[str, Strict(), Field(min_length=1)],
+    # RecBole would skip an interval that it cannot read
+    "interval": Annotated[str, Strict(), Field(pattern=rf"^({_INTERVAL}(;{_INTERVAL})*)$")],
+}
+_SIZES = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
 _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
-# ... or must not be larger than the second.
-_AT_MOST = (
-    ("order_len", "MAX_ITEM_LIST_LENGTH"),
-    ("short_item_length", "MAX_ITEM_LIST_LENGTH"),
-    ("interest_size", "prototype_size"),
-)
-# What RecBole's models need at least: FEARec divides by one layer less, Caser squeezes vectors.
-_MINIMUM = {"FEARec": ("n_layers", 2), "Caser": ("embedding_size", 2)}
 
 
-def check_value(location: str, key: str, value: Any, default: Any, is_free: bool = False) -> None:
-    """Check the type, range, choices and inner keys of an option's value.
+# --- each by its row ---
 
-    ``location`` is the file that gave it, or "configuration"; the default is an example of its
-    type, which is all that is checked of an option that only a custom model or scheme has
-    (``is_free``).
+
+def check_value(location: str, option: Option, value: Any) -> Any:
+    """Return the value of an option as its row has it; raise a UsageError if it is not allowed.
+
+    Numbers of numpy become Python's, and whole numbers floats where the option is a float.
+    ``location`` is the file that gave the value, or "configuration".
     """
-    option = Option("") if is_free else find_option(key)
-    name = f"{location}: {key}"
-    check_plain(name, value)
-    if is_free and (default is None or value == default):
-        return
-    may_be_empty = (default is None or option.allows_empty) and not option.nonempty
-    if value is None and may_be_empty:
-        return
-    if option.check is not None and option.example is None:
-        option.check(name, value)
-    elif option.inner is None:
-        check_kind(name, option, value, default if option.example is None else option.example)
-    else:
-        _check_mapping(location, key, value, option.inner)
+    name = f"{location}: {option.name}"
+    try:
+        checked = _make_adapter(option).validate_python(to_plain(value))
+    except (ValidationError, TypeError):
+        raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
+    if option.choices and checked is not None:
+        for choice in checked if isinstance(checked, list) else [checked]:
+            check_choice(name, choice, option.choices)
+    rows = find_inner(option.name)
+    for key, inner_value in checked.items() if rows and checked else ():
+        if key not in rows:
+            hint = nearest(key, rows)
+            raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
+        check_value(location, rows[key], inner_value)
+    return checked
 
 
-def _check_mapping(location: str, key: str, value: Any, examples: Mapping[str, Any]) -> None:
-    """Check the keys of a mapping, and each value by the row of ``key.inner_key``."""
-    check_kind(f"{location}: {key}", Option(""), value, {})
-    for inner_key, inner_value in value.items():
-        if inner_key not in examples:
-            hint = nearest(str(inner_key), examples)
-            raise UsageError(f"{location}: unknown key {shown(inner_key)} in {key}{hint}")
-        if examples[inner_key] is not None:
-            name = f"{key}.{inner_key}"
-            check_kind(f"{location}: {name}", find_option(name), inner_value, examples[inner_key])
-    if key == "clip_grad_norm" and "max_norm" not in value:
-        raise UsageError(f"{location}: {key} needs max_norm, as in {{max_norm: 1.0}}")
+@functools.cache
+def _make_adapter(option: Option) -> TypeAdapter[Any]:
+    """Return what checks a value by type, bounds and length of an option."""
+    return TypeAdapter(_make_type(option.type, option))
 
 
-def check_read(
-    location: str, key: str, value: Any, default: Any, config: Mapping[str, Any]
-) -> None:
-    """Refuse an option that changes nothing, by the conditions of the option table.
+def _make_type(text: str, option: Option) -> Any:
+    """Return the type that a text such as "int or list of int" stands for, with the row's bounds.
 
-    ``config`` has all options of the run; the default may be given even where nothing reads it.
+    A whole number is no bool, and text is no number; a tuple may stand for a list.
     """
-    option = find_option(key)
-    inner_defaults: dict[str, Any] = {}
-    if option.inner is not None and isinstance(value, Mapping):
-        inner_defaults = {**option.inner, **(default or {})}
-        value = {**inner_defaults, **value}
-        if default:
-            default = inner_defaults
-    if value is None or value == default:
-        return
-    for condition in option.only:
-        if problem := condition(config, value):
-            advice = "leave it out"
-            if location != "configuration":
-                advice += ", or put it under `for` with the models that read it"
-            raise UnknownKey(f"{location}: {key} {problem}; {advice}", key.partition(".")[0])
-    for inner_key, inner_default in inner_defaults.items():
-        check_read(location, f"{key}.{inner_key}", value[inner_key], inner_default, config)
+    alternatives = text.split(" or ")
+    if len(alternatives) > 1:
+        return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
+    container, _, element = text.partition(" of ")
+    shortest = option.length or int(option.nonempty)
+    if container == "list":
+        length = Field(min_length=shortest, max_length=option.length)
+        return Annotated[list[_make_type(element, option)], length]  # type: ignore[misc]
+    if container == "mapping":
+        mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
+        return Annotated[mapping, Field(min_length=shortest)]
+    if text == "int":
+        return Annotated[int, Strict(), Field(**_name_bounds(option))]
+    if text == "float":
+        is_bounded = float("inf") not in option.range
+        return Annotated[
+            float, Strict(), Field(allow_inf_nan=not is_bounded, **_name_bounds(option))
+        ]
+    return _TYPES[text]
+
+
+def _name_bounds(option: Option) -> dict[str, Any]:
+    """Return the bounds of an option as pydantic names them: ``{"gt": 0, "le": 1}``."""
+    bounds: dict[str, Any] = {}
+    for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
+        if isinstance(bound, str):  # above 0
+            bounds[exclusive] = float(bound.split()[-1])
+        else:
+            bounds[inclusive] = bound
+    return bounds
+
+
+# --- several together ---
 
 
 def check_together(config: dict[str, Any], model: str) -> None:
@@ -115,6 +127,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     modes = mode.values() if isinstance(mode, dict) else [mode]
     start_keys = ("init_from", "train_only", "update_from")
     given_starts = [key for key in start_keys if config[key] is not None]
+    histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
     for is_wrong, message in (
         (
             config["log_wandb"] and importlib.util.find_spec("wandb") is None,
@@ -149,6 +162,20 @@ def check_together(config: dict[str, Any], model: str) -> None:
             f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
             f"with all items; leave it out, or to sample items set loss_type: {sampled}",
         ),
+        (
+            config["lr_scheduler"] == "step" and not config["lr_decay_step"],
+            "lr_scheduler: step needs lr_decay_step, the epochs between two steps",
+        ),
+        (
+            config["clip_grad_norm"] and "max_norm" not in config["clip_grad_norm"],
+            "clip_grad_norm: needs max_norm, as in {max_norm: 1.0}",
+        ),
+        (
+            histories in (config["alias_of_item_id"] or ()),
+            f"alias_of_item_id: names {shown(histories)}, and examples that were cut elsewhere are "
+            "not read: give the files an interaction a row (user, item and time), and the split by "
+            "eval_args, or a file of interactions for each part by benchmark_filename",
+        ),
     ):
         if is_wrong:
             raise UsageError(message)
@@ -160,38 +187,12 @@ def check_together(config: dict[str, Any], model: str) -> None:
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
-    """Check sizes that must divide another size, stay below it, or have a minimum."""
-    pairs = () if model in _HEADS_OF_FULL_SIZE else _DIVIDES
-    for divisor, size in pairs:
-        if config.get(divisor) and config.get(size) and config[size] % config[divisor]:
-            raise UsageError(
-                f"{size} {config[size]} is not a multiple of {divisor} {config[divisor]}"
-            )
-    if model in _MINIMUM:
-        key, minimum = _MINIMUM[model]
-        if config[key] < minimum:
-            raise UsageError(f"{key}: {model} needs at least {minimum}, found {config[key]}")
-    for key, limit in _AT_MOST:
-        if config.get(key) and config.get(limit) and config[key] > config[limit]:
-            raise UsageError(f"{key}: {config[key]} is more than {limit}, {config[limit]}")
-    _check_rounded_counts(config, model)
-
-
-def _check_rounded_counts(config: Mapping[str, Any], model: str) -> None:
-    """Refuse counts of interactions or delays that RecBole rounds down to none."""
-    length = config.get("MAX_ITEM_LIST_LENGTH", 1)
-    if model == "BERT4Rec" and config["mask_ratio"] * length < 1:
-        raise UsageError(
-            f"mask_ratio: {config['mask_ratio']} of MAX_ITEM_LIST_LENGTH {length} is not one "
-            "interaction to mask; raise one of them"
-        )
-    if model == "FEARec" and config["dual_domain"] and length % 2:
-        raise UsageError("dual_domain: FEARec needs an even MAX_ITEM_LIST_LENGTH for it")
-    if model == "FEARec" and not 1 <= int(config["topk_factor"] * math.log(length)) <= length:
-        raise UsageError(
-            f"topk_factor: FEARec takes topk_factor * log(MAX_ITEM_LIST_LENGTH) delays, from 1 to "
-            f"{length}; found {config['topk_factor']} * log({length})"
-        )
+    """Refuse a size of which the attention heads cannot have equal parts."""
+    heads = config.get("n_heads")
+    for size in _SIZES:
+        is_divided = heads and config.get(size) and model not in _HEADS_OF_FULL_SIZE
+        if is_divided and config[size] % heads:
+            raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
@@ -213,27 +214,19 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
-    """Check that metrics rank items, cutoffs are numbers, and ``valid_metric`` is computed."""
-    metrics, topk = as_list(config["metrics"]), as_list(config["topk"])
-    if not metrics:
-        raise UsageError("metrics: expected at least one, for example [Hit, NDCG]")
+    """Check that metrics rank items, and that ``valid_metric`` is one that is computed."""
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
-    for metric in metrics:
-        name = str(metric).lower()
+    for metric in as_list(config["metrics"]):
+        name = metric.lower()
         if name not in ranking:
             hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
-            problem = f"unknown {shown(metric)}"
             if "@" in name:
                 hint = "; a metric stands without its cutoff, which is topk"
             if name in metric_types:
-                problem = f"{metric} needs labels, and here items are ranked"
-            raise UsageError(f"metrics: {problem}{hint}")
-    if not topk or not all(is_whole(k) and k >= 1 for k in topk):
-        raise UsageError(
-            f"topk: expected whole numbers of at least 1, found {shown(config['topk'])}"
-        )
+                hint = ", which needs labels; here items are ranked"
+            raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
     computed = list_metrics(config)
-    if str(config["valid_metric"]).lower() not in [name.lower() for name in computed]:
+    if config["valid_metric"].lower() not in [name.lower() for name in computed]:
         raise UsageError(
             f"valid_metric: {shown(config['valid_metric'])} is not computed; metrics and topk give "
             f"{', '.join(computed)}; set it to one of these"

@@ -58,29 +58,21 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
     if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
-        paths = names if isinstance(names, (list, tuple)) else ()
-        files = [os.path.basename(path) for path in paths if str(path).endswith(".py")]
-        module = files[0].removesuffix(".py") if files else ""
-        hint = f"; write --plugins {module}" if _NAME.fullmatch(module) else ""
         raise UsageError(
             f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "
-            f"as `import` names them{hint}"
+            "as `import` names them: without .py, and with a dot for each folder"
         )
     for name in names:
         try:
             _import(name)
-        except UsageError as error:
-            raise UsageError(f"{location}: plugins: {short(name)}: {error}") from error
         except Exception as error:  # code of others may raise anything
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
-            if not is_missing:  # the module or its package exists, and its code fails
-                raise UsageError(
-                    f"{location}: plugins: {short(name)}: cannot be imported: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            if not may_miss:
-                raise UsageError(f"{location}: plugins: {_explain_missing(name)}") from error
+            if is_missing and may_miss:
+                continue
+            # else the module or its package exists, and its code fails
+            problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
+            raise UsageError(f"{location}: plugins: {short(name)}: {problem}") from error
     return list(names)
 
 
@@ -108,13 +100,13 @@ def _explain_missing(name: str) -> str:
     advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
-            f"there is no module {shown(name)}, neither installed nor in {os.getcwd()}; start in "
-            f"the folder that has it. In Python, {advice}"
+            f"there is no such module, neither installed nor in {os.getcwd()}; start in the folder "
+            f"that has it. In Python, {advice}"
         )
     return (
-        f"module {shown(name)} is not installed, and a file that names it does not make the "
-        "working directory be searched. If you trust its code, add --plugins "
-        f"{short(name)}; in Python, import it first, or {advice}"
+        "it is not installed, and a file that names it does not make the working directory be "
+        f"searched. If you trust its code, add --plugins {short(name)}; in Python, import it "
+        f"first, or {advice}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +11,58 @@ from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
 from recbole_pos.config.arguments import CompareArguments, RunArguments, SearchArguments
-from recbole_pos.config.checks import check_negatives, check_read, check_together, check_value
-from recbole_pos.config.defaults import (
+from recbole_pos.config.checks import check_negatives, check_together, check_value
+from recbole_pos.config.options import (
+    OPTIONS,
+    REFUSED,
+    find_option,
+    find_synonyms,
+    find_unmet,
+    flatten_options,
+    make_custom_option,
+)
+from recbole_pos.config.plugins import find_modules, import_plugins, take_model
+from recbole_pos.config.sources import (
     add_time_field,
     describe_readers,
+    find_config_file,
     free_options,
+    list_positions,
     own_defaults,
     plugin_defaults,
+    select_parts,
 )
-from recbole_pos.config.effects import UNTRAINED
-from recbole_pos.config.option import IGNORED
-from recbole_pos.config.options import find_option, find_synonyms, list_by_role
-from recbole_pos.config.plugins import find_modules, import_plugins, take_model
-from recbole_pos.config.presets import find_config_file, list_positions, select_parts
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.errors import PosError, StorageError, UnknownKey, UsageError
+from recbole_pos.data.windows import masks_history
+from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
     CAUSAL_BUILTINS,
     OURS,
+    UNTRAINED,
     ensure_registered,
     explain_unknown,
+    find_unread_options,
     is_served,
     list_built_in,
+    list_kinds,
     list_runnable,
 )
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.values import is_whole, nearest, shown
+from recbole_pos.values import nearest, shown
 from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
-_NOT_KEPT = DERIVED_KEYS | list_by_role(IGNORED)  # left out of a run's config.yaml
+_NOT_KEPT = DERIVED_KEYS | REFUSED  # left out of a run's config.yaml
+_GIVEN = "configuration"  # the source, for messages, of options that no file gives
 STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
-_ARGUMENTS = ("run_dir", "resume", "nproc")  # arguments of run that are taken for options
 _KEYWORDS = {  # of run, compare and search, which a misspelt option may be meant to be
     field.name
     for arguments in (RunArguments, CompareArguments, SearchArguments)
@@ -81,13 +92,15 @@ class PosConfig(Config):
         dataset: name of the dataset; None to read it from a file.
         config_file_list, config_dict: yaml files, and plain values. A UsageError names an unknown
             key, a wrong value, or anything else that RecBole's Config refuses.
-        strict: whether an option that changes nothing for this model and protocol is an error; not
-            for a run that exists, nor for a trial, whose options depend on each other.
+        strict: whether an option that changes nothing for this model and protocol is an error,
+            where it is given in ``config_dict`` or in a file of the user's; not for a run that
+            exists, nor for a trial, whose options depend on each other.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
             it to a yaml file and running that file repeats the run.
         files: (file, options) of each config file, the dataset's first.
+        own_files: paths of the config files that the user wrote; presets are not among them.
         public: facts in the yaml of a public dataset.
         free: options that only a custom model or scheme has.
         sources: option -> file that gave it.
@@ -111,9 +124,6 @@ class PosConfig(Config):
             raise
         except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
-        except OSError as error:  # data_path is a name that no file can have
-            path = "the working directory" if error.filename is None else shown(error.filename)
-            raise UsageError(f"configuration: data_path: {error.strerror}: {path}") from error
 
     def _build(
         self,
@@ -130,14 +140,10 @@ class PosConfig(Config):
         self.files: list[tuple[str | Path, dict[str, Any]]] = [
             (file, read_yaml(find_config_file(file))) for file in files
         ]
+        self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
         self._given = options
         if "item_vectors" in options:  # vectors in memory become a file
-            try:
-                options["item_vectors"] = to_files(options["item_vectors"])
-            except OSError as error:
-                raise StorageError(
-                    f"item_vectors: cannot write a temporary file: {error.strerror}"
-                ) from error
+            options["item_vectors"] = to_files(options["item_vectors"])
         model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
@@ -176,7 +182,7 @@ class PosConfig(Config):
 
     def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
-        sources = [*self.files, ("configuration", self._given)]
+        sources = [*self.files, (_GIVEN, self._given)]
         models = [model] if model else []
         schemes: list[str] = []
         for _, content in sources:
@@ -276,46 +282,42 @@ class PosConfig(Config):
         """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
         defaults = self.internal_config_dict
         if self.model in ADDED:
-            location = f"defaults of {self.model}"
             for key, value in own_defaults(self.model).items():
-                check_value(location, key, value, defaults.get(key), key in self.free)
+                if key not in self.free:
+                    check_value(f"defaults of {self.model}", find_option(key), value)
         options = self.external_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         run_files = self._find_run_files()
         for key, value in list(options.items()):
-            location = self.sources.get(key, "configuration")
-            default = defaults.get(key)
+            location = self.sources.get(key, _GIVEN)
             if location in run_files and key not in known and describe_readers(key):
                 del options[key]  # of a scheme or loss that another one replaces
                 continue
             self._require_known(key, location, known)
-            if find_option(key).role == IGNORED and value != default:
-                raise UsageError(f"{location}: {key}: {find_option(key).reason}")
-            check_value(location, key, value, default, key in self.free)
-            if isinstance(default, float) and isinstance(value, int):
-                options[key] = float(value)  # RecBole's models raise tensors of integers to powers
+            option = find_option(key)
+            if option.refused and value != defaults[key]:
+                raise UsageError(f"{location}: {key}: {option.refused}")
+            if key in self.free or key not in OPTIONS:
+                option = make_custom_option(key, defaults.get(key))
+            options[key] = check_value(location, option, value)
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
         """Refuse a key that is none of the ``known`` options of this run."""
-        if key in _ARGUMENTS:
-            raise UsageError(
-                f"{location}: {key} is not an option: give it on the command line (--{key}) or as "
-                f"an argument, as in recbole_pos.run(..., {key}=...)"
-            )
-        if key not in known:
-            readers = describe_readers(key)
-            advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
-            if names := [name for name in find_synonyms(str(key)) if name in known]:
-                advice = f"; here it is {' and '.join(names)}"
-            if key in _KEYWORDS:
-                advice = "; it is an argument of run, compare or tune, not an option"
-            if self.model in ADDED:
-                advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
-            raise UnknownKey(
-                f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
-                f"read it{advice}",
-                key,
-            )
+        if key in known:
+            return
+        readers = describe_readers(key)
+        advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
+        if names := [name for name in find_synonyms(str(key)) if name in known]:
+            advice = f"; here it is {' and '.join(names)}"
+        if key in _KEYWORDS:
+            advice = f"; it is an argument of run, compare or tune (--{key}), not an option"
+        if self.model in ADDED:
+            advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
+        raise UnknownKey(
+            f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
+            f"read it{advice}",
+            key,
+        )
 
     def _find_run_files(self) -> list[str]:
         """Return the files with most of the options: a run wrote them, not the user."""
@@ -335,32 +337,36 @@ class PosConfig(Config):
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())
+        self.strict = self.strict and not self._find_run_files()
         if self.strict:
-            self.require_read()
+            self._require_read()
 
-    def require_read(self, searched: Iterable[str] = ()) -> None:
-        """Raise a UsageError for an option that was given although nothing reads it.
+    def _require_read(self) -> None:
+        """Raise an UnknownKey for an option that was given to this run although nothing reads it.
 
-        Values of the options that are ``searched`` are not known yet.
+        What a dataset's file, a preset or a part under ``for`` gives is for several models. The
+        default may be given even where nothing reads it.
         """
-        defaults = self.internal_config_dict
-        config = {**self.plain, "MODEL_TYPE": defaults["MODEL_TYPE"]}
-        for key, value in self.plain.items():
-            inner_defaults = find_option(key).inner
-            if key in searched:
-                del config[key]
-            elif value and inner_defaults:
-                config[key] = {**inner_defaults, **value}
-        run_files = self._find_run_files()
-        self.strict = self.strict and not run_files
-        # presets serve the baselines of their paper, too
-        presets = [
-            str(file) for file, _ in self.files if find_config_file(file).is_relative_to(ROOT)
-        ]
-        for key, value in self.external_config_dict.items():
-            location = self.sources.get(key, "configuration")
-            if key not in self.free and location not in [*run_files, *presets]:
-                check_read(location, key, value, defaults.get(key), config)
+        kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"])
+        unread = find_unread_options(self.model)
+        defaults = flatten_options(self.internal_config_dict)
+        config = flatten_options(self.plain)
+        config["mask_history"] = masks_history(self.final_config_dict)
+        for name, value in config.items():
+            key = name.partition(".")[0]
+            location = self.sources.get(key, _GIVEN)
+            is_own = key in self.external_config_dict and location in [*self.own_files, _GIVEN]
+            if not is_own or key in self.free or value in (None, defaults.get(name)):
+                continue
+            condition = find_unmet(name, config, kinds)
+            reason = f": {unread[name]}" if name in unread else f", only {condition}"
+            if name in unread or condition:
+                advice = "leave it out"
+                if location != _GIVEN:
+                    advice += ", or put it under `for` with the models that read it"
+                raise UnknownKey(
+                    f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
+                )
 
     @property
     def expected_counts(self) -> dict[str, int]:
@@ -390,11 +396,3 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     if modules := find_modules(config["model"], schemes):
         plain[PLUGINS] = modules
     return to_plain(plain)
-
-
-def limit_workers(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return ``worker`` lowered to what this machine allows; empty where it need not change."""
-    worker = plain.get("worker", 0)
-    limit = find_option("worker").high
-    is_above = is_whole(worker) and limit is not None and worker > limit
-    return {"worker": limit} if is_above else {}

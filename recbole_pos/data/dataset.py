@@ -220,7 +220,7 @@ class _ExactTimeMixin(AtomicTables):
         log = EventLog.build(fields, self.user_num, *log_fields, self.scratch)
         self.user_counts = log.lengths
         user_tokens = self.field2id_token[self.uid_field]
-        options = config["train_fraction"], config["benchmark_filename"]
+        options = config["train_fraction"], config["benchmark_filename"], config["timestamp_unit"]
         self.split = make_split(log, eval_args, user_tokens, self.item_num, *options)
         if config["target_events"]:
             self.split.summary["target_events"] = config["target_events"]

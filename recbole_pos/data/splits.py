@@ -12,6 +12,7 @@ their last time, as in NARM, STAMP and SR-GNN: no training session ends after a 
 from __future__ import annotations
 
 import math
+from datetime import date
 from fractions import Fraction
 from typing import Any
 
@@ -20,11 +21,16 @@ import pandas as pd
 
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, is_whole, shown
+from recbole_pos.values import SECONDS, is_number, is_whole, shown
 
 TRAIN, VALID, TEST = 0, 1, 2
 PHASES = ("train", "valid", "test")
-_HELD_OUT = {"valid_and_test": (VALID, TEST), "valid_only": (VALID,), "test_only": (TEST,)}
+# RecBole's names for the targets that leave-one-out holds out.
+_HELD_OUT = {
+    "valid_and_test": {"valid": 1, "test": 1},
+    "valid_only": {"valid": 1},
+    "test_only": {"test": 1},
+}
 
 
 def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
@@ -47,43 +53,61 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     return kind, split[kind]
 
 
-def split_log(log: EventLog, eval_args: dict[str, Any]) -> tuple[np.ndarray, list[float]]:
+def split_log(
+    log: EventLog, eval_args: dict[str, Any], time_unit: str
+) -> tuple[np.ndarray, list[float]]:
     """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS).
+
+    ``time_unit`` is the unit of the times in the log, such as seconds.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
     """
     kind, value = read_split(eval_args)
     if kind == "GT":
-        return split_by_time(log.times.numpy(), value)
+        return split_by_time(log.times.numpy(), value, time_unit)
     if kind == "ST":
         return split_sessions(log, value)
-    split_users = leave_one_out if kind == "LS" else split_by_ratio
+    split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
         part[rows] = split_users(*chunk.count_targets(), value)
     return part, []
 
 
-def leave_one_out(num_targets: np.ndarray, num_until: np.ndarray, mode: str) -> np.ndarray:
-    """Hold out the last target of each user for test, the one before for validation.
+def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -> np.ndarray:
+    """Hold out the last targets of each user for test, the ones before them for validation.
 
-    A user with too few targets for all parts keeps one for training first. An interaction after a
-    held-out target that cannot be a target itself belongs to that target's part. The result is
-    [interactions] int8.
+    A user with too few targets for all parts keeps one for training first, then those of the test.
+    An interaction after a held-out target that cannot be a target itself belongs to that target's
+    part. The result is [interactions] int8.
 
     Args:
         num_targets: [interactions] number of possible targets of the interaction's user.
         num_until: [interactions] how many of these are up to the interaction, itself included.
-        mode: valid_and_test, valid_only or test_only.
+        value: valid_and_test, valid_only or test_only, which hold out one target of a user for
+            each part; or numbers of targets such as {valid: 1, test: 3}.
     """
-    if not isinstance(mode, str) or mode not in _HELD_OUT:
-        raise UsageError(f"eval_args.split.LS: {shown(mode)} is not one of {', '.join(_HELD_OUT)}")
-    part = np.full(len(num_until), TRAIN, dtype=np.int8)
+    num_valid, num_test = _read_held_out(value)
+    num_test = np.minimum(num_test, np.maximum(num_targets - 1, 0))
+    num_valid = np.minimum(num_valid, np.maximum(num_targets - 1 - num_test, 0))
     num_later = num_targets - num_until
-    for i, phase in enumerate(reversed(_HELD_OUT[mode])):
-        part[(num_later == i) & (num_targets > i + 1)] = phase
+    part = np.full(len(num_until), TRAIN, dtype=np.int8)
+    part[num_later < num_test + num_valid] = VALID
+    part[num_later < num_test] = TEST
     return part
+
+
+def _read_held_out(value: Any) -> tuple[int, int]:
+    """Return how many targets of a user LS holds out for validation and for test."""
+    numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
+    is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= set(PHASES[1:])
+    if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
+        raise UsageError(
+            f"eval_args.split.LS: expected {', '.join(_HELD_OUT)}, or numbers of targets such as "
+            f"{{valid: 1, test: 3}}; found {shown(value)}"
+        )
+    return numbers.get("valid", 0), numbers.get("test", 0)
 
 
 def split_by_ratio(
@@ -91,7 +115,7 @@ def split_by_ratio(
 ) -> np.ndarray:
     """Return [interactions] int8 parts: each user's targets are cut by ratios, as in RecBole.
 
-    ``num_targets`` and ``num_until`` are as in :func:`leave_one_out`.
+    ``num_targets`` and ``num_until`` are as in :func:`leave_last_out`.
     """
     are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
     if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
@@ -112,34 +136,64 @@ def split_by_ratio(
     return part
 
 
-def split_by_time(times: np.ndarray, quantiles: list[float]) -> tuple[np.ndarray, list[float]]:
+def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.ndarray, list[float]]:
     """Return [interactions] int8 parts, cut at the same times for all users, and these times.
 
-    They are one or two ``quantiles`` of ``times``. Training is all up to the first, itself
-    included; test is all after the last (Gusak et al., "Time to Split", 2025).
+    Args:
+        times: [interactions] float64.
+        value: one or two boundaries; test is what follows the last. Numbers below 1 are quantiles
+            of ``times``: training is all up to the first, itself included (Gusak et al., "Time to
+            Split", 2025). Larger numbers are times and texts are dates: training is all before the
+            first.
+        time_unit: unit of the times, such as seconds.
     """
-    is_list = isinstance(quantiles, (list, tuple)) and len(quantiles) in (1, 2)
-    is_valid = is_list and all(map(is_number, quantiles))
-    if not (is_valid and (np.diff([0, *quantiles, 1]) > 0).all()):
+    bounds = list(value) if isinstance(value, (list, tuple)) else []
+    if bounds and all(is_number(bound) and 0 < bound < 1 for bound in bounds):
+        boundaries, side = np.quantile(times, bounds), "left"  # b[i-1] < t <= b[i]
+        is_valid = (np.diff(bounds) > 0).all()  # two quantiles may be the same time
+    else:
+        boundaries, side = _read_times(bounds, time_unit), "right"  # b[i-1] <= t < b[i]
+        is_valid = (np.diff(boundaries) > 0).all()
+    if len(boundaries) not in (1, 2) or not is_valid:
         raise UsageError(
-            "eval_args.split.GT: expected one or two numbers above 0 and below 1, each larger than "
-            f"the one before, such as [0.95, 0.97]; found {shown(quantiles)}"
+            "eval_args.split.GT: expected one or two boundaries, each above the one before: "
+            "quantiles such as [0.95, 0.97], dates such as ['2024-01-25', '2024-02-05'], or times "
+            f"as in the time field; found {shown(value)}"
         )
-    boundaries = np.quantile(times, quantiles)
-    part = np.searchsorted(boundaries, times, side="left").astype(np.int8)  # b[i-1] < t <= b[i]
-    if len(quantiles) == 1:
+    part = np.searchsorted(boundaries, times, side=side).astype(np.int8)
+    if len(boundaries) == 1:
         part[part == 1] = TEST
-    for phase in (VALID, TEST)[-len(quantiles) :]:
+    for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
         if not (part == phase).any():
             cuts = " and ".join(
                 f"{format_time(time)} (shared by {(times == time).sum()} interactions)"
                 for time in boundaries
             )
             raise UsageError(
-                f"eval_args.split.GT: {shown(quantiles)} leaves no interaction for "
-                f"{PHASES[phase]}; the boundaries are at time {cuts}: choose other numbers"
+                f"eval_args.split.GT: {shown(value)} leaves no interaction for {PHASES[phase]}; "
+                f"the boundaries are at time {cuts}, the times of the data from "
+                f"{format_time(times.min())} to {format_time(times.max())}: choose others"
             )
     return part, boundaries.tolist()
+
+
+def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
+    """Return [bounds] float64 times of given boundaries; none if one is no time.
+
+    A date is midnight; a date or time without a zone is UTC.
+    """
+    times = []
+    for bound in bounds:
+        if is_number(bound) and bound >= 1:
+            times.append(float(bound))
+            continue
+        try:
+            moment = pd.Timestamp(bound if isinstance(bound, (str, date)) else "")
+            moment = moment.tz_localize("UTC") if moment.tzinfo is None else moment
+            times.append(moment.timestamp() / SECONDS[time_unit])
+        except (ValueError, OverflowError):  # NaT has no timestamp
+            return np.empty(0)
+    return np.array(times)
 
 
 def format_time(time: float) -> str:

@@ -210,6 +210,7 @@ def make_split(
     item_num: int,
     train_fraction: Any = None,
     files: Sequence[str] | None = None,
+    time_unit: str = "seconds",
 ) -> Split:
     """Split the log, leave out old training sessions and cold items if configured, choose targets.
 
@@ -220,15 +221,17 @@ def make_split(
         item_num: size of the catalogue, padding included.
         train_fraction: share of an ST split's training sessions, the newest; None for all.
         files: ``benchmark_filename``, where the log has the column ``GIVEN_PART``.
+        time_unit: unit of the times in the log, for dates in ``eval_args.split``.
 
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not
         ``IS_SELECTED``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
         ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
-        interaction, and ``copied_targets`` among them; ``repeated_targets``, see
-        :func:`find_repeated_targets`; of given parts ``leaks``; under ST ``sessions``, see
-        :func:`keep_recent_sessions`.
+        interaction, and ``copied_targets`` among them; ``tied_targets``, held-out ones whose user
+        has another item at the same time, so that the order of the file decides;
+        ``repeated_targets``, see :func:`find_repeated_targets`; of given parts ``leaks``; under ST
+        ``sessions``, see :func:`keep_recent_sessions`.
     """
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
@@ -238,9 +241,12 @@ def make_split(
         )
     given_part = log.fields.pop(GIVEN_PART, None)
     if given_part is None or not files:
-        part, boundaries = split_log(log, eval_args)
+        part, boundaries = split_log(log, eval_args, time_unit)
     else:
-        part, boundaries = _take_given_parts(log, given_part.numpy(), eval_args, len(files)), []
+        part, boundaries = (
+            _take_given_parts(log, given_part.numpy(), eval_args, len(files), time_unit),
+            [],
+        )
         kind, value = "benchmark_filename", list(files)
     sessions: dict[str, int] = {}
     if kind == "ST":
@@ -256,7 +262,8 @@ def make_split(
         is_dropped = is_cold[log.items.numpy()]
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
     has_history, is_possible = log.has_history, log.possible_targets
-    is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens)
+    is_at_a_tie = find_ties(log)
+    is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens, is_at_a_tie)
     parts_by_count = {  # name of a count -> parts of the interactions that it counts
         "events": part_as_cut,
         "without_history": part[~has_history],
@@ -264,6 +271,7 @@ def make_split(
         "cold_targets": part[is_target & is_cold[log.items.numpy()]],
         "copies": part_as_cut[copies],
         "copied_targets": part[is_target & is_copy],
+        "tied_targets": part[is_target & (part != TRAIN) & is_at_a_tie],
         "repeated_targets": part[find_repeated_targets(log, is_target & (part != TRAIN))],
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
@@ -286,7 +294,11 @@ def make_split(
 
 
 def _take_given_parts(
-    log: EventLog, given_part: np.ndarray, eval_args: dict[str, Any], num_files: int
+    log: EventLog,
+    given_part: np.ndarray,
+    eval_args: dict[str, Any],
+    num_files: int,
+    time_unit: str,
 ) -> np.ndarray:
     """Return [interactions] int8 parts; if two files are given, cut validation from the first."""
     if num_files == 3:
@@ -294,7 +306,7 @@ def _take_given_parts(
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     part, is_first = given_part.copy(), given_part == TRAIN
-    part_of_first, _ = split_log(log.keep(is_first), eval_args)
+    part_of_first, _ = split_log(log.keep(is_first), eval_args, time_unit)
     part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
     return part
 
@@ -370,23 +382,30 @@ def find_repeated_targets(log: EventLog, is_target: np.ndarray) -> np.ndarray:
 
 def find_ties(log: EventLog) -> np.ndarray:
     """Return [interactions] bool: whether the user has another item at the same time."""
-    users, times, items = log.users.numpy(), log.times.numpy(), log.items.numpy()
-    is_new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
-    group = np.cumsum(is_new) - 1
-    has_several = np.zeros(int(is_new.sum()), dtype=bool)
-    has_several[group[items != items[is_new][group]]] = True
-    return has_several[group]
+    is_tied = np.zeros(len(log), dtype=bool)
+    for rows, chunk in log.iterate_chunks():
+        users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
+        is_new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
+        group = np.cumsum(is_new) - 1  # one for each user and time
+        has_several = np.zeros(int(is_new.sum()), dtype=bool)
+        has_several[group[items != items[is_new][group]]] = True
+        is_tied[rows] = has_several[group]
+    return is_tied
 
 
 def _choose_targets(
-    log: EventLog, part: np.ndarray, eval_args: dict[str, Any], user_tokens: np.ndarray
+    log: EventLog,
+    part: np.ndarray,
+    eval_args: dict[str, Any],
+    user_tokens: np.ndarray,
+    is_at_a_tie: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the targets, and those that ``ties: drop`` leaves out, both [interactions] bool."""
     is_target = log.possible_targets & (part == TRAIN)
     is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
     is_tied = np.zeros(len(log), dtype=bool)
     if eval_args.get("ties") == "drop":
-        is_tied = is_target & (part != TRAIN) & find_ties(log)
+        is_tied = is_target & (part != TRAIN) & is_at_a_tie
     return is_target & ~is_tied, is_tied
 
 
@@ -425,6 +444,7 @@ def describe_split(summary: dict[str, Any]) -> str:
         "dropped": "dropped as cold",
         "not_chosen": "not chosen",
         "cold_targets": "with a cold item",
+        "tied_targets": "with another item of their user at the same time",
     }
     counts, sessions = summary["events"], summary["sessions"]
     in_sessions = {phase: f" of {count:,} sessions" for phase, count in sessions.items()}

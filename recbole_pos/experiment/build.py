@@ -10,7 +10,6 @@ from typing import Any
 
 from recbole.utils import ModelType, init_seed
 
-from recbole_pos.config.effects import check_types
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import check_selected, map_fields_to_tables
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
@@ -164,8 +163,6 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    if config.strict:
-        check_types(config, config.internal_config_dict, dataset)
     config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)

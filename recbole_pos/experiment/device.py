@@ -5,6 +5,7 @@ Weights, sums, norms and the optimiser are in float32, and so is evaluation.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -22,6 +23,13 @@ from recbole_pos.values import Options, shown
 
 CPUINFO = Path("/proc/cpuinfo")  # Linux
 ANY_GPU = "0"  # RecBole's default of gpu_id: a GPU where there is one
+
+
+def count_cores() -> int:
+    """Return the number of cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_device(config: PosConfig) -> None:

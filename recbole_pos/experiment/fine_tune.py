@@ -10,7 +10,7 @@ from typing import Any
 from recbole_pos.config.arguments import AttachArguments, RunArguments
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.config.presets import list_positions
+from recbole_pos.config.sources import list_positions
 from recbole_pos.data.identity import describe_changes
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import checkpoint

@@ -32,7 +32,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from recbole_pos.config.arguments import RunArguments
-from recbole_pos.config.options import count_cores
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import (
@@ -43,6 +42,7 @@ from recbole_pos.errors import (
     TrainingError,
     UsageError,
 )
+from recbole_pos.experiment.device import count_cores
 from recbole_pos.experiment.folder import RunFolder, find_unused_path
 from recbole_pos.experiment.result import Result
 from recbole_pos.experiment.signals import handle_signals

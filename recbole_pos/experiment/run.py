@@ -13,7 +13,7 @@ import numpy as np
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
-from recbole_pos.config.posconfig import PosConfig, limit_workers
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.frames import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
@@ -292,12 +292,12 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
-    """Load the configuration of an existing run for this machine; options in ``config_dict`` win.
+    """Load the configuration of an existing run; options in ``config_dict`` win.
 
     Content vectors are read from the run folder, except if the weights already include them.
     """
     plain = folder.read_config()
-    options = {**limit_workers(plain), **(config_dict or {})}
+    options = dict(config_dict or {})
     if plain.get("item_vectors") and not folder.is_only_begun:
         is_in_weights = plain.get("item_vectors_use") == "init"
         options["item_vectors"] = None if is_in_weights else str(folder.require_vectors())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.config.posconfig import PosConfig, limit_workers, to_plain_options
+from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.data.identity import Vocabulary, find_changed_fields
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
@@ -184,12 +184,11 @@ def extract_weights(model: Any) -> dict[str, Any]:
 def make_config(
     state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
 ) -> PosConfig:
-    """Return the configuration in a checkpoint, for this machine; ``options`` win over it."""
+    """Return the configuration in a checkpoint; ``options`` win over it."""
     plain = state.get("config") or {}
     if not {"model", "dataset"} <= plain.keys():
         raise CheckpointError(f"{file} names no model or no dataset")
-    plain = {**plain, **limit_workers(plain), **(options or {})}
-    return PosConfig(config_dict=plain, strict=False)
+    return PosConfig(config_dict={**plain, **(options or {})}, strict=False)
 
 
 def load_best(

@@ -16,9 +16,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.config.defaults import own_defaults, starts_from_runs
-from recbole_pos.config.option import MODEL
-from recbole_pos.config.options import find_option
+from recbole_pos.config.options import MODEL, find_option
+from recbole_pos.config.sources import own_defaults, starts_from_runs
 from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import SIDE_FEATURES

@@ -72,6 +72,7 @@ class AttrFormer(PosSASRec):
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
         "target_events": "in training it relates interactions that have a target only",
+        "target_window": "its future_weights are of the next items",
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:

@@ -66,6 +66,15 @@ BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
 BUILTIN_GENERAL = list(recbole_models.GENERAL)
 # Of these, causal ones: no state is made of newer interactions.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
+# Models that count, and have no parameters for gradients to change.
+UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph".split()
+# Kinds of models by which an option may be read, as the table of options names them.
+KINDS_OF_MODELS = (
+    "custom models",
+    "the plugin's models",
+    "models of histories",
+    "models trained by gradients",
+)
 
 
 def _find_owner(name: str) -> str | None:
@@ -97,6 +106,30 @@ def is_on_our_base(model: str) -> bool:
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
+
+
+def list_kinds(model: str, model_type: Any) -> set[str]:
+    """Return which of ``KINDS_OF_MODELS`` a model is; of custom ones any may read histories.
+
+    Args:
+        model: name of the model.
+        model_type: RecBole's ``ModelType`` of its class.
+    """
+    is_custom = model in ADDED
+    is_sequential = model_type.name == "SEQUENTIAL"
+    is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
+    answers = (is_custom, is_on_our_base(model), is_sequential or is_custom, is_trained)
+    return {kind for kind, is_one in zip(KINDS_OF_MODELS, answers, strict=True) if is_one}
+
+
+def find_unread_options(model: str) -> dict[str, str]:
+    """Return option -> reason of the options for all models that this one does not read.
+
+    A class of the plugin names them in its attribute ``refuses``.
+    """
+    if model in OURS:
+        return dict(getattr(OURS[model], "refuses", {}))
+    return recbole_models.UNREAD.get(model, {})
 
 
 def is_served(model: str) -> bool:

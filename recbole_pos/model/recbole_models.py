@@ -30,6 +30,17 @@ GENERAL: dict[str, str] = {
     "ItemKNN": "The items most similar to those of the user (Aiolli et al., RecSys 2013).",
     "BPR": "A vector for each user and item, from pairs of items (Rendle et al., UAI 2009).",
 }
+_NO_USE = "RecBole's computation does not use it"
+# Options that a model takes and does not read, and why not.
+UNREAD: dict[str, dict[str, str]] = {
+    "BERT4Rec": {"target_events": "it learns masked interactions of every kind"},
+    "CORE": {"initializer_range": _NO_USE},
+    "FEARec": dict.fromkeys(
+        "n_heads attn_dropout_prob lmd lmd_sem fredom fredom_type std".split(), _NO_USE
+    ),
+    "FPMC": {"MAX_ITEM_LIST_LENGTH": "it knows the last item of a history only"},
+    "SINE": {"reg_loss_ratio": _NO_USE},
+}
 # Models with parameters for each user, which cannot score new users.
 READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 

@@ -26,6 +26,8 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.values import Options
 
+_KNOWS_LAST_ITEM = {"MAX_ITEM_LIST_LENGTH": "it knows the last item of a history only"}
+
 
 class Untrained(SequentialRecommender):
     """Base of sequential models that count and learn nothing: one epoch without a gradient."""
@@ -152,6 +154,8 @@ class SessionKNN(Untrained):
     """Item-KNN for sessions: the items most like the session's last item, by common sessions
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
+    refuses = _KNOWS_LAST_ITEM
+
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         items, similarities = self.find_neighbours(config, dataset)
@@ -227,6 +231,8 @@ class SessionBPR(SequentialRecommender):
 class SessionFPMC(FPMC):
     """FPMC without users: RecBole's, with the Markov chain from the last item only (Li et
     al., "Neural Attentive Session-based Recommendation", CIKM 2017)."""
+
+    refuses = _KNOWS_LAST_ITEM
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)

@@ -16,8 +16,8 @@ from typing import Any
 
 import ray
 
-from recbole_pos.config.options import count_cores
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.device import count_cores
 from recbole_pos.values import shown
 
 

@@ -20,8 +20,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from recbole_pos.config.option import DATA, SCHEDULE
-from recbole_pos.config.options import find_option
+from recbole_pos.config.options import DATA, SCHEDULE, find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, is_whole, shown, suggest
 from recbole_pos.yaml_files import ROOT, parse_scalar, read_with_lines

@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from recbole_pos.config.option import DATA
-from recbole_pos.config.options import find_option
+from recbole_pos.config.options import DATA, find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
-from recbole_pos.config.presets import list_positions
+from recbole_pos.config.sources import list_positions
 from recbole_pos.data.item_vectors import digest_content
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.data.windows import masks_history

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.config.checks import as_list
-from recbole_pos.config.presets import find_config_file
+from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
 from recbole_pos.study.study_source import Source, read_source

@@ -7,7 +7,7 @@ from typing import Any
 
 from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
 from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig, merge_options
-from recbole_pos.config.presets import find_parts_by_scheme
+from recbole_pos.config.sources import find_parts_by_scheme
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
@@ -128,9 +128,7 @@ def plan_search(
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     user_options = config.external_config_dict
     whole_space = read_space(find_space_file(space, config["model"]))
-    in_space = {*whole_space.names, *whole_space.fixed}
-    config.require_read(in_space)
-    if "position" in in_space:
+    if "position" in {*whole_space.names, *whole_space.fixed}:
         _require_no_parts(config)
     searched = whole_space.without(user_options)
     overruled = [option for option in whole_space.names if option in user_options]

@@ -1,0 +1,226 @@
+"""Where the options of a run come from: defaults of its model, schemes and loss, and config files.
+
+A config file may be for several models, with options for all and options for some under ``for``::
+
+    hidden_size: 50
+    for:
+      PosSASRec, SASRec: {n_heads: 1}        # if one of these models runs
+      fparec: {positional_rank: 40}          # if position names this scheme
+
+So a paper's baselines run with the settings of its own model, and no key is ever left unread: what
+stands outside must be known to every model that the file is for, what stands under a name to that
+model, or to those that take that scheme.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.config.options import MODEL, find_option
+from recbole_pos.errors import UsageError
+from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
+from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.values import listed, shown, suggest
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    read_overall_defaults,
+    read_yaml,
+)
+
+FOR = "for"
+# Keys that decide which parts a run takes, and so stand outside of them.
+_OUTSIDE = {"model", "dataset", "plugins", FOR}
+
+
+def own_defaults(model: str) -> dict[str, Any]:
+    """Return the defaults of a model's own yaml, or of its registration; ``{}`` for RecBole's."""
+    registry = next((registry for registry in TABLES if model in registry), None)
+    return registry.defaults(model) if registry is not None else {}
+
+
+def plugin_defaults(
+    model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
+) -> dict[str, Any]:
+    """Return the plugin's defaults for a model, without RecBole's.
+
+    Later sources win: overall options, position schemes, the loss, the model. Schemes and loss are
+    the model's own where None; a model without a default of ``position`` takes no schemes.
+    """
+    model_defaults = own_defaults(model)
+    defaults = read_overall_defaults()
+    if "position" in model_defaults:
+        own_names = scheme_names(model_defaults["position"])
+        names = own_names if position is None else scheme_names(position)
+        for name in sorted(names, key=lambda name: name in SCHEMES.added):  # custom ones last
+            values = SCHEMES.defaults(name)
+            if name in SCHEMES.added:
+                # a model with a scheme of its own gives the scheme's options other defaults
+                _require_own_options(
+                    name, values, defaults if name in own_names else defaults | model_defaults
+                )
+            defaults.update(values)
+    loss = loss_type or model_defaults.get("loss_type")
+    if loss in LOSSES and loss != "CE" and is_on_our_base(model):
+        defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
+    return {**defaults, **model_defaults}
+
+
+def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Refuse defaults of a custom scheme that would be those of another reader of the option."""
+    others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
+    for key, value in values.items():
+        if others.get(key, value) != value:
+            raise UsageError(
+                f"position: {key} of scheme {shown(name)} has the default {shown(value)}; others "
+                f"read this option, too, there {shown(others[key])}: give yours another name"
+            )
+
+
+def describe_readers(option: str) -> str:
+    """Describe which position schemes, losses or models of the plugin have an option."""
+    if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
+        return f"it is read with position: {listed(schemes)}"
+    losses = [name for name in LOSSES[1:] if option in read_yaml(ROOT / "loss" / f"{name}.yaml")]
+    if losses:
+        return f"it is read with loss_type: {listed(losses)}"
+    models = [name for name in MODELS if option in own_defaults(name)]
+    return f"it is read by {listed(models)}" if models else ""
+
+
+def starts_from_runs(model: str) -> bool:
+    """Return whether a model can start (``init_from``) from a run with fewer schemes."""
+    has_schemes = model in ADDED and is_on_our_base(model) and "position" in own_defaults(model)
+    return model in MODELS or has_schemes
+
+
+def free_options(model: str, schemes: Iterable[str]) -> set[str]:
+    """Return the options that only a custom model or custom schemes have; any value is allowed.
+
+    An option that the plugin or RecBole has too is not among them: it is checked as usual.
+    """
+    free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
+    shared = {"position"}
+    for name in schemes:
+        if name in SCHEMES.added:
+            free |= SCHEMES.added[name].own_options
+        if name in SCHEMES.paths:
+            shared |= SCHEMES.defaults(name).keys()
+    rows = map(find_option, free)
+    shared |= {row.name for row in rows if row.role != MODEL or row.refused}
+    if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
+        shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
+    return free - shared
+
+
+def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ``load_col``, with the time field added to RecBole's default (user and item).
+
+    Under ``data_part: by_rank`` names of items are loaded too, which number them.
+    """
+    load_col = config.get("load_col")
+    fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
+    if load_col == {"inter": ["user_id", "item_id"]}:
+        load_col = {"inter": [config[field] for field in fields]}
+    from recbole_pos.data.parts import is_part  # late: --help imports nothing heavy
+
+    if load_col and is_part(config):
+        load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
+    return load_col
+
+
+# --- config files ---
+
+
+def find_config_file(name: str | Path) -> Path:
+    """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
+
+    If there is neither, a UsageError names presets of a similar name.
+    """
+    folder = ROOT / "presets"
+    if os.path.exists(name):  # False for a name that no file can have, where Path raises
+        return Path(name)
+    if os.path.isfile(folder / name):
+        return folder / name
+    presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
+    if hint := suggest(str(name), presets):
+        raise UsageError(f"there is no config file and no preset {name}{hint}")
+    return Path(name)  # which the reader refuses
+
+
+def select_parts(
+    content: dict[str, Any], names: Collection[str], file: str | Path
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
+
+    Of two parts that a run takes, the later one wins.
+
+    Args:
+        content: the mapping in the file.
+        names: the model that runs and its schemes.
+        file: path of the file, for messages.
+
+    Returns:
+        (location, options) of each part; the location is for messages.
+    """
+    parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
+    for title, title_names, options in _split_by_title(content, file):
+        location = f"{file}, for {title}"
+        misplaced = _OUTSIDE & options.keys()
+        if "position" in options and not set(title_names) <= set(list_runnable()):
+            misplaced.add("position")  # under the name of a scheme
+        if misplaced:
+            raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
+        if set(title_names) & set(names):
+            parts.append((location, options))
+    return parts
+
+
+def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
+    """Return the parts of a config file for schemes and not for the model, as "FILE, for TITLE"."""
+    return [
+        f"{file}, for {title}"
+        for title, names, _ in _split_by_title(content, file)
+        if model not in names and set(names) & set(SCHEMES)
+    ]
+
+
+def list_positions(position: Any, model: str | None) -> list[str]:
+    """Return the schemes that ``position`` names or, if it is None, the model's own schemes."""
+    if position is None and model is not None:
+        position = own_defaults(model).get("position")
+    if isinstance(position, str):
+        return [position]
+    if not isinstance(position, (list, tuple)):
+        return []
+    return [name for name in position if isinstance(name, str)]
+
+
+def _split_by_title(
+    content: dict[str, Any], file: str | Path
+) -> list[tuple[str, list[str], dict[str, Any]]]:
+    """Return (title, models and schemes in it, options) of each part under ``for``."""
+    by_title = content.get(FOR) or {}
+    parts_are_mappings = isinstance(by_title, dict) and all(
+        options is None or isinstance(options, dict) for options in by_title.values()
+    )
+    if not parts_are_mappings:
+        raise UsageError(
+            f"{file}: {FOR}: expected options under names of models or schemes, as in "
+            f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
+        )
+    allowed = [*SCHEMES, *list_runnable()]
+    parts = []
+    for title, options in by_title.items():
+        names = [name.strip() for name in str(title).split(",")]
+        for name in names:
+            if name not in allowed:
+                raise UsageError(
+                    f"{file}, for {title}: {shown(name)} is neither a model nor a scheme"
+                    f"{suggest(name, allowed)}; see `recbole-pos models` and `recbole-pos schemes`"
+                )
+        parts.append((str(title), names, options or {}))
+    return parts
