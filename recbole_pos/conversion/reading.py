@@ -234,14 +234,19 @@ def _find_simple_type(dtype: pa.DataType) -> pa.DataType:
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
-    """Return the rows of all tables; a column that a table lacks is empty there."""
-    # categories cannot be joined with plain text
+    """Return the rows of all tables; a column that a table lacks is empty there.
+
+    A column that is text in one table, and categories or numbers in another, becomes text.
+    """
     texts = {f.name for table in tables for f in table.schema if pa.types.is_string(f.type)}
-    plain = []
+    stacked = []
     try:
         for table in tables:
-            fields = [f.with_type(pa.string()) if f.name in texts else f for f in table.schema]
-            plain.append(table.cast(pa.schema(fields)))
-        return pa.concat_tables(plain, promote_options="permissive")
+            for number, field in enumerate(table.schema):
+                if field.name in texts and not pa.types.is_string(field.type):
+                    text = table[number].cast(pa.string())
+                    table = table.set_column(number, field.name, text)
+            stacked.append(table)
+        return pa.concat_tables(stacked, promote_options="permissive")
     except pa.ArrowException as error:
         raise UsageError(f"the types of columns differ between files: {error}") from error

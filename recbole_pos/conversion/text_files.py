@@ -109,18 +109,14 @@ class _Layout:
         stream.seek(start)
         if not (head := stream.read(_BLOCK) + stream.readline()):
             return pa.table({name: pa.array([], pa.string()) for name in self.names}), []
-        sample, _ = self._read_by_arrow(io.BytesIO(head), {}, use_threads=True)
+        sample, _ = self._read_by_arrow(io.BytesIO(head), {})
         types = {
             name: pa.dictionary(pa.int32(), pa.string())  # takes less memory if cells repeat
             for name, column in zip(self.names, sample.columns, strict=True)
             if 2 * len(column.unique()) < len(column)
         }
-        for use_threads in (True, False):  # with threads, Arrow does not number broken lines
-            stream.seek(start)
-            table, broken_lines = self._read_by_arrow(stream, types, use_threads)
-            if not broken_lines:
-                break
-        return table, broken_lines
+        stream.seek(start)
+        return self._read_by_arrow(stream, types)
 
     def _mark_unclosed(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         """Yield lines, with ``_UNCLOSED`` for each whose quotation mark is not closed.
@@ -157,12 +153,9 @@ class _Layout:
             return False
 
     def _read_by_arrow(
-        self, stream: BinaryIO, types: dict[str, pa.DataType], use_threads: bool
+        self, stream: BinaryIO, types: dict[str, pa.DataType]
     ) -> tuple[pa.Table, BrokenLines]:
-        """Return the rows of a stream, and broken lines, which are numbered without threads.
-
-        Columns are text unless ``types`` names them.
-        """
+        """Return the rows of a stream, and broken lines; columns not in ``types`` are text."""
         broken_lines: BrokenLines = []
 
         def skip_row(row: csv_reader.InvalidRow) -> str:
@@ -171,11 +164,13 @@ class _Layout:
                 fault = "a quotation mark opens that is not closed; see --no_quotes"
             elif not row.text.strip():
                 fault = EMPTY_LINE
-            broken_lines.append(((row.number or 0) - 1, fault))  # Arrow counts from 1
+            broken_lines.append((row.number - 1, fault))  # Arrow counts from 1
             return "skip"
 
         read_options = csv_reader.ReadOptions(
-            use_threads=use_threads, block_size=_BLOCK, column_names=self.names
+            use_threads=False,  # else Arrow does not number rows, and keeps much of the file
+            block_size=_BLOCK,
+            column_names=self.names,
         )
         parse_options = csv_reader.ParseOptions(
             delimiter=self.separator,
