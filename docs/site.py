@@ -63,11 +63,11 @@ def _commands() -> str:
 def _options() -> str:
     """Return a page with every row of properties/options.yaml, then the defaults of each file."""
     table = "| option | default | type | may be | meaning |\n|---|---|---|---|---|\n"
-    rows = [row for row in OPTIONS.values() if not row.refused]
-    lines = [
-        f"| `{row.name}` | {"" if row.default is None else row.default} | {row.type} | {row.allowed} | {row.text} |"
-        for row in rows
-    ]
+    lines = []
+    for row in OPTIONS.values():
+        default = "" if row.default is None else row.default
+        if not row.refused:
+            lines.append(f"| `{row.name}` | {default} | {row.type} | {row.allowed} | {row.text} |")
     parts = ["# Options\n\nKeys of yaml files and `--key=value`. RecBole's sentences: see there.\n"]
     parts += [table + "\n".join(lines) + "\n"]
     for folder, title in SECTIONS.items():

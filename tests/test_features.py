@@ -473,7 +473,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
     ("PosSASRec", {"item_features": ["brand"], "numeric_bins": 9}, "numeric_embedding: binned"),
     ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
-    ("SASRec", {"user_features": None, "event_features": None}, "selected_features"),
+    ("SASRec", {"user_features": None, "event_features": None}, "the plugin's models"),
     ("PosRec", {}, "event_features"),
     ("AttrFormer", {}, "relations"),
     ("AttrFormer", {**dict.fromkeys(FEATURES), "target_events": WEB}, "relates"),

@@ -48,12 +48,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosRec", {"position": ["difsr"], "difsr_fields": ["genre"]}, "^position: .*found difsr"),
     *(("EncodedSTAMP", {"position": [name]}, "^position: ") for name in ("rope", "time_learned")),
     # what would not read the time of a request
-    ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^request_time"),
-    ("SASRec", AT_REQUEST, "^request_time"),
+    ("PosSASRec", {**AT_REQUEST, "position": ["learned"]}, "^configuration: request_time"),
+    ("SASRec", AT_REQUEST, "^configuration: request_time"),
     (
         "AttrFormer",
         {**AT_REQUEST, "position": ["time_rope"], "relations": ["time"]},
-        "^request_",
+        "^configuration: request_",
     ),
     # what has no graph to compile
     *(

@@ -347,7 +347,8 @@ class PosConfig(Config):
         What a dataset's file, a preset or a part under ``for`` gives is for several models. The
         default may be given even where nothing reads it.
         """
-        kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"])
+        schemes = list_positions(self.plain.get("position"), self.model)
+        kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
         unread = find_unread_options(self.model)
         defaults = flatten_options(self.internal_config_dict)
         config = flatten_options(self.plain)

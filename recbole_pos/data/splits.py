@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from datetime import date
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -148,6 +148,7 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
         time_unit: unit of the times, such as seconds.
     """
     bounds = list(value) if isinstance(value, (list, tuple)) else []
+    side: Literal["left", "right"]
     if bounds and all(is_number(bound) and 0 < bound < 1 for bound in bounds):
         boundaries, side = np.quantile(times, bounds), "left"  # b[i-1] < t <= b[i]
         is_valid = (np.diff(bounds) > 0).all()  # two quantiles may be the same time

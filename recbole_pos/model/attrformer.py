@@ -72,6 +72,7 @@ class AttrFormer(PosSASRec):
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
         "target_events": "in training it relates interactions that have a target only",
+        "request_time": "users in a batch would learn when targets of others happen",
         "target_window": "its future_weights are of the next items",
     }
 

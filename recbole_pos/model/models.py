@@ -6,12 +6,13 @@ import functools
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import recbole_models
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import (
     ROOT,
     US,
@@ -74,6 +75,7 @@ KINDS_OF_MODELS = (
     "the plugin's models",
     "models of histories",
     "models trained by gradients",
+    "models with a time-aware scheme",
 )
 
 
@@ -108,17 +110,23 @@ def is_on_our_base(model: str) -> bool:
     return model in OURS and issubclass(OURS[model], PosRecommender)
 
 
-def list_kinds(model: str, model_type: Any) -> set[str]:
+def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
     """Return which of ``KINDS_OF_MODELS`` a model is; of custom ones any may read histories.
 
     Args:
         model: name of the model.
         model_type: RecBole's ``ModelType`` of its class.
+        schemes: names of its position schemes, of which time-aware ones read when a request comes.
     """
-    is_custom = model in ADDED
-    is_sequential = model_type.name == "SEQUENTIAL"
-    is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
-    answers = (is_custom, is_on_our_base(model), is_sequential or is_custom, is_trained)
+    is_custom, is_ours = model in ADDED, is_on_our_base(model)
+    reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
+    answers = (
+        is_custom,
+        is_ours,
+        model_type.name == "SEQUENTIAL" or is_custom,
+        model_type.name != "TRADITIONAL" and model not in UNTRAINED,
+        is_custom or (is_ours and reads_time),
+    )
     return {kind for kind, is_one in zip(KINDS_OF_MODELS, answers, strict=True) if is_one}
 
 
