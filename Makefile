@@ -6,7 +6,7 @@ STUDY ?= studies/first.yaml
 NOTEBOOKS ?= examples/*.ipynb
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce bench-sessions results pages rhythm tune results-tuning bench-attrformer bench-convert clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
+.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce results pages rhythm tune bench-attrformer clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -70,7 +70,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/installed  ## speed against RecBole and a naive reference; writes results/speed.md
+bench: $(VENV)/installed  ## speed against RecBole; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
 bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed .venv-rechub/installed  ## speed against RecTools, RePlay and torch-rechub
@@ -78,9 +78,6 @@ bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed .
 
 bench-quality: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## training until RecTools and RePlay are as good; writes results/quality_peers.md
 	$(BIN)/python benchmarks/quality.py $(ARGS)
-
-bench-convert: $(VENV)/installed  ## seconds of `recbole-pos convert` against pandas (ARGS="--events 20000000")
-	$(BIN)/python benchmarks/convert.py $(ARGS)
 
 bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds and memory (ARGS="--events 20000000"); writes results/reading.md
 	$(BIN)/python benchmarks/reading.py $(ARGS)
@@ -91,21 +88,18 @@ bench-scale: $(VENV)/installed  ## how cost grows with events, length and items;
 bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items, all losses; writes results/sce.md, docs/losses.md
 	$(BIN)/python benchmarks/sce.py
 
-bench-sessions: $(VENV)/installed  ## PosRec against RecBole's SRGNN (ARGS="--data_path ..." for diginetica)
-	$(BIN)/python benchmarks/sessions.py $(ARGS)
-
 bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
-	$(BIN)/python benchmarks/serve.py $(ARGS)
+	$(BIN)/python benchmarks/serving.py serve $(ARGS)
 
 bench-recommend: $(VENV)/installed  ## users a second, and memory at a million items; writes results/recommend.md
-	$(BIN)/python benchmarks/recommend.py $(ARGS)
+	$(BIN)/python benchmarks/serving.py recommend $(ARGS)
 
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
 
 bench-export: $(VENV)/installed  ## one request to each model and its exported programs; writes the table of docs/export.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
-	$(BIN)/python benchmarks/export.py $(ARGS)
+	$(BIN)/python benchmarks/serving.py export $(ARGS)
 
 bench-gpu: $(VENV)/installed  ## training on this machine's GPU, nine minutes; writes results/gpu.md
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
@@ -115,9 +109,6 @@ bench-positions: $(VENV)/installed  ## cost of the position schemes; writes resu
 
 simulate: $(VENV)/installed  ## whether intervals of studies cover what they say: 16 cases of 1,000 studies
 	$(BIN)/python tests/study_simulation.py
-
-results-tuning: $(VENV)/installed  ## ASHA against none, Ray's overhead, sizes; writes results/tuning.md
-	$(BIN)/python benchmarks/tuning.py $(ARGS)
 
 results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... ARGS="--data_path ... --seeds 3"; ten minutes)
 	$(BIN)/recbole-pos compare $(STUDY) $(ARGS)

@@ -1,8 +1,10 @@
-"""The harness of all benchmarks: processes of their own, sides in turns, times, tables, pages."""
+"""The harness of all benchmarks: options, processes of their own, turns, times, tables, pages."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,15 +17,39 @@ import numpy as np
 
 HERE = Path(__file__).parent
 DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
+THREADS = int(os.environ.get("BENCH_THREADS", "2"))
 Side, Run = TypeVar("Side"), TypeVar("Run")
+
+
+def parse_options(text: str | None, **defaults: Any) -> argparse.Namespace:
+    """Return the options of the command line; each has the type of its default.
+
+    A list gives names, of which some can be chosen.
+    """
+    parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
+    for name, default in defaults.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+        elif isinstance(default, list):
+            parser.add_argument(f"--{name}", nargs="+", default=default)
+        else:
+            parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
 
 
 def run_alone(function: Callable[..., Run], *args: Any) -> Run:
     """Return what a function returns in a new process, whose memory and allocator are its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _set_threads, (THREADS,)) as pool:
         result = pool.submit(function, *args).result()
     print(*args, json.dumps(result), flush=True)
     return result
+
+
+def _set_threads(number: int) -> None:
+    """Compute with so many threads in this process."""
+    import torch
+
+    torch.set_num_threads(number)
 
 
 def in_turns(
@@ -94,14 +120,14 @@ class Report:
         return table(("what", "ours", "peer", "ratio", "goal", "met"), self.rows)
 
 
-def machine(threads: int | None = None) -> str:
-    """Return processor, threads and versions, which every page names."""
+def machine(threads: int = THREADS) -> str:
+    """Return processor, threads, versions and load, which every page names."""
     import torch
 
-    threads = threads or torch.get_num_threads()
     return (
         f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}, "
-        f"torch {torch.__version__}, Python {platform.python_version()}"
+        f"torch {torch.__version__}, Python {platform.python_version()}, load of the machine "
+        f"{os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"
     )
 
 

@@ -8,7 +8,6 @@ every seed. Writes ``results/quality_peers.md``.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from dataclasses import replace
@@ -19,22 +18,14 @@ from typing import Any
 import page
 from data import next_events, training_events
 from peer_workers.common import Job
-from peers import (
-    CASES,
-    OURS,
-    PEERS,
-    Case,
-    Runs,
-    Side,
-    conditions,
-    find_pythons,
-    make_job,
-    make_parser,
-    run_worker,
-)
+from peers import CASES, OURS, PEERS, Case, Runs, Side, describe, make_job, run_worker, show_range
 
 SHARE = 0.98  # of what the worst run ends with: the level that all of them reach
 COMPARABLE = 0.8  # of the best side: one that ends lower sets no level
+HEADS = (
+    *("side", "s of training to the level: median (all)", "times ours", "epochs to it"),
+    *("an epoch, s", "best NDCG@10: median (all)", "epochs to that"),
+)
 
 
 def best_scores(runs: Runs) -> list[float]:
@@ -52,85 +43,72 @@ def find_level(sides: dict[str, Runs]) -> tuple[float, list[str]]:
 
 def reach(runs: Runs, level: float) -> tuple[list[float], list[int]]:
     """Return seconds and epochs of every run until its NDCG@10 first has a level."""
-    seconds, epochs = [], []
-    for run in runs:
-        values = [value for _, value in run["points"]]
-        epochs.append(next(n for n, value in enumerate(values, 1) if value >= level))
-        seconds.append(run["points"][epochs[-1] - 1][0])
-    return seconds, epochs
+    first = [
+        next((x[0], n) for n, x in enumerate(run["points"], 1) if x[1] >= level) for run in runs
+    ]
+    return [seconds for seconds, _ in first], [epochs for _, epochs in first]
 
 
-def show_range(values: list[float], form: str = "{:.1f}") -> str:
+def show_all(values: list[float], form: str = "{:.1f}") -> str:
     """Return the median, and the range of all."""
-    middle, low, high = map(form.format, (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
+    return f"{form.format(statistics.median(values))} {show_range(values, form)}"
 
 
 def table(sides: dict[str, Runs]) -> str:
     """Return a row for each side, ours first; ratios are of runs with the same seed."""
     level, comparable = find_level(sides)
-    own_seconds, rows = reach(next(iter(sides.values())), level)[0], []
+    own_seconds, _ = reach(next(iter(sides.values())), level)
+    rows = []
     for title, runs in sides.items():
         reached = ["not reached", "", ""]
         if title in comparable:
             seconds, epochs = reach(runs, level)
             ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
-            reached = [show_range(seconds), show_range(ratios), ", ".join(map(str, epochs))]
+            reached = [show_all(seconds), show_all(ratios), ", ".join(map(str, epochs))]
         epoch = statistics.median(run["points"][-1][0] / len(run["points"]) for run in runs)
-        curves = [[value for _, value in run["points"]] for run in runs]
-        best_epochs = [1 + curve.index(max(curve)) for curve in curves]
-        rows.append(
-            [
-                *(title, *reached, f"{epoch:.2f}"),
-                *(show_range(best_scores(runs), "{:.4f}"), ", ".join(map(str, best_epochs))),
-            ]
-        )
-    heads = ("side", "s of training to the level: median (all)", "times ours", "epochs to it")
-    heads += ("an epoch, s", "best NDCG@10: median (all)", "epochs to that")
+        best = best_scores(runs)
+        best_epochs = [reach([run], score)[1][0] for run, score in zip(runs, best, strict=True)]
+        ends = show_all(best, "{:.4f}"), ", ".join(map(str, best_epochs))
+        rows.append([title, *reached, f"{epoch:.2f}", *ends])
     words = (
         f"Level: NDCG@10 of {level:.4f}, {SHARE:.0%} of what the worst run ends with, among sides "
         f"that end at {COMPARABLE:.0%} of the best or above."
     )
-    return f"{words}\n\n{page.table(heads, rows)}"
+    return f"{words}\n\n{page.table(HEADS, rows)}"
 
 
-def run_case(case: Case, given: Any, pythons: dict[str, Path]) -> tuple[Job, dict[Side, Runs]]:
+def run_case(case: Case, given: Any) -> tuple[Job, dict[Side, Runs]]:
     """Return all runs of all sides in turns, a seed after the other."""
     with tempfile.TemporaryDirectory() as folder:
-        job = make_job(case, given, Path(folder), held_out=str(Path(folder) / "next.csv"))
+        held_out = str(Path(folder) / "next.csv")
+        job = replace(make_job(case, given, Path(folder)), held_out=held_out)
         events = training_events(case.table(), case.length)
-        next_events(case.table(), events).to_csv(job.held_out, index=False)
+        next_events(case.table(), events).to_csv(held_out, index=False)
         sides: dict[Side, Runs] = {side: [] for side in (OURS, *(PEERS[x] for x in given.peers))}
         for seed in range(given.seeds):
             seeded = replace(job, seed=job.seed + seed)
-            measure = partial(run_worker, job=seeded, folder=Path(folder), pythons=pythons)
+            measure = partial(run_worker, job=seeded, folder=Path(folder))
             for side, runs in page.in_turns(sides, 1, measure).items():
                 sides[side] += runs
-                at, value = max(runs[0]["points"], key=lambda point: point[1])
-                print(f"{case.title}, {side.title}: {value:.4f} after {at:.1f} s", flush=True)
+                print(f"{case.title}, {side.title}: {best_scores(runs)}", flush=True)
     return job, sides
 
 
 def main() -> None:
-    """Measure every case, and write the page."""
-    parser = make_parser(__doc__, ["ml-100k-50"], ["rectools-flat", "replay-bucket-8"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--patience", type=int, default=20, help="epochs without improvement")
-    parser.add_argument("--max-seconds", type=float, default=600.0, help="of training, a run")
-    given, load, parts = parser.parse_args(), os.getloadavg()[0], []
-    if any("loss" in dict(PEERS[name].settings) for name in given.peers):
-        parser.error("--peers: only those with our loss, cross-entropy over all items")
-    pythons = find_pythons(given)
+    """Measure every case, with peers that have our loss, and write the page."""
+    peers = ["rectools-flat", "replay-bucket-8"]
+    options = {"seeds": 3, "patience": 20, "max_seconds": 600.0, "threads": 1}
+    given = page.parse_options(__doc__, cases=["ml-100k-50"], peers=peers, **options)
+    parts = []
     for case in (CASES[name] for name in given.cases):
-        job, sides = run_case(case, given, pythons)
+        job, sides = run_case(case, given)
         named = {side.title: runs for side, runs in sides.items()}
         parts.append(f"## {case.title}\n\n{table(named)}")
     ends = (
         f"{given.seeds} seeds; a side ends after a patience of {given.patience} epochs or "
         f"{given.max_seconds:g} s."
     )
-    first = {side: runs[0] for side, runs in sides.items()}
-    text = "\n\n".join((*parts, ends, conditions(job, load, first, "GELU (RePlay: ReLU)")))
+    text = "\n\n".join((*parts, ends, describe(job, sides.items(), "GELU (RePlay: ReLU)")))
     page.replace_section(page.RESULTS / "quality_peers.md", "quality", text)
 
 

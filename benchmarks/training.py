@@ -1,7 +1,4 @@
-"""Models with their data, and training steps as the trainer makes them: time, FLOPs, memory.
-
-Data may be of any size without files.
-"""
+"""Models with their data, and training steps as the trainer makes them: time, FLOPs, memory."""
 
 from __future__ import annotations
 
@@ -12,98 +9,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from recbole.utils import init_seed
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loaders import WindowLoader
-from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.experiment.build import Experiment, prepare
+from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.trainer import LossWatch, PosTrainer
-from recbole_pos.layers.features import Features
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
 
 
 def build(model: str, dataset: str, **options: Any) -> Experiment:
-    """Return a model with its data and trainer, which shows no progress."""
+    """Return a model with its data and trainer, which shows no progress, as a run makes it."""
+    keep_freed_memory()
     return prepare(PosConfig(model, dataset, None, {"show_progress": False, **options}))
 
 
-@dataclass(frozen=True)
-class Size:
-    """Sizes of a dataset (``events``: interactions) and of the model that learns from it."""
-
-    users: int
-    items: int
-    events: int
-    length: int
-    d: int
-    layers: int
-    batch: int
-
-
-class GeneratedDataset:
-    """The part of a dataset that a model and a loader read, around interactions without a file."""
-
-    def __init__(self, log: EventLog, items: int, length: int, config: PosConfig) -> None:
-        self.log, self.length, self.config = log, length, config
-        self.item_num, self.user_num = items + 1, len(log.offsets) - 1
-
-    def num(self, field: str) -> int:
-        """Return the number of ids of a field, padding included."""
-        return self.item_num if field == self.log.item_field else self.user_num
-
-    def get_features(self) -> Features:
-        """Return no features of interactions and users."""
-        return Features()
-
-    def make_training_windows(self) -> Windows:
-        """Return windows over all interactions."""
-        offsets = self.log.offsets
-        return training_windows(offsets[:-1], offsets[1:], self.length, "chunk", None)
-
-
-def generate(size: Size, config: PosConfig) -> GeneratedDataset:
-    """Return long and short histories, items of popularity 1 / rank, growing timestamps.
-
-    Lengths are log-normal as MovieLens', where the mean is 145 interactions and the median 68.
-    """
-    rng = np.random.default_rng(0)
-    share = rng.lognormal(0.0, 1.2, size.users)
-    lengths = np.maximum(share / share.sum() * size.events, 2).astype(np.int64)
-    offsets = np.concatenate(([0, 0], np.cumsum(lengths)))  # no one has id 0
-    total = int(offsets[-1])
-    rank = np.floor(np.exp(rng.random(total) * np.log(size.items + 1))).astype(np.int64)
-    fields = {
-        "user_id": torch.from_numpy(np.repeat(np.arange(1, size.users + 1), lengths)),
-        "item_id": torch.from_numpy(np.minimum(rank, size.items)),
-        "timestamp": torch.from_numpy(1e9 + np.arange(total, dtype=np.float64)),
-    }
-    log = EventLog(fields, offsets, "user_id", "item_id", "timestamp")
-    return GeneratedDataset(log, size.items, size.length, config)
-
-
-def make_trainer(size: Size, **options: Any) -> tuple[PosTrainer, WindowLoader]:
-    """Return a trainer of PosSASRec, default but for the sizes, and a loader of generated data."""
-    given = {
-        "MAX_ITEM_LIST_LENGTH": size.length,
-        "hidden_size": size.d,
-        "inner_size": 4 * size.d,
-        "n_layers": size.layers,
-        "n_heads": max(size.d // 64, 1),
-        "attn_dropout_prob": 0.0,
-        "train_batch_size": size.batch,
-        "show_progress": False,
-        **options,
-    }
-    config = PosConfig("PosSASRec", "ml-100k", config_dict=given)  # its files are not read
-    init_seed(config["seed"], config["reproducibility"])
-    data = generate(size, config)
-    trainer = PosTrainer(config, config.model_class(config, data).to(config["device"]))
-    return trainer, WindowLoader(config, data, trainer.adapter.requirements())
+def time_epochs(experiment: Experiment, epochs: int) -> list[float]:
+    """Train epochs without validation, and return the seconds of each."""
+    trainer = experiment.trainer
+    loader = trainer.training_loader(experiment.loaders["train"])
+    return [trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(epochs)]
 
 
 def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeGuard, TypeVar
+from uuid import UUID
 
 from recbole_pos.errors import UsageError
 
@@ -134,6 +135,8 @@ def read_names(names: Any, key: str) -> list[str]:
             found.append(name)
             continue
         plain = _to_python(name)
+        if isinstance(plain, UUID):
+            plain = str(plain)
         if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
             plain = int(plain)
         if not isinstance(plain, (str, int)):

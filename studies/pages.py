@@ -54,14 +54,6 @@ _GENERATED = {
 }
 
 
-class ComparedStudy(NamedTuple):
-    """A study that was compared again: its folder, its runs, and the words after ``compare``."""
-
-    folder: Path
-    runs: pd.DataFrame
-    command: list[object]
-
-
 class StudyTables(NamedTuple):
     """The tables of a study.
 
@@ -99,16 +91,11 @@ class Studies:
             FileNotFoundError: if there is no such study, or no runs of it.
         """
         if name not in self.made:
-            compared = self.compare(name)
-            self.made[name] = None if compared is None else _read_tables(compared)
+            self.made[name] = self._compare(name)
         return self.made[name]
 
-    def compare(self, name: str) -> ComparedStudy | None:
-        """Compare the runs that are kept of a study; None without its data.
-
-        Raises:
-            FileNotFoundError: as :meth:`tables`.
-        """
+    def _compare(self, name: str) -> StudyTables | None:
+        """Return the tables of the runs that are kept of a study; None without its data."""
         study_name, _, other_dataset = name.partition("@")
         study, runs = STUDIES / f"{study_name}.yaml", RUNS / name
         for file in (study, runs):
@@ -130,14 +117,12 @@ class Studies:
             verbose=False,
         )
         assert found is not None
-        command: list[object] = [study.relative_to(ROOT)]
-        if other_dataset:
-            command += ["-d", other_dataset]
-        command += ["--known", runs.relative_to(ROOT)]
+        command = [str(study.relative_to(ROOT)), *(["-d", other_dataset] if other_dataset else [])]
+        command += ["--known", str(runs.relative_to(ROOT))]
         if options:
             is_own = options["data_path"] == str(ROOT / "dataset")
             command += ["--data_path", "dataset" if is_own else "FOLDER"]
-        return ComparedStudy(folder, found.runs, command)
+        return _read_tables(StudyFolder(folder), found.runs, command)
 
     def _find_data(self, dataset: str) -> dict[str, str] | None:
         """Return the option that names where the data are; None if they are nowhere."""
@@ -153,9 +138,8 @@ class Studies:
         return None
 
 
-def _read_tables(compared: ComparedStudy) -> StudyTables:
-    """Return the tables of a compared study from its folder."""
-    folder = StudyFolder(compared.folder)
+def _read_tables(folder: StudyFolder, runs: pd.DataFrame, command: list[str]) -> StudyTables:
+    """Return the tables of a study that was compared with the words after ``compare``."""
     plan, facts = folder.read_plan(), folder.read_facts()
     assert plan is not None
     markdown = (folder.path / "table.md").read_text("utf-8")
@@ -171,7 +155,7 @@ def _read_tables(compared: ComparedStudy) -> StudyTables:
     if len(trials):
         sections["Trials of the searches"] = _tabulate_trials(trials)
     text = "\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
-    conditions = _describe_conditions(compared, facts.data)
+    conditions = _describe_conditions(runs, facts.data, command)
     page = f"# {plan.title}: all tables\n\n{conditions}\n{text}"
     table = pd.read_csv(folder.path / "table.csv")
     return StudyTables(tables, page, table.to_csv(index=False, float_format="%.8g"))
@@ -241,16 +225,10 @@ def shorten(title: str, tables: dict[str, str]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + not_run
 
 
-def _shorten_commit(commit: str) -> str:
-    name, _, dirty = commit.partition("-")
-    return f"{name[:7]}-{dirty}" if dirty else name[:7]
-
-
-def _describe_conditions(compared: ComparedStudy, data: Mapping[str, Any]) -> str:
+def _describe_conditions(runs: pd.DataFrame, data: Mapping[str, Any], command: list[str]) -> str:
     """Return a paragraph on how the runs of a study were made, and the command of its tables."""
-    runs = compared.runs
     trained = runs[(runs["status"] == "done") & runs["seconds"].notna()]
-    commits = dict.fromkeys(map(_shorten_commit, trained["commit"]))
+    commits = dict.fromkeys(re.sub(r"^(.{7})[^-]*", r"\1", name) for name in trained["commit"])
     devices = "; ".join(dict.fromkeys(trained["device"]))
     seconds = format_duration(trained["seconds"].sum())
     size = f"{data['users']:,} users, {data['items']:,} items, {data['events']:,} interactions"
@@ -260,7 +238,7 @@ def _describe_conditions(compared: ComparedStudy, data: Mapping[str, Any]) -> st
         f"{size}; checksum of the interactions as read `{data['checksum'][:8]}…`. The same tables "
         "without training:"
     )
-    line = f"recbole-pos compare {' '.join(map(str, compared.command))} --report"
+    line = f"recbole-pos compare {' '.join(command)} --report"
     return f"{textwrap.fill(text, 120)}\n\n```sh\n{line}\n```\n"
 
 

@@ -19,7 +19,7 @@ from recbole_pos.relations.search import Edges, EventOrder
 
 RELATIONS: list[Any] = [
     "brand",
-    {"field": "tags", "source": "behaviour"},
+    {"field": "tags"},
     {"field": "price", "within": "brand", "scales": [1.0, 5.0]},
     {"field": "weight", "scales": 3},
     {"field": "channel", "scope": "batch"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ from recbole_pos.data.batch import map_tensors
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.padded import PaddedContext
-from recbole_pos.serve import token_lists
+from recbole_pos.layers.context import PaddedContext, SequenceContext
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -418,37 +415,6 @@ def test_a_history_has_the_same_scores_on_every_path(tmp_path: Path, augmentatio
     want = tabulate(histories=[describe(start, end) for start, end in bounds])
     users = dataset.field2id_token["user_id"][1:].tolist()
     np.testing.assert_allclose(tabulate(users=users), want, rtol=1e-4, atol=1e-5)
-
-
-def test_one_long_list_of_tokens_takes_little_memory(
-    shopping: recbole_pos.Recommender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 50,000 tokens among 2,000 lists, a table of which has 800 MB."""
-    with pytest.raises(UsageError, match=r"histories.0..events.words.0..1.: expected text"):
-        shopping.read([{"items": ["i1"], "events": {"words": [["a", None]]}}])
-    words, before = [["a"] * 50_000, *["b"] * 1999], resource.getrusage(resource.RUSAGE_SELF)
-    one = {"items": ["i1"] * 2000, "events": {"words": words}}
-    few = {"items": ["i1"] * 5, "events": {"words": ["b"] * 5}}
-    found = shopping.recommend(histories=[one, few], k=3, exclude_seen=False)["score"].to_numpy()
-    np.testing.assert_allclose(found[:3], found[3:], rtol=1e-5)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 2**18  # KiB
-    newest = {"items": ["i1"], "events": {"words": words[:1]}}
-    monkeypatch.setattr(token_lists, "LARGEST_TABLE", 50_000)  # so it is scored by itself
-    found = [shopping.recommend(histories=x, k=3)["score"] for x in ([few, newest, few], [newest])]
-    np.testing.assert_allclose(found[0][3:6], found[1], rtol=1e-5)
-
-
-def test_scores_that_are_no_numbers_are_refused(
-    shopping: recbole_pos.Recommender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the name of the history."""
-    extreme = {"id": "a", "items": ["i1", "i2"], "events": {"stars": [3e38, 1]}}
-    with pytest.raises(UsageError, match="^'a': the scores .*NaN"):
-        shopping.recommend(histories=[["i3"], extreme], k=2)
-    broken = torch.full_like(shopping.scorer.require_vectors(), torch.nan)
-    monkeypatch.setattr(shopping.scorer, "vectors", broken)
-    with pytest.raises(UsageError, match="NaN"):
-        shopping.recommend(histories=[["i3"]], k=2)
 
 
 @pytest.mark.long

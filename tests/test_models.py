@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,10 +10,6 @@ import reference
 import torch
 from conftest import make_log, write_atomic
 from torch import Tensor
-
-from recbole_pos.layers import triangular
-from recbole_pos.position import positional_attention
-from recbole_pos.position.positional_attention import MIN_BLOCKS
 
 
 def forward(model, items: Tensor, n: int) -> Tensor:
@@ -42,35 +37,6 @@ def test_scores_equal_the_paper(experiment, double, name: str) -> None:
     for row in range(len(rows)):
         items = rows["item_id_list"][row, : int(rows["item_length"][row])]
         torch.testing.assert_close(got[row], forward(model, items, 7)[-1], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("n_heads", "size", "options"),
-    [
-        (1, 2, {}),
-        (2, 3, {"positional_mask": "after_softmax"}),
-        (2, 2, {"position": ["average"]}),
-        (2, 5, {}),
-    ],
-    ids=str,
-)
-def test_products_without_the_zeros(experiment, monkeypatch, n_heads, size, options) -> None:
-    """Loss and gradients of long histories, in blocks of rows, are those of full squares."""
-    given = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0, "n_heads": n_heads}
-    made = experiment("FPARec", **given, **options)
-    model, found = made.model.double(), []
-    batch = max(made.trainer.training_loader(made.loaders["train"]), key=lambda b: b.width)
-    product = Mock(wraps=triangular.triangular_product)
-    monkeypatch.setattr(positional_attention, "triangular_product", product)
-    for block in (10**6, size):
-        monkeypatch.setitem(triangular.BLOCK, "cpu", block)
-        loss = model.window_loss(batch)
-        found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-        used = block == size and batch.width >= MIN_BLOCKS * size
-        heads = 1 if "position" in options else n_heads
-        assert product.call_count == used * heads * len(model.trm_encoder.layer)
-    for full, blocks in zip(*found, strict=True):
-        torch.testing.assert_close(blocks, full, rtol=1e-9, atol=1e-12)
 
 
 def test_the_time_of_the_target_is_never_read(experiment) -> None:

@@ -118,12 +118,7 @@ def test_types() -> None:
         ("FPARec", {"device": "cuda"}, "; here it is gpu_id and use_gpu"),
         ("FPARec", {"embedding_size": 8}, "; here it is hidden_size"),
         ("GRU4Rec", {"dropout": 0.1}, "; here it is dropout_prob"),
-        (
-            "LightGCN",
-            {},
-            "; to try it, give -m LightGCN --plugins=recbole.model.general_recommender",
-        ),
-        ("DeepFM", {}, "context-aware"),
+        ("LightGCN", {}, "Another of RecBole's"),
         ("PosSASRec", {"lambda_2": 1.0}, "PosRec"),
         ("PosSASRec", {"positional_rank": 4}, "position: fparec"),
         ("FPARek", {}, "did you mean FPARec"),

@@ -156,56 +156,57 @@ def test_claims_of_this_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (tmp_path / "claims.png").stat().st_size > 50_000
 
 
-def test_the_picture_of_positions(
-    pages: ModuleType, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A panel for a study with runs that are kept, but for those of shuffled histories."""
-    rows = {"NoPE": {"model": "Pop"}, "last": {"model": "SPop"}}
-    study = {**STUDY, "rows": rows, "tables": [{"title": "Against NoPE"}]}
-    runs = repository / "results/runs"
-    for name in ("mine", "mine-shuffled"):
-        for folder in (repository / "studies/positions", runs / "positions"):
-            folder.mkdir(exist_ok=True)
-        study_file = repository / f"studies/positions/{name}.yaml"
-        study_file.write_text(yaml.safe_dump(study), encoding="utf-8")
-        shutil.copytree(runs / "my", runs / f"positions/{name}")
-    pictures = load_script("pictures", monkeypatch)
-    (panel,) = pictures.panels([repository / "data"], repository / "work")
-    assert (panel.name, panel.seeds, list(panel.gains.index)) == ("mine", 2, ["last"])
-    line = panel.gains.loc["last"]
-    assert line["low"] < line["difference"] < line["high"] and line["seeds"] == 2
-    out = repository / "positions.png"
-    pictures.main(["--data_path", str(repository / "data"), "--out", str(out)])
-    assert out.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.long  # a minute; `make pages ARGS=--check` is the same
 def test_the_pages_of_this_repository(pages: ModuleType) -> None:
     """Tables of data that anyone has are those of the runs in results/runs/."""
     assert pages.main(["--check"]) == 0
 
 
-def test_figures_that_no_table_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Pages of results have tables of their own; elsewhere only what links to them is asked."""
-    figures = load_script("figures", monkeypatch)
-    table = "| row | NDCG@10 |\n|---|---|\n| one | 0.1234 ± 0.0020 |\n| two | +50 [-3, +103] * |\n"
-    page = f"# A page\n\n{table}\n## Findings\n\n- One has .123, .0050 less [-.0003, +.0103].\n"
-    texts = {
-        "results/page.md": f"{page}- [Elsewhere](other.md) .4321.\n- No table: .4321, .0049.\n",
-        "results/other.md": "| row |\n|---|\n| 0.43211 |\n",
-        "results/README.md": "| says .9999 | .1234 and .4321 | .0077 |\n",
-        "docs/choosing.md": "It has .4321 ([page](../results/page.md#x)).\n\nNor does .9999.\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    found = [figures.unfounded(tmp_path / name) for name in texts]
-    assert found == [[".4321", ".0049"], [], [".0077"], [".4321"]]
+# --- figures in words: tables are made again from runs, words would keep what no run says any more
+
+FIGURE = re.compile(r"(?<![\d.])\d*\.\d{3,}(?!\d)")
+LINK = re.compile(r"\]\(([\w./@-]+\.md)[)#]")
 
 
-def test_figures_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of README, documents and results are in tables of results."""
-    assert load_script("figures", monkeypatch).main([]) == 0
+def linked_results(page: Path, text: str) -> list[Path]:
+    """The pages of results, or of all tables of a study, that a text of a page links to."""
+    pages = [(page.parent / name).resolve() for name in LINK.findall(text)]
+    return [one for one in pages if (ROOT / "results") in one.parents and one.is_file()]
+
+
+def figures_in_tables(page: Path) -> set[float]:
+    lines = [line for line in page.read_text("utf-8").splitlines() if line.startswith("|")]
+    return {float(figure) for figure in FIGURE.findall("\n".join(lines))}
+
+
+def unfounded_figures(page: Path, text: str) -> list[str]:
+    """Figures of three digits or more in a page's words that no linked or own table has."""
+    is_result = page.parent == ROOT / "results"
+    if is_result:  # its findings, not its methods
+        found = re.search(r"^## Findings\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        text = found[1] if found else ""
+    missing = []
+    for paragraph in re.split(r"\n(?=- |\||\n)", text):
+        sources = linked_results(page, paragraph) + [page] * is_result
+        sources += [table for one in sources for table in linked_results(one, one.read_text())]
+        known = set().union(*map(figures_in_tables, sources))
+        for figure in FIGURE.findall(paragraph) if sources else ():
+            half = 0.5 * 10.0 ** -len(figure.partition(".")[2]) + 1e-9
+            if not any(abs(float(figure) - other) <= half for other in known):
+                missing.append(figure)
+    return missing
+
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*.md")]
+
+
+def test_figures_in_words_stand_in_tables() -> None:
+    results = ROOT / "results" / "README.md"  # whose table is that of the claims, checked above
+    for page in PAGES:
+        if page != results:
+            assert not unfounded_figures(page, page.read_text("utf-8")), page
+    words = "## Findings\n\n- NoPE falls to .9999 ([positions](positions.md)).\n"
+    assert unfounded_figures(ROOT / "results" / "positions.md", words) == [".9999"]
 
 
 STUDIES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "studies").rglob("*.yaml"))

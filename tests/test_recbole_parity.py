@@ -22,7 +22,6 @@ from reference_graph import SESSIONS
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.layers.chunks import CHUNK_ELEMENTS
 from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
 from recbole_pos.model.training import compute_every_state, make_adapter
 
@@ -288,19 +287,13 @@ def test_without_their_additions_they_are_recboles(
 
 
 @pytest.mark.parametrize(
-    ("model", "overlap", "far"),
-    [("SRGNN", "distance", False), ("GCSAN", "edge", True), ("SRGNN", "sum", True)],
+    ("model", "overlap"), [("SRGNN", "distance"), ("GCSAN", "edge"), ("SRGNN", "sum")]
 )
-def test_graphs_with_anchors_equal_loops(
-    experiment, double, monkeypatch, model: str, overlap: str, far: bool
-) -> None:
-    """Edges of weight 1 and anchors of their distances, both divided by their sum; on a device
-    with more nodes than there are."""
+def test_graphs_with_anchors_equal_loops(experiment, double, model: str, overlap: str) -> None:
+    """Edges of weight 1 and anchors of their distances, both divided by their sum."""
     options = {"anchor_overlap": overlap, "anchor_self_weight": 0.5}
     options |= STAMP if model == "SRGNN" else SASREC
     net = scatter(experiment(f"Anchored{model}", **options).model)
-    monkeypatch.setattr(net, "_needs_fixed_shapes", lambda rows: far)
-    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2000)
     alias, weights, items = net._get_slice(padded(ALL)[0])[:3]
     n = items.size(1)
     assert weights.shape == (len(ALL), n, 2 * n)

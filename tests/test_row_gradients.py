@@ -61,16 +61,6 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
         assert not kept.dense.any()
 
 
-def test_without_a_kept_gradient_it_is_dense() -> None:
-    table, items, targets = example()
-    with kept_gradient(table.weight):
-        table.weight.grad = None  # as another optimiser leaves it
-        loss_of(table, items, targets).backward()
-        assert not table.weight.grad.is_sparse
-    loss_of(table, items, targets).backward()
-    assert not table.weight.grad.is_sparse
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),

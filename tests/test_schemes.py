@@ -32,10 +32,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import looks_ahead
 from recbole_pos.layers import chunks
 from recbole_pos.layers.attention import TransformerEncoder
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.context import PaddedContext, SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition, replaces_attention
-from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position import mixing, time_buckets
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import Compose, ComposeInput
@@ -434,10 +433,8 @@ def test_extremes_stay_finite() -> None:
     ("name", "options", "field"),
     [
         ("kernel", {"kernel_band": N + 1}, "kernel_band"),
-        ("kernel", {"kernel_band": 2, "kernel_u": "full"}, "kernel_band"),
         ("t5", {"t5_buckets": 32, "t5_max_distance": 16}, "t5_buckets"),
         ("rope", {"heads": 8}, "rope"),
-        ("ldpe", {"d": 1}, "hidden_size"),
         ("to_rope", {**GATED, "fusion": "split_dim"}, "gate"),
         ("to_rope", {**GATED, "gate_value": 0.0}, "gate_value"),
         ("to_rope", {"fusion": "effective"}, "fusion"),
@@ -461,7 +458,6 @@ def test_what_schemes_refuse(name: str, options: dict, field: str) -> None:
     [
         ("bias", lambda q, k: torch.ones(q.size(-2), q.size(-2)) > 0),  # would undo the causal mask
         ("bias", lambda q, k: torch.zeros(3, q.size(-2), q.size(-2))),
-        ("rotate", lambda q, k: q),
         ("rotate", lambda q, k: (q[..., 1:], k)),
         ("mix_values", lambda v: None),
         ("attend", lambda q, k, v: v[1:]),

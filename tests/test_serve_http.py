@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -155,14 +156,11 @@ def test_clients_at_the_same_time_get_their_own_answers(
         (422, "JSON decode error", "/recommend", b'{"histories": '),
         (422, "becase", "/recommend", {"becase": 2}),
         (422, "k", "/recommend", {"users": ["u1"], "k": 0}),
-        (422, "k", "/recommend", {"users": ["u1"], "k": 1001}),
         (422, "give histories or users, one of the two", "/recommend", {}),
         (422, "no one", "/recommend", {"users": ["u1", "no one"]}),
         (422, "histories", "/recommend", {"histories": [["i1", None]]}),
-        (422, "histories", "/recommend", {"histories": [[]] * 257}),
-        (422, "times", "/recommend", {"histories": [{"items": ["i1"], "times": [float("nan")]}]}),
+        (422, ".at: expected finite", "/recommend", {"histories": [{"items": [], "at": math.nan}]}),
         (422, "boosts: 'i1': ", "/recommend", {"users": ["u1"], "boosts": {"i1": float("inf")}}),
-        (422, "allowed: no item is left", "/similar", {"items": ["i1"], "allowed": ["i999"]}),
         (422, "item 'i999' is not known", "/similar", {"items": ["i999"]}),
     ],
 )
@@ -181,9 +179,6 @@ def test_what_cannot_be_served(
         done = fork(lambda: main(["serve", str(run_dir), f"--port={port}"]))
     assert done.returncode != 0 and "address already in use" in done.stderr
     refused(["serve", tmp_path], "run folder")
-    (tmp_path / "config.yaml").write_bytes((run_dir / "config.yaml").read_bytes())
-    (tmp_path / "checkpoint.pt").write_bytes((run_dir / "checkpoint.pt").read_bytes()[:1000])
-    refused(["serve", tmp_path, "--port=0"])
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "recbole_pos.serve.http", raising=False)
     refused(["serve", os.devnull], "pip install 'recbole-pos[serve]'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import sys
 import time
 import warnings
@@ -85,13 +84,14 @@ class Clock:
 
     def tick(self, targets: int) -> None:
         """Note that steps over so many real targets have ended."""
+        job = self.job
         self.targets += targets
         self.seconds = time.perf_counter() - self.began
-        has_epoch = self.targets >= self.job.targets
+        has_epoch = self.targets >= job.targets
         if self.warm:
-            is_enough = has_epoch and self.seconds >= self.job.min_seconds
-            self.done = is_enough or self.seconds >= self.job.max_seconds
-        elif has_epoch or self.seconds >= self.job.warmup_seconds:
+            is_enough = has_epoch and self.seconds >= job.min_seconds
+            self.done = is_enough or self.seconds >= job.max_seconds
+        elif has_epoch or self.seconds >= job.warmup_seconds:
             self.warm, self.targets = True, 0
             self.began = time.perf_counter()
 
@@ -208,22 +208,12 @@ def set_attention_dropout(model: Module, probability: float) -> None:
             module.dropout = probability
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of packages, and of those that decide the speed of all sides."""
-    return {name: version(name) for name in [*packages, "torch", "numpy"]}
-
-
-def report(clock: Clock, items: int, model: Module, packages: dict[str, str]) -> None:
-    """Print the result, as the last line of standard output."""
+def report(clock: Clock, items: int, *packages: str) -> None:
+    """Print the result, with the versions of packages, as the last line of standard output."""
     result = {
-        "targets": clock.targets,
-        "seconds": clock.seconds,
         "targets_per_second": clock.targets / clock.seconds,
-        "epochs": clock.targets / clock.job.targets,
         "items": items,
-        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "versions": packages,
+        "versions": {name: version(name) for name in (*packages, "torch", "numpy")},
         "points": clock.points if isinstance(clock, Curve) else [],
-        "python": platform.python_version(),
     }
     print(json.dumps(result), flush=True)

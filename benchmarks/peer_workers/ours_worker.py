@@ -11,13 +11,9 @@ from peer_workers import common
 from recbole.data.interaction import Interaction
 from training import build
 
-from recbole_pos import __version__
-from recbole_pos.experiment.memory import keep_freed_memory
-
 
 def main() -> None:
     job = common.Job.read()
-    keep_freed_memory()  # as a run does
     names = {"softmax": "CE", "sampled_softmax": "sampled_softmax", "bce": "BCE"}
     loss = {"loss_type": names[job.loss]} | ({"negatives": job.negatives} if job.negatives else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +60,7 @@ def main() -> None:
         trainer._train_epoch(loader, epoch)
         clock.tick(loader.num_targets)
         epoch += 1
-    packages = {"recbole_pos": __version__, **common.versions("recbole")}
-    common.report(clock, dataset.item_num - 1, model, packages)
+    common.report(clock, dataset.item_num - 1, "recbole-pos", "recbole")
 
 
 if __name__ == "__main__":

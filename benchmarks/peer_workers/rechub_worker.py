@@ -52,7 +52,7 @@ def main() -> None:
     common.train(
         clock, optimizer, lambda: torch.randperm(len(inputs)).split(job.batch_size), compute
     )
-    common.report(clock, len(items), model, common.versions("torch-rechub"))
+    common.report(clock, len(items), "torch-rechub")
 
 
 if __name__ == "__main__":

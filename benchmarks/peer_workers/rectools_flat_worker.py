@@ -47,7 +47,7 @@ def main() -> None:
     common.train(
         clock, optimizer, lambda: loader, lambda batch: compute_loss(net, batch, job.negatives)
     )
-    common.report(clock, len(items), net, common.versions("rectools"))
+    common.report(clock, len(items), "rectools")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def main() -> None:
         )
         optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
         trainer.fit(LightningModule(model, optimizer_factory=optimizer), datamodule=data)
-    common.report(timing.clock, len(items), model, common.versions("replay-rec", "lightning"))
+    common.report(timing.clock, len(items), "replay-rec", "lightning")
 
 
 if __name__ == "__main__":

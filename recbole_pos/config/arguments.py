@@ -141,11 +141,13 @@ class ConvertArguments:
     date_format: str | None = _arg(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
+    timezone: str | None = _arg(
+        None, "zone of times that name none (UTC), such as America/New_York", "ZONE"
+    )
+    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg(
         (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )
-    item_columns: Any = _arg((), "the same of --items", "NAME,NAME")
-    user_columns: Any = _arg((), "the same of --users", "NAME,NAME")
     types: Any = _arg(
         (), "token, token_seq, float or float_seq (guessed)", "COLUMN=TYPE", kind=list, flag="type"
     )
@@ -156,24 +158,20 @@ class ConvertArguments:
         kind=list,
         flag="table",
     )
-    decimal: Any = _arg((), "decimal separator of numbers (seen)", "COLUMN=MARK", kind=list)
-    thousands: Any = _arg((), "thousands separator of numbers (seen)", "COLUMN=MARK", kind=list)
     rename: Any = _arg((), "names of fields", "COLUMN=FIELD", kind=list)
     drop: tuple[str, ...] = _arg((), "columns to leave out", "COLUMN")
-    rm_copies: bool = _arg(
-        False, "leave out exact copies: the same user, item and time as an earlier line"
-    )
     max_lost: float = _arg(
         0.1,
         "largest share of the rows of a table that may be broken, or lack user, item or time (0.1)",
         "SHARE",
     )
-    min_user: int = _arg(1, "leave out users with fewer interactions (1)", "N")
-    min_item: int = _arg(1, "leave out items with fewer interactions (1)", "N")
-    core: int = _arg(1, "both, until all have so many (1)", "N")
     separator: str | None = _arg(None, "between cells of a text file (seen)")
     no_quotes: bool = _arg(False, "quotation marks mean nothing in a text file")
     encoding: str = _arg("utf-8", "of text files (utf-8)")
+    decimal: str = _arg(".", "decimal separator of numbers in text (.)")
+    missing: tuple[str, ...] = _arg(
+        (), "words for a missing cell beside NA, null and so on", "WORD"
+    )
     data_path: str | Path = _arg("dataset/", "folder that gets the dataset (dataset/)")
     overwrite: bool = _arg(False, "replace a dataset of this name")
     dry_run: bool = _arg(False, "show what would be written, and write nothing")

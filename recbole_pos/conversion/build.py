@@ -12,60 +12,48 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from recbole_pos.conversion.cells import INNER, Cells, convert_cells, encode, guess_kind, read_ids
-from recbole_pos.conversion.interaction_table import InteractionTable
+from recbole_pos.config.arguments import ConvertArguments
+from recbole_pos.conversion.cells import Cells, convert_cells, encode, guess_kind, read_ids
+from recbole_pos.conversion.interaction_table import (
+    InteractionTable,
+    find_by_name,
+    require_column,
+)
+from recbole_pos.conversion.reading import Source
 from recbole_pos.conversion.report import MAX_LISTED, Column, Lines, Report
-from recbole_pos.conversion.roles import find_by_name, require_column
-from recbole_pos.conversion.source import Source
-from recbole_pos.conversion.writing import Table
+from recbole_pos.conversion.writing import TABLES, Table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, listed, shown
 
-TABLES = ("inter", "item", "user")
 # Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
 # A token field of at least so many rows with more different values per row is not loaded.
 _UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
-_MAX_TOKEN_BYTES = 1 << 30  # of the array in which RecBole keeps the names of a field
 # Of the contradictions expected by chance, a column of items or users has at most this share.
 _CONTRADICTION_SHARE = 0.1
-# What the user sets for single columns (type, table, name of the field, separators of numbers):
-# option -> column -> value.
+# What the user sets for single columns: option (type, table or rename) -> column -> value.
 Overrides = Mapping[str, Mapping[str, str]]
 
 
-def check_overrides(overrides: Overrides, columns: Iterable[str]) -> None:
-    """Refuse overrides of columns that no file has, and impossible values, by a UsageError."""
+def check_overrides(
+    overrides: Overrides, roles: Mapping[str, str], sources: Iterable[Source]
+) -> None:
+    """Refuse overrides of columns that no file has, or of users, items and times, and bad names."""
+    columns = {name for source in sources for name in source.columns}
     for option, values in overrides.items():
         for column, value in values.items():
             require_column(column, columns, option)
-            is_separator = option in ("decimal", "thousands")
-            if is_separator and (len(value) != 1 or value.isalnum()):
-                raise UsageError(
-                    f"{option}: {column}={shown(value)}: a separator is one character, such as , "
-                    "or ."
-                )
-            if option == "decimal" and value == overrides["thousands"].get(column):
-                raise UsageError(f"decimal: {column}: thousands has the same separator")
             if option == "rename" and make_field_name(value, ()) != value:
                 raise UsageError(
                     f"rename: {column}={value}: a field is called by letters, digits and _, such "
                     f"as {make_field_name(value, ())}"
                 )
-
-
-def check_roles(overrides: Overrides, roles: Mapping[str, str], columns: Iterable[str]) -> None:
-    """Refuse, by a UsageError, what cannot be set for the columns of users, items and times.
-
-    ``columns`` are those of files of items and users, which may have columns of these names.
-    """
-    for option, (role, column) in itertools.product(overrides, roles.items()):
-        if option != "rename" and column in overrides[option] and column not in columns:
-            raise UsageError(
-                f"{option}: column {shown(column)} is the {role}; the interactions always have "
-                "users and items as token and times as float; leave it out"
-            )
+            if option != "rename" and column in roles.values():
+                raise UsageError(
+                    f"{option}: column {shown(column)} is the user, item or time, which are token, "
+                    "token and float of the interactions; leave it out"
+                )
 
 
 def make_field_name(column: str, taken: Iterable[str]) -> str:
@@ -120,12 +108,10 @@ def find_first_values(
         Cells [num_entities], empty where an item has no value, and [rows] bool.
     """
     filled = np.flatnonzero(cells.codes)
-    codes = cells.codes[filled]
-    owners = entities[filled]
     first = np.zeros(num_entities, dtype=cells.codes.dtype)
-    first[owners[::-1]] = codes[::-1]  # reversed, since the last assignment to an element stays
-    is_contradicting = np.zeros(len(cells.codes), dtype=bool)
-    is_contradicting[filled] = codes != first[owners]
+    # in reverse, since the last assignment to an element stays
+    first[entities[filled[::-1]]] = cells.codes[filled[::-1]]
+    is_contradicting = (cells.codes > 0) & (cells.codes != first[entities])
     return replace(cells, codes=first), is_contradicting
 
 
@@ -168,36 +154,38 @@ class Builder:
         interactions: InteractionTable,
         roles: Mapping[str, str],
         overrides: Overrides,
+        args: ConvertArguments,
         report: Report,
     ) -> None:
         self.source, self.interactions, self.roles = source, interactions, roles
-        self.overrides, self.report = overrides, report
+        self.overrides, self.args, self.report = overrides, args, report
+        self.taken: set[str] = set()
         defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
-        self.fields = {r: overrides["rename"].get(roles[r], name) for r, name in defaults.items()}
-        for first, second in itertools.combinations(self.fields.values(), 2):
-            if first == second:
-                raise UsageError(f"rename: two fields would be called {shown(first)}")
-        ids = {"item": interactions.item, "user": interactions.user}
+        self.fields = {role: self._name(roles[role], name) for role, name in defaults.items()}
+        ids = {"user": interactions.user, "item": interactions.item}
         self.entities = {role: EntityIndex(cells) for role, cells in ids.items()}
-        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {"inter": {}}
-        for role in ("user", "item"):
-            self._add(roles[role], source, "inter", ids[role].as_kind("token"), role)
+        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {
+            "inter": {},
+            "item": {},
+            "user": {},
+        }
+        for role, cells in ids.items():
+            self._add(roles[role], source, "inter", cells.as_kind("token"), self.fields[role])
+            self.tables[role][self.fields[role]] = self.entities[role].cells
         self.tables["inter"][self.fields["time"]] = interactions.seconds
-        for role, index in self.entities.items():
-            self.tables[role] = {self.fields[role]: index.cells}
-        self._report_time()
+        time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
+        time.different = len(np.unique(interactions.seconds))
+        time.notes = [*interactions.forms]
+        report.columns.append(time)
 
-    def _report_time(self) -> None:
-        """Report the column of times."""
-        name = self.roles["time"]
-        column = Column(name, self.source.path.name, self.fields["time"], "float", "inter")
-        column.different = len(np.unique(self.interactions.seconds))
-        column.notes = [*self.interactions.forms]
-        if self.has_time:
-            examples = self.source.columns[name].slice(0, 1000).drop_null().slice(0, 3)
-            column.examples = list(map(str, examples.to_pylist()))
-            column.notes.append("seconds since 1970, UTC")
-        self.report.columns.append(column)
+    def _name(self, column: str, default: str | None = None) -> str:
+        """Return a name for the field of a column: that of ``rename``, ``default``, or its own."""
+        name = self.overrides["rename"].get(column, default)
+        if name in self.taken:
+            raise UsageError(f"rename: two fields would be called {shown(name)}")
+        name = name or make_field_name(column, self.taken)
+        self.taken.add(name)
+        return name
 
     @property
     def has_time(self) -> bool:
@@ -206,25 +194,24 @@ class Builder:
 
     def add_file(self, source: Source, role: str) -> None:
         """Add attributes of items or users (``role``) from a file; refuse one of other items."""
-        key = self._find_key(source, role)
-        index = self.entities[role]
-        ids = read_ids(encode(source.columns[key], key))
+        key, index = self._find_key(source, role), self.entities[role]
+        ids = read_ids(encode(source.table[key], key, self.args.missing))
         entities = index.find(ids)
         self.report.notes += [f"{source.path.name}, {key}: {note}" for note in ids.notes]
+        unused = f"{role} without an interaction"
+        dropped = {
+            f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
+            unused: np.flatnonzero((entities < 0) & (ids.codes > 0)),
+        }
+        self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused)
         rows = np.flatnonzero(entities >= 0)
-        if not len(rows):
-            known = index.cells
-            raise UsageError(
-                f"{role}s: no {role} of {source.path} has an interaction: {key} has such as "
-                f"{shown(ids.values[min(ids.different, 1)].as_py())}, {self.roles[role]} of "
-                f"the interactions {shown(known.values[int(known.codes[0])].as_py())}; write both "
-                "in one way"
-            )
-        lost = {f"no {role} ({key})": np.flatnonzero(ids.codes == 0)}
-        is_unused = (entities < 0) & (ids.codes > 0)
-        left_out = {f"{role} without an interaction": np.flatnonzero(is_unused)}
-        self.report.lines[f"{role}s"] = Lines.count(source, lost, left_out)
         num_without_row = len(index) - len(np.unique(entities[rows]))
+        if not len(rows):
+            examples = [shown(cells.values[-1].as_py()) for cells in (ids, index.cells)]
+            raise UsageError(
+                f"{source.path}: no {role} has an interaction; {key} has such as {examples[0]}, "
+                f"the interactions {examples[1]}"
+            )
         if num_without_row:
             self.report.notes.append(
                 f"{num_without_row:,} of {len(index):,} {role}s with interactions have no row in "
@@ -244,9 +231,7 @@ class Builder:
                 return names[0]
         raise UsageError(
             f"{source.path}: no column is called {shown(self.roles[role])} as in the interactions, "
-            f"so no one knows which {role} a row is about; rename one of "
-            f"{listed(source.columns)}, or name them with --{role}_columns if the file has no "
-            "header"
+            f"so no one knows which {role} a row is about; rename one of {listed(source.columns)}"
         )
 
     def add_columns(self) -> None:
@@ -257,31 +242,29 @@ class Builder:
             cells = None if has_role else self._read_column(self.source, column)
             if cells is None:
                 continue
-            if len(rows) < self.source.num_rows:
-                cells = cells[rows]
+            cells = cells[rows]
             table = self.overrides["table"].get(column) or choose_table(cells, self.entities)
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
                 self._add(column, self.source, table, cells)
             else:
-                codes = self.entities[table].codes
-                self._add_attribute(column, self.source, table, cells, codes, rows)
+                entities = self.entities[table].codes
+                self._add_attribute(column, self.source, table, cells, entities, rows)
 
     def _read_column(self, source: Source, column: str) -> Cells | None:
         """Return the typed cells of a column; None if it is left out, which is reported."""
         try:
             if _NAMELESS.fullmatch(column):
                 raise UsageError("has no name")
-            cells = encode(source.columns[column], column)
-            separators = [self.overrides[option].get(column) for option in ("decimal", "thousands")]
-            kind = self.overrides["type"].get(column, "float" if any(separators) else "")
+            cells = encode(source.table[column], column, self.args.missing)
+            kind = self.overrides["type"].get(column)
             if not kind:
-                return guess_kind(cells, column, source.decimal_comma)
+                return guess_kind(cells, column, self.args.decimal)
         except UsageError as error:
             left_out = Column(column, source.path.name, notes=[str(error)], loaded=False)
             self.report.columns.append(left_out)
             return None
-        return convert_cells(cells, kind, column, source.decimal_comma, *separators)
+        return convert_cells(cells, kind, column, self.args.decimal)
 
     def _add_attribute(
         self,
@@ -297,11 +280,6 @@ class Builder:
         ``cells``, numbers of the items in ``entities``, and ``rows`` of the source are [n] each.
         """
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
-        num_empty = int((cells.codes == 0).sum())
-        if num_empty and source is self.source:
-            total = f"{num_empty:,} of {len(cells.codes):,}"
-            note = f"{total} interactions have none: those of the {table}"
-            first = first.as_kind(cells.kind, note)
         name = self._add(column, source, table, first)
         wrong = rows[is_contradicting]
         if len(wrong):
@@ -309,34 +287,33 @@ class Builder:
             entry = {"table": table, "lines": len(wrong), "first": places}
             self.report.contradictions[name] = entry
 
-    def _add(self, column: str, source: Source, table: str, cells: Cells, role: str = "") -> str:
+    def _add(
+        self, column: str, source: Source, table: str, cells: Cells, field: str | None = None
+    ) -> str:
         """Add cells to a table, report the column, and return the name of its field."""
-        taken = {name for columns in self.tables.values() for name in columns}
-        name = self.fields[role] if role else self.overrides["rename"].get(column)
-        if name is not None and name in taken:
-            raise UsageError(f"rename: two fields would be called {shown(name)}")
-        name = name or make_field_name(column, taken)
+        name = field or self._name(column)
         self.tables[table][name] = cells
         reported = Column(column, source.path.name, name, cells.kind, table, cells.different)
         reported.missing = int((cells.codes == 0).sum())
-        reported.examples = [v.replace(INNER, " | ") for v in cells.values[1:4].to_pylist()]
         reported.notes = list(cells.notes)
-        if not role and (reason := _describe_useless(cells)):
+        if not field and (reason := _describe_useless(cells)):
             reported.loaded = False
             reported.notes.append(f"written, not loaded: {reason}")
         self.report.columns.append(reported)
         return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return table -> field -> cells to write, and table -> fields that a run should load."""
+        """Return table -> field -> cells to write, and table -> fields that a run should load.
+
+        Tables of items or users without attributes are left out.
+        """
         not_loaded = {column.field for column in self.report.columns if not column.loaded}
-        tables: dict[str, Table] = {}
-        loaded = {}
-        for name, table in self.tables.items():
-            if name == "inter" or len(table) > 1:  # items or users have attributes
-                tables[name] = table
-                loaded[name] = [field for field in table if field not in not_loaded]
-        return tables, loaded
+        tables = {n: table for n, table in self.tables.items() if n == "inter" or len(table) > 1}
+        loaded = {
+            name: [field for field in table if field not in not_loaded]
+            for name, table in tables.items()
+        }
+        return dict(tables), loaded
 
 
 def _describe_useless(cells: Cells) -> str:
@@ -344,10 +321,7 @@ def _describe_useless(cells: Cells) -> str:
     num_rows = int(np.count_nonzero(cells.codes))
     if not num_rows:
         return "it is empty"
-    if cells.kind == "token":
-        longest = pc.max(pc.utf8_length(cells.values)).as_py()
-        if 4 * longest * cells.different > _MAX_TOKEN_BYTES:
-            return "its texts are long"
-        if num_rows >= _UNIQUE_ROWS and cells.different > _UNIQUE_SHARE * num_rows:
-            return "nearly every one is another"
+    is_unique = cells.different > _UNIQUE_SHARE * num_rows
+    if cells.kind == "token" and num_rows >= _UNIQUE_ROWS and is_unique:
+        return "nearly every one is another"
     return ""

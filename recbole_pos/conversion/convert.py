@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import os
 import re
 import shlex
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zoneinfo import available_timezones
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recbole_pos.config.arguments import ConvertArguments, split_keywords
-from recbole_pos.conversion.build import (
-    TABLES,
-    Builder,
-    check_overrides,
-    check_roles,
-    make_field_name,
-)
-from recbole_pos.conversion.interaction_table import find_copies, read_interactions
-from recbole_pos.conversion.reading import read_files, read_frame
-from recbole_pos.conversion.report import Lines, Report
-from recbole_pos.conversion.roles import (
-    NAMES,
+from recbole_pos.conversion.build import Builder, check_overrides
+from recbole_pos.conversion.interaction_table import (
     explode_lists,
     find_roles,
+    read_interactions,
     require_column,
-    require_header,
 )
-from recbole_pos.conversion.source import Source
-from recbole_pos.conversion.writing import Table, choose_separator, format_yaml, write_table
-from recbole_pos.data.location import PARQUET
-from recbole_pos.errors import PosError, RunWarning, UsageError
-from recbole_pos.files import LOCK, finish_replacement, replace_folder, write_text
+from recbole_pos.conversion.reading import Source, read_files, read_frame
+from recbole_pos.conversion.report import Lines, Report
+from recbole_pos.conversion.writing import (
+    HELD_OUT,
+    Table,
+    choose_separator,
+    list_dataset_files,
+    warn_of_loss,
+    write_dataset,
+)
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import is_number, is_whole, listed, read_names, shown, suggest
+from recbole_pos.values import is_number, read_names, shown, suggest
 
-REPORT = "convert.json"
-_UNREADABLE = (
-    *(OSError, EOFError, UnicodeError, RecursionError, MemoryError),
-    *(pa.ArrowException, csv.Error, zlib.error),
-)
 _DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
 # Names of frames in messages.
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
 _MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
-_PARTS = ("train", "valid", "test")
-# Options of single columns, and the arguments that have them.
-_BY_COLUMN = {"type": "types", "table": "tables"}
-_BY_COLUMN |= {option: option for option in ("rename", "decimal", "thousands")}
-# An option in a message, and its value after =, without a comma or period that ends a clause.
-_OPTION = re.compile(r"--([a-z_]+)(?:=((?:'[^']*'|[^\s',;.)]|,(?! )|\.(?! [A-Z]))+))?")
+_BY_COLUMN = {"type": "types", "table": "tables", "rename": "rename"}  # option -> argument
 _NAME = re.compile(r"\w[\w.-]*")
-_MAX_NAME_BYTES = 200  # file systems allow 255, of which suffixes need some
 
 
 def convert(events: Any, *, settings: ConvertArguments | None = None, **given: Any) -> Report:
@@ -110,38 +91,9 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         raise UsageError(f"{name}: no argument of convert{suggest(name, vars(args))}")
     is_file = isinstance(events, (str, os.PathLike))
     path = Path(events if is_file else _FRAMES["events"])
-    try:
-        return _convert(events, path, args)
-    except UsageError as error:
-        if settings is None:  # arguments in Python, options on the command line
-            raise UsageError(write_as_python(str(error))) from error
-        raise
-    except PosError:
-        raise
-    except _UNREADABLE as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{str(path)[:100]} cannot be converted: {reason}") from error
-
-
-def write_as_python(text: str) -> str:
-    """Return a message with arguments for options: ``time='COLUMN'`` for ``--time=COLUMN``."""
-
-    def write(match: re.Match[str]) -> str:
-        name, value = _BY_COLUMN.get(match[1], match[1]), (match[2] or "").replace("'", "")
-        given: Any = value
-        if name in _BY_COLUMN.values():
-            given = dict([value.split("=", 1)]) if value else ""
-        elif name.endswith("columns"):
-            given = value.split(",") if value else ""
-        return f"{name}={given!r}" if value else name
-
-    return _OPTION.sub(write, re.sub("^(type|table):", r"\1s:", text))
-
-
-def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
-    """Make a dataset as :func:`convert` does; ``path`` is the file, or the name of a frame."""
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
+    _check_arguments(args)
     _require_name(name, folder, args)
     overrides = {
         option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
@@ -149,45 +101,30 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
-    check_overrides(overrides, _list_columns(sources))
-    given_names = {role: None if (n := getattr(args, role)) is None else str(n) for role in NAMES}
-    source = explode_lists(sources.pop("events"), given_names)
-    roles = find_roles(source.columns, given_names, args.date_format)
-    check_roles(overrides, roles, _list_columns(sources))
-    if not args.columns:
-        require_header(source.columns, roles, args.date_format)
-    guessed = [f"--{role}={column}" for role, column in roles.items() if given_names[role] is None]
+    roles = find_roles(sources["events"], args)
+    check_overrides(overrides, roles, sources.values())
+    guessed = [f"--{role}={column}" for role, column in roles.items() if not getattr(args, role)]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
-    interactions = read_interactions(source, roles, args.date_format)
-    lost = dict(interactions.dropped)
-    if args.rm_copies:
-        if roles["time"] not in source.columns:
-            raise UsageError(
-                "rm_copies: copies have the same user, item and time, and there are no times "
-                f"(--time={roles['time']}); leave it out"
-            )
-        is_copy = find_copies(interactions)
-        interactions.keep(~is_copy, "exact copy of an earlier row (user, item, time)")
-    interactions.keep_core(max(args.min_user, args.core), max(args.min_item, args.core))
+    source = explode_lists(sources["events"], roles)
+    interactions = read_interactions(source, roles, args)
 
     report = Report(name)
-    left_out = {r: rows for r, rows in interactions.dropped.items() if r not in lost}
-    report.lines["events"] = Lines.count(source, lost, left_out)
+    report.lines["events"] = Lines.count(source, interactions.dropped)
     report.times = dict(interactions.forms)
-    builder = Builder(source, interactions, roles, overrides, report)
-    for role, attributes in sources.items():
-        builder.add_file(attributes, role)
+    builder = Builder(source, interactions, roles, overrides, args, report)
+    for role in ("item", "user"):
+        if role in sources:
+            builder.add_file(sources[role], role)
     _report_lost(report, args.max_lost)
     builder.add_columns()
     tables, loaded = builder.finish()
-    num_copies = 0 if args.rm_copies else int(find_copies(interactions).sum())
-    _add_counts(report, builder, num_copies)
+    _add_counts(report, builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
     report.show(reporter)
-    _warn_of_loss(folder, name, report.counts["events"])
+    warn_of_loss(folder, report.counts["events"])
     if args.dry_run:
         reporter.line("nothing is written (dry_run)")
         return report
@@ -196,7 +133,8 @@ def _convert(events: Any, path: Path, args: ConvertArguments) -> Report:
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
-    _write_dataset(folder, tables, options, report, reporter)
+    write_dataset(folder, tables, options, report, reporter)
+    reporter.line(report.command)
     return report
 
 
@@ -211,69 +149,19 @@ def _report_lost(report: Report, max_lost: float) -> None:
         )
     if tables:
         text = "; ".join(lines.describe_lost() for lines in tables)
-        warnings.warn(f"left out of {report.name}: {text}", RunWarning, stacklevel=5)
+        warnings.warn(f"left out of {report.name}: {text}", RunWarning, stacklevel=4)
 
 
-def _write_dataset(
-    folder: Path,
-    tables: Mapping[str, Table],
-    options: Mapping[str, Any],
-    report: Report,
-    reporter: Reporter,
-) -> None:
-    """Write all files of a dataset; they replace the files of an earlier one."""
-    name = report.name
-    with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
-        write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
-        write_text(new_folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
-        for suffix, table in tables.items():
-            with reporter.task(f"writing {folder / name}.{suffix}"):
-                write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])
-    reporter.line(f"wrote {folder}: {listed([REPORT, *list_dataset_files(folder, name)])}")
-    reporter.line(report.command)
-
-
-def _warn_of_loss(folder: Path, name: str, num_interactions: int) -> None:
-    """Warn if a dataset has more than the ``num_interactions`` that replace it."""
-    files = [folder / file for file in list_dataset_files(folder, name) if ".inter" in file]
-    num_replaced = sum(map(_count_rows, files))
-    if num_interactions < num_replaced:
-        warnings.warn(
-            f"overwrite: {num_interactions:,} interactions replace {num_replaced:,} in {folder}; "
-            "`update` and `recommend` need the whole history: convert old and new files together",
-            RunWarning,
-            stacklevel=5,
-        )
-
-
-def _count_rows(file: Path) -> int:
-    """Return the number of rows of a table of a dataset; 0 if it cannot be read."""
-    try:
-        if file.suffix == PARQUET:
-            return pq.read_metadata(file).num_rows
-        with open(file, "rb") as lines:
-            return max(sum(1 for _ in lines) - 1, 0)  # the first is the header
-    except (OSError, pa.ArrowException):
-        return 0
-
-
-def _add_counts(report: Report, builder: Builder, num_copies: int) -> None:
+def _add_counts(report: Report, builder: Builder) -> None:
     """Add counts of the kept interactions, and their first and last time, to the report."""
     seconds = builder.interactions.seconds
-    has_time = builder.has_time
     report.counts |= {
         "events": len(seconds),
         "users": len(builder.entities["user"]),
         "items": len(builder.entities["item"]),
-        "first": _format_time(seconds.min()) if has_time else None,
-        "last": _format_time(seconds.max()) if has_time else None,
-        "copies": num_copies,
+        "first": _format_time(seconds.min()) if builder.has_time else None,
+        "last": _format_time(seconds.max()) if builder.has_time else None,
     }
-    if num_copies:
-        report.notes.append(
-            f"{num_copies:,} of {len(seconds):,} interactions are exact copies of an earlier one "
-            "(user, item and time); --rm_copies leaves them out"
-        )
 
 
 def _make_options(
@@ -304,61 +192,28 @@ def _make_options(
     return options
 
 
-def _split_parts(inter: Table, cuts: dict[str, int], rows: np.ndarray) -> dict[str, Table]:
+def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dict[str, Table]:
     """Return a table for each part; ``rows`` [interactions] are those of the source."""
     tables: dict[str, Table] = {}
     part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
     for number, part in enumerate(("train", *cuts)):
         in_part = np.flatnonzero(part_numbers == number)
         if not len(in_part):
-            raise UsageError(
-                f"{part}: none of its interactions is left; its columns of user, item and time "
-                "need the names of the others, and values"
-            )
+            raise UsageError(f"{part}: none of its rows is an interaction")
         tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
     return tables
 
 
-def belongs_to_dataset(file: Path, name: str) -> bool:
-    """Return whether a file belongs to the dataset ``name``, so that overwriting it replaces it.
-
-    Tables, yaml, report, cache and unfinished files do; other files in the folder stay.
-    """
-    suffixes = (*TABLES, *(f"{part}.inter" for part in _PARTS))
-    tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", ".parquet")]
-    files = [*tables, f"{name}.yaml", REPORT]
-    is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
-        tuple(f".{name}." for name in files)
-    )
-    return is_unfinished or file.name in (*files, LOCK)
-
-
-def list_dataset_files(folder: Path, name: str) -> list[str]:
-    """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
-    finish_replacement(folder)
-    files = sorted(folder.iterdir()) if folder.is_dir() else ()
-    return [
-        file.name
-        for file in files
-        if file.name.startswith(f"{name}.") and belongs_to_dataset(file, name)
-    ]
-
-
 def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
     """Refuse a name that no dataset can have, and a dataset that exists unless overwritten."""
-    if not (_NAME.fullmatch(name) and len(name.encode()) <= _MAX_NAME_BYTES):
-        raise UsageError(
-            f"name: {shown(name)} cannot be that of a dataset: letters, digits, _, - and ., at "
-            f"most {_MAX_NAME_BYTES}, as in --name={make_field_name(name[:40], ())}"
-        )
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"name: found {shown(name)}, expected letters, digits, _, - and .")
     files = list_dataset_files(folder, name)
     if files and not (args.overwrite or args.dry_run):
         raise UsageError(
             f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
             "replace it with --overwrite"
         )
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, where the folder of the dataset would be")
 
 
 def _read_pairs(option: str, words: Any) -> dict[str, str]:
@@ -376,50 +231,40 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
 
 def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     """Return the sources of events (with held-out parts at their end), item and user, if given."""
-    _check_arguments(args)
     tables = {"events": events, "valid": args.valid, "test": args.test}
     tables |= {"item": args.items, "user": args.users}
     sources = {}
     for role, table in tables.items():
-        option = f"{role}_columns" if role in ("item", "user") else "columns"
-        if table is None:
-            if getattr(args, option) and option != "columns":
-                raise UsageError(f"{option}: found no file of {role}s; add --{role}s=FILE")
-        elif isinstance(table, (str, os.PathLike)):
-            sources[role] = read_files(Path(table), args, option)
-        elif getattr(args, option):
-            raise UsageError(f"{option}: a frame names its columns; leave the option out")
-        else:
+        columns = () if role in ("item", "user") else args.columns
+        if isinstance(table, (str, os.PathLike)):
+            sources[role] = read_files(Path(table), args, columns)
+        elif table is not None:
             sources[role] = read_frame(table, _FRAMES.get(role, role))
-    dropped = read_names(args.drop, "drop")
-    for column in dropped:
-        require_column(column, _list_columns(sources), "drop")
-    for role, source in sources.items():
-        kept = {name: cells for name, cells in source.columns.items() if name not in dropped}
-        sources[role] = replace(source, columns=kept)
-    for part in _PARTS[1:]:
+    for column in read_names(args.drop, "drop"):
+        names = {name for source in sources.values() for name in source.columns}
+        require_column(column, names, "drop")
+        for role, source in sources.items():
+            if column in source.columns:
+                sources[role] = replace(source, table=source.table.drop_columns(column))
+    for part in HELD_OUT:
         if part in sources:
             sources["events"] = sources["events"].add_part(part, sources.pop(part))
     return sources
 
 
-def _list_columns(sources: Mapping[str, Source]) -> list[str]:
-    """Return the names of the columns of all sources, each once, in their order."""
-    return list(dict.fromkeys(name for source in sources.values() for name in source.columns))
-
-
 def _check_arguments(args: ConvertArguments) -> None:
     """Refuse values of arguments that fit no file."""
-    for option in ("min_user", "min_item", "core"):
-        value = getattr(args, option)
-        if not is_whole(value) or value < 1:
-            raise UsageError(f"{option}: expected a number of interactions, found {shown(value)}")
     if not (is_number(args.max_lost) and 0 <= args.max_lost <= 1):
         raise UsageError(f"max_lost: expected a share from 0 to 1, found {shown(args.max_lost)}")
-    if args.separator is not None and len(args.separator) != 1:
-        raise UsageError(f"separator: {shown(args.separator)} must be one character")
+    for option in ("separator", "decimal"):
+        if len(getattr(args, option) or ".") != 1:
+            raise UsageError(f"{option}: expected one character, found {getattr(args, option)!r}")
     if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
+    if args.timezone is not None and args.timezone not in available_timezones():
+        raise UsageError(
+            f"timezone: found {shown(args.timezone)}, expected a zone such as Europe/Oslo"
+        )
 
 
 def _format_time(seconds: float) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import json
 import os
 import warnings
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.conversion.convert import REPORT, convert, write_as_python
+from recbole_pos.conversion.convert import convert
+from recbole_pos.conversion.writing import read_counts
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.values import shown
@@ -57,13 +56,6 @@ class Dataset(os.PathLike[str]):
         cls,
         frame: Any,
         *,
-        user: str | None = None,
-        item: str | None = None,
-        time: str | None = None,
-        items: Any = None,
-        users: Any = None,
-        valid: Any = None,
-        test: Any = None,
         path: str | os.PathLike[str] | None = None,
         **given: Any,
     ) -> Dataset:
@@ -74,31 +66,19 @@ class Dataset(os.PathLike[str]):
 
         Args:
             frame: interactions, one in each row.
-            user: column of the user; None to guess it by its name, as for the next two.
-            item: column of the item.
-            time: column of the time; ``row_order`` where none exists.
-            items: a frame (or file) with attributes of items.
-            users: a frame (or file) with attributes of users.
-            valid: interactions to validate with, which no split then chooses; needs ``test``.
-            test: interactions to test with.
             path: the folder to make, whose name is that of the dataset; None for a temporary one,
                 which is removed with the last object that needs it.
-            given: other arguments of :func:`convert`, such as ``core``, ``types`` and ``drop``.
+            given: arguments of :func:`convert`: columns of ``user``, ``item`` and ``time``; frames
+                or files of ``items``, ``users``, ``valid`` and ``test``; ``types``, ``drop`` etc.
 
         Raises:
             UsageError: as :func:`convert` raises it.
         """
-        refused = {"data_path", "dry_run"} if path is None else {"data_path", "dry_run", "name"}
-        if wrong := refused & set(given):
-            raise UsageError(
-                f"{min(wrong)}: not of from_frame; path says where and under which name"
-            )
+        if wrong := {"data_path", "dry_run"} & given.keys():
+            raise UsageError(f"{min(wrong)}: not of from_frame; path is the folder to make")
         home = TemporaryFolder() if path is None else None
-        if home is not None:
-            path = home.path / given.pop("name", _NAME)
-        folder = Path(os.path.abspath(path or ""))
-        given |= {"user": user, "item": item, "time": time}
-        given |= {"items": items, "users": users, "valid": valid, "test": test}
+        name = given.pop("name", _NAME)  # of a temporary dataset
+        folder = home.path / name if home else Path(os.path.abspath(path or ""))
         dataset = cls(folder)
         dataset.home = home
         target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
@@ -131,10 +111,7 @@ class Dataset(os.PathLike[str]):
         """Numbers of interactions (``events``), users and items, first and last time, if known."""
         if self.report is not None:
             return dict(self.report.counts)
-        try:
-            return dict(json.loads((self.path / REPORT).read_text(encoding="utf-8"))["counts"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return {}
+        return read_counts(self.path)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -150,21 +127,6 @@ class Dataset(os.PathLike[str]):
         text = ", ".join(f"{counts[key]:,} {name}" for key, name in names.items())
         text += f", {counts['first']} to {counts['last']} UTC" if counts["first"] else ""
         return f"Dataset {self.name}: {text}"
-
-    def _repr_html_(self) -> str:
-        import pandas  # late: ``import recbole_pos`` stays fast
-
-        content = f"<b>{html.escape(repr(self))}</b>"
-        if self.report is not None:
-            rows = [
-                (column.column, column.field or "(left out)", column.kind, column.table)
-                for column in self.report.columns
-            ]
-            table = pandas.DataFrame(rows, columns=["column", "field", "type", "table"])
-            content += table.to_html(index=False)  # escapes the cells
-            notes = map(write_as_python, self.report.notes)
-            content += "".join(f"<div>{html.escape(note)}</div>" for note in notes)
-        return f"<div>{content}</div>"
 
 
 def find_folder_beside(dataset: Any, name: str) -> Path | None:

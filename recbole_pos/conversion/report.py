@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from recbole_pos.conversion.source import EMPTY_LINE, Source
+from recbole_pos.conversion.reading import Source
+from recbole_pos.conversion.text_files import EMPTY_LINE
 from recbole_pos.reporter import Reporter
 
 MAX_LISTED = 10  # rows that are named for each reason
@@ -32,7 +32,6 @@ class Column:
     table: str = ""
     different: int = 0
     missing: int = 0
-    examples: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     loaded: bool = True
 
@@ -42,8 +41,8 @@ class Lines:
     """What became of the rows of a source: each is kept, or dropped for one reason.
 
     ``read`` and ``kept`` are numbers of rows; ``dropped`` is reason -> number and first rows.
-    ``lost`` are the reasons for which a row cannot be used. The other reasons are empty lines, what
-    an option leaves out, and attributes of items and users without an interaction.
+    ``lost`` are the reasons for which a row cannot be used. The other reasons are empty lines, and
+    attributes of items and users without an interaction.
     """
 
     source: str
@@ -54,35 +53,29 @@ class Lines:
     lost: list[str]
 
     @classmethod
-    def count(
-        cls, source: Source, lost: dict[str, np.ndarray], left_out: dict[str, np.ndarray]
-    ) -> Lines:
+    def count(cls, source: Source, dropped: dict[str, np.ndarray], unused: str = "") -> Lines:
         """Count the rows of a source that were read, kept, and dropped.
 
         Args:
-            source: the source, whose broken lines are lost, too.
-            lost: reason -> rows that cannot be used.
-            left_out: reason -> rows that are left out although they can be used.
+            source: the source, of which broken lines are dropped, too.
+            dropped: reason -> rows.
+            unused: the reason among these for which rows are left out that could be used.
         """
-        broken = [line for part in source.parts for line in part.describe_broken()]
-        counts = [
-            (EMPTY_LINE if line.endswith(f"({EMPTY_LINE})") else "broken line", 1, [line])
-            for line in broken
-        ]
-        counts += [
-            (reason, len(rows), source.locate_rows(rows[:MAX_LISTED]))
-            for reason, rows in {**lost, **left_out}.items()
-            if len(rows)
-        ]
+        faults: dict[str, list[str]] = {}
+        for place, fault in source.broken_lines:
+            reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
+            faults.setdefault(reason, []).append(f"{place} ({fault})")
         reasons: dict[str, dict[str, Any]] = {}
-        for reason, number, first in counts:
-            entry = reasons.setdefault(reason, {"lines": 0, "first": []})
-            entry["lines"] += number
-            entry["first"] = (entry["first"] + first)[:MAX_LISTED]
-        read = source.num_rows + len(broken)
+        for reason in dict.fromkeys((*faults, *dropped)):
+            lines, rows = faults.get(reason, []), dropped.get(reason, np.empty(0, np.int64))
+            places = lines[:MAX_LISTED] + source.locate_rows(rows[:MAX_LISTED])
+            if places:
+                number = len(lines) + len(rows)
+                reasons[reason] = {"lines": number, "first": places[:MAX_LISTED]}
+        read = source.table.num_rows + len(source.broken_lines)
         kept = read - sum(entry["lines"] for entry in reasons.values())
-        lost_reasons = [r for r in reasons if r not in left_out and r != EMPTY_LINE]
-        return cls(str(source.path), source.form, read, kept, reasons, lost_reasons)
+        lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
+        return cls(str(source.path), source.form, read, kept, reasons, lost)
 
     @property
     def num_lost(self) -> int:
@@ -106,8 +99,8 @@ class Report:
         times: form of times -> number of interactions.
         contradictions: field -> number of rows that differ from the first of an item or user, and
             the first of them.
-        counts: numbers of interactions (``events``), users, items and copies of earlier
-            interactions, and the first and last time (None if times are only an order).
+        counts: numbers of interactions (``events``), users and items, and the first and last time
+            (None if times are only an order).
         command: the command that trains a model on the dataset.
     """
 
@@ -126,18 +119,23 @@ class Report:
 
     def show(self, reporter: Reporter) -> None:
         """Show the table of columns; rows read, kept and dropped; contradictions and notes."""
-        headers = ("column", "field", "type", "table", "different", "missing", "examples", "")
-        reporter.line(_make_table(headers, map(_describe_column, self.columns)))
+        table = Table("column", "field", "type", "table", "different", "missing", "")
+        for column in self.columns:
+            counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
+            field = column.field or "(left out)"
+            cells = (column.column, field, column.kind, column.table, *counts)
+            texts = (*cells, "; ".join(column.notes))
+            table.add_row(*(Text(text, overflow="fold") for text in texts))
+        reporter.line(table)
         for kind, lines in self.lines.items():
-            reporter.line(f"{kind}: {lines.source} ({lines.form})")
-            counts = [("read", f"{lines.read:,}", ""), ("kept", f"{lines.kept:,}", "")]
+            reporter.line(f"{kind}: {lines.source}: {lines.kept:,} of {lines.read:,} rows kept")
             for reason, dropped in lines.dropped.items():
-                counts.append((f"dropped: {reason}", f"{dropped['lines']:,}", _list_first(dropped)))
-            reporter.line(_make_table(("rows", "", "first"), counts))
+                count, first = dropped["lines"], ", ".join(dropped["first"])
+                reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
         for field, entry in self.contradictions.items():
             reporter.line(
                 f"{field}: {entry['lines']:,} rows differ from the first of the {entry['table']}, "
-                f"which was taken: {_list_first(entry)}"
+                f"which was taken, first {', '.join(entry['first'])}"
             )
         for note in self.notes:
             reporter.line(note)
@@ -147,33 +145,3 @@ class Report:
         period = f"{first} to {last} UTC; " if first else ""
         forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
         reporter.line(f"{totals}, {period}times: {forms}")
-
-
-def _describe_column(column: Column) -> tuple[str, ...]:
-    """Return a column's row of the table on screen."""
-    return (
-        column.column,
-        column.field or "(left out)",
-        column.kind,
-        column.table,
-        f"{column.different:,}" if column.field else "",
-        f"{column.missing:,}" if column.field else "",
-        "  ".join(text if len(text) <= 24 else f"{text[:23]}…" for text in column.examples),
-        "; ".join(column.notes),
-    )
-
-
-def _list_first(entry: dict[str, Any]) -> str:
-    """Return the first rows of an entry, with ``...`` if there are more."""
-    more = ", ..." if entry["lines"] > len(entry["first"]) else ""
-    return ", ".join(entry["first"]) + more
-
-
-def _make_table(headers: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
-    """Return a table of plain text, whose cells are folded and not cut off."""
-    table = Table()
-    for name in headers:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table

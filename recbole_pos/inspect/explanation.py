@@ -13,7 +13,6 @@ from recbole_pos.inspect.pictures import (
     SMALL,
     choose_colors,
     new_figure,
-    require_finite,
     shorten,
     write,
 )
@@ -34,13 +33,11 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
 
     Raises:
         UsageError: if the history has only one interaction, or the file cannot be written.
-        CheckpointError: if scores are not finite.
     """
     if effects["steps_back"].max() == 1:
         raise UsageError(
             "history: it has one known interaction only, without which nothing is left"
         )
-    require_finite([effects["score_change"].to_numpy()], "scores")
     items = effects.drop_duplicates("item").set_index("item")
     tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
     loss = -tables["score_change"].to_numpy()[:, ::-1]  # [items, interactions], oldest first

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.position.schemes import scheme_names
 
@@ -23,6 +22,7 @@ BLUE, VERMILION, PINK = "#0072B2", "#D55E00", "#CC79A7"
 GRAY = "#666666"
 DPI = 120
 TITLE, SMALL = 11, 8  # points
+CHARACTER = 0.1  # inches of a wide letter of a title
 LONGEST = 32  # characters of a name
 ABREAST = 4  # heat maps in a row
 
@@ -35,36 +35,12 @@ def describe_run(experiment: Experiment) -> str:
     return f"{config['model']}{in_brackets} on {config['dataset']}"
 
 
-def require_finite(arrays: Iterable[np.ndarray], what: str) -> None:
-    """Raise a CheckpointError, which calls the arrays ``what``, if one has NaN or infinity."""
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise CheckpointError(
-            f"{what} of this model is NaN or infinite: its weights are numbers, but too large to "
-            "compute with"
-        )
-
-
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
     """Return an empty figure of a size in inches; ``square`` packs panels of a fixed shape."""
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
-
-
-def _wrap_line(line: str, figure: Figure, title: Text) -> str:
-    """Return a line broken to fit the figure as text of ``title``, at 8 characters at least."""
-    canvas: Any = figure.canvas  # FigureCanvasAgg, which has a renderer
-    renderer = canvas.get_renderer()
-    limit = 0.97 * figure.bbox.width
-    num_chars = len(line)
-    while True:
-        text = textwrap.fill(line, num_chars)
-        title.set_text(text)
-        width = title.get_window_extent(renderer).width
-        if width <= limit or num_chars <= 8:
-            return text
-        num_chars = max(8, min(num_chars - 1, int(num_chars * limit / width)))
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
@@ -89,7 +65,8 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
         UsageError: if the file cannot be written.
     """
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
-    title.set_text("\n".join(_wrap_line(line, figure, title) for line in titles if line))
+    num_chars = int(figure.get_figwidth() / CHARACTER)
+    title.set_text("\n".join(textwrap.fill(line, num_chars) for line in titles if line))
     try:
         figure.savefig(file, dpi=DPI)
     except OSError as error:

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.hooks import PROJECTIONS, AttentionPosition, Projected
+from recbole_pos.layers.hooks import AttentionPosition, Projected
 from recbole_pos.values import Options
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -115,10 +115,10 @@ class MultiHeadAttention(nn.Module):
 
     def attention(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the attention output [m, d] of inputs [m, d], before residual and post-norm."""
-        query, key, value, joint = self._project(x)
+        query, key, value = self._project(x)
         out = self.position.attend(query, key, value, ctx, self.attn_dropout)
         if out is None:
-            out = self._attend(query, key, value, ctx, joint)
+            out = self._attend(query, key, value, ctx)
         out = out.reshape(x.shape)
         return out if self.dense is None else self.dense(out)
 
@@ -127,20 +127,18 @@ class MultiHeadAttention(nn.Module):
         """The layers that the scheme needs among query, key and value, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
-    def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor, Tensor | None]:
+    def _project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
         """Project x [m, d] to query, key and value, [m, h, e] each.
 
-        Without its layer a query or key is None, and the value is x itself. With all layers the
-        fourth is the tensor [m, 3, h, e] that they are views of, else None.
+        Without its layer a query or key is None, and the value is x itself.
         """
         layers = self.projections
-        joint = self._project_jointly(x, layers) if layers else None
-        projected = iter(() if joint is None else joint.unbind(1))
+        projected = iter(self._project_jointly(x, layers).unbind(1) if layers else ())
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
         if self.value is None:
-            return query, key, x.view(x.size(0), self.n_heads, self.head_size), None
-        return query, key, next(projected), joint if len(layers) == len(PROJECTIONS) else None
+            return query, key, x.view(x.size(0), self.n_heads, self.head_size)
+        return query, key, next(projected)
 
     def _project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
         """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
@@ -149,40 +147,19 @@ class MultiHeadAttention(nn.Module):
         return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
 
     def _apply_hooks(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        ctx: SequenceContext,
-        joint: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None.
-
-        ``joint`` [m, 3, h, e] may hold query, key and value, which saves copies of them.
-        """
-        position, projected = self.position, (query, key, value)
+        """Return R q, U^T (R k) and L v, [b, h, t, e] each, and the unmasked bias, or None."""
+        position = self.position
         query, key = position.rotate(query, key, ctx)
         key, value = position.mix_keys(key, ctx), position.mix_values(value, ctx)
-        is_unchanged = all(a is b for a, b in zip((query, key, value), projected, strict=True))
-        if joint is None or not is_unchanged:
-            joint = torch.stack((query, key, value), 1)
-        block = ctx.pad(joint, "start")  # [b, t, 3, h, e]
+        block = ctx.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
         return q, k, v, position.bias(q, k, ctx)
 
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        ctx: SequenceContext,
-        joint: Tensor | None = None,
-    ) -> Tensor:
-        """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e].
-
-        For ``joint`` see :meth:`_apply_hooks`.
-        """
-        q, k, v, bias = self._apply_hooks(query, key, value, ctx, joint)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return softmax(M + B(R q . U^T (R k) / sqrt(e))) . L v, [m, h, e]."""
+        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
         dropout = self.attn_dropout.p if self.training else 0.0
         # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
         is_on_cpu = q.device.type == "cpu"
@@ -215,7 +192,7 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the attention weights [b, h, t, t], aligned at the start, for inspection."""
-        query, key, value, _ = self._project(self.LayerNorm(x) if self.pre_norm else x)
+        query, key, value = self._project(self.LayerNorm(x) if self.pre_norm else x)
         q, k, _, bias = self._apply_hooks(query, key, value, ctx)
         logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
         logits = logits if bias is None else logits + bias

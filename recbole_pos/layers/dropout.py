@@ -24,8 +24,6 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout probability must be in [0, 1), found {p}")
         self.p = p
         # a byte below the threshold drops an element; above 0 at least one value of a byte does
         self.threshold = min(max(round(p * 256), int(p > 0)), 255)

@@ -1,22 +1,26 @@
-"""Sessions as graphs: one node per item of a session, an edge for every transition.
+"""Sessions as graphs: a node for each item, an edge for every transition; and layers over them.
 
-PosRec, section 4.3.1 (graph) and 4.3.2 (anchors). Shapes as in ``context.py``, with k nodes in the
-batch, packed session by session, n nodes in the largest session, and a anchors in the batch. As in
-the paper a transition of an item to itself is an edge like any other.
+PosRec, section 4.3.1 (graph) and 4.3.2 (anchors, gated messages); FGNN (weighted attention,
+Set2Set). Shapes as in ``context.py``, with k nodes in the batch, packed session by session, n nodes
+in the largest session, a anchors in the batch, and h heads that have all d columns each. As in
+PosRec a transition of an item to itself is an edge like any other.
+
+References:
+    Ruihong Qiu et al. "Exploiting Positional Information for Session-based Recommendation."
+    ACM Transactions on Information Systems 2021.
+    Ruihong Qiu et al. "Rethinking the Item Order in Session-based Recommendation with Graph Neural
+    Networks." CIKM 2019.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.padded import PaddedContext
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,6 @@ class SessionGraph:
     @classmethod
     def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
         """Build the graphs of packed item ids [m]; every distinct item of a session is a node."""
-        if isinstance(events, PaddedContext):
-            return cls._build_padded(items, events)
         code = events.row * (items.max() + 1) + items  # by session, then by item
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
@@ -54,29 +56,6 @@ class SessionGraph:
             count=count,
             alias=alias,
         )
-
-    @classmethod
-    def _build_padded(cls, items: Tensor, events: PaddedContext) -> SessionGraph:
-        """Build graphs of items [b * t] in fixed shapes: b * t nodes, with padding at the end."""
-        b, t = events.batch_size, events.width
-        rows = items.view(b, t)
-        is_real = ~events.padding
-        are_real = is_real[:, :, None] & is_real[:, None]  # [b, t, t] pairs of interactions
-        is_same_item = (rows[:, :, None] == rows[:, None]) & are_real
-        index = torch.arange(t, device=items.device)  # of interactions, and of nodes
-        first_same = is_same_item.long().argmax(2)  # [b, t] first interaction with the same item
-        is_new = (first_same == index) & is_real
-        node = (is_new.cumsum(1) - 1).clamp(min=0).gather(1, first_same)  # [b, t] of interactions
-        is_of_node = (node[:, None] == index[:, None]) & is_real[:, None]  # [b, nodes, t]
-        count = is_of_node.sum(2)
-        first = torch.where(is_of_node, index, t).amin(2).masked_fill(count == 0, 0)
-        last = torch.where(is_of_node, index, -1).amax(2).clamp(min=0)
-        nodes = PaddedContext.from_rows(rows.gather(1, first), is_new.sum(1), events.max_length)
-        assert nodes.items is not None
-        age = (events.lengths[:, None] - 1 - last).masked_fill(count == 0, 0)
-        alias = events.first[:, None] + node
-        flat = (x.reshape(b * t) for x in (first, age, count, alias))
-        return cls(events, nodes, nodes.items, *flat)
 
     @cached_property
     def first_node(self) -> Tensor:
@@ -114,9 +93,6 @@ class Anchors:
         is_repeated = graph.count > 1
         into = is_repeated.index_fill(0, graph.first_node, True)
         out = is_repeated.index_fill(0, graph.last_node, True)
-        if isinstance(graph.events, PaddedContext):  # fixed shapes: some nodes send nothing
-            node = torch.arange(into.size(0), device=into.device)
-            return cls(node, into, out, _count_all_distances(graph))
         node = (into | out).nonzero().squeeze(1)
         return cls(node, into[node], out[node], count_distances(graph, node))
 
@@ -149,24 +125,6 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
         if torch.equal(previous, distance):
             break
     return shortest[:, :n].masked_fill(nodes.padding[row], 0)
-
-
-def _count_all_distances(graph: SessionGraph) -> Tensor:
-    """Return ``count_distances`` from all nodes, [k, n]; each round doubles the steps of a path."""
-    nodes, n = graph.nodes, graph.nodes.width
-    edges = graph.transitions + graph.transitions.transpose(1, 2)
-    is_same = torch.eye(n, dtype=torch.bool, device=edges.device)
-    far = 2 * nodes.max_length  # longer than any path
-    steps = torch.where(edges > 0, 1, far).masked_fill(is_same, 0)
-    parts = []
-    for rows in iterate_chunks(nodes.batch_size, n**3, edges.device):
-        distance = steps[rows]
-        for _ in range(math.ceil(math.log2(max(nodes.max_length - 1, 1)))):
-            distance = (distance[:, :, :, None] + distance[:, None]).amin(2)
-        parts.append(distance)
-    steps = torch.cat(parts)
-    is_padding = nodes.padding[:, None] | nodes.padding[:, :, None]
-    return steps.masked_fill(is_padding, 0).view(-1, n)
 
 
 def weigh_neighbours(
@@ -221,3 +179,102 @@ def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
         return edges + anchors
     preferred, other = (anchors, edges) if overlap == "distance" else (edges, anchors)
     return torch.where(preferred > 0, preferred, other)
+
+
+class PGGNN(nn.Module):
+    """One layer: messages from in- and out-neighbours, then a GRU update (equations 7 and 8).
+
+        m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
+        x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
+
+    The weights decide whether anchors are among the neighbours, see ``weigh_neighbours``.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.out = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
+
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+        """Update nodes [k, d] by messages with weights [b, 2, n, n] (``weigh_neighbours``)."""
+        # sum first, then the product, so that padding is never multiplied with W
+        sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
+        sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
+        message = torch.cat((self.into(sums[:, 0]), self.out(sums[:, 1])), 1)
+        return self.gru(message, x)
+
+
+class WGAT(nn.Module):
+    """One layer: every node attends to the nodes with an edge to it, by their weights too.
+
+        e_ij  = LeakyReLU(a^T [W x_i || W x_j || w_ij])        for j with an edge to i of weight w
+        x'_i  = 1/h sum over heads of  sum_j softmax_j(e_ij) W x_j + b
+
+    a^T is applied in three parts, so that no [b, n, n, d] exists.
+
+    Args:
+        hidden_size: d.
+        n_heads: h, each with its own W and a.
+    """
+
+    def __init__(self, hidden_size: int, n_heads: int) -> None:
+        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d]."""
+        super().__init__()
+        self.n_heads = n_heads
+        self.weight = nn.Parameter(torch.empty(n_heads, hidden_size, hidden_size))
+        self.attention = nn.Parameter(torch.empty(n_heads, 2 * hidden_size + 1))
+        self.bias = nn.Parameter(torch.zeros(hidden_size))
+        for head in self.weight.data:
+            nn.init.xavier_uniform_(head)
+        nn.init.xavier_uniform_(self.attention)
+
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+        """Return nodes [k, d] updated by attention.
+
+        ``weights`` [b, n, n] has the weight of the edge to node i (row) from node j (column), 0 for
+        no edge. Every node, padding too, needs an edge to itself: a softmax over none is NaN.
+        """
+        d = x.size(1)
+        a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
+        projected = torch.einsum("hed,kd->hke", self.weight, x)
+        ends = torch.einsum("hke,she->ksh", projected, torch.stack((a_target, a_source)))
+        target, source = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
+        logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
+        logits = nn.functional.leaky_relu(logits, 0.2)
+        logits = logits.masked_fill(weights == 0, -torch.inf)
+        values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]
+        mixed = (logits.softmax(-1) @ values).mean(0)
+        return nodes.unpad(mixed, "start") + self.bias
+
+
+class GRUSet2Set(nn.Module):
+    """Summarise a set of nodes by repeated attention; each answer updates the next query.
+
+        q_t   = GRU(q*_(t-1), q_(t-1))                         q_0 = q*_0 = 0
+        r_t   = sum_i softmax_i(x_i . q_t) x_i
+        q*_t  = q_t || r_t
+
+    Set2Set (Vinyals et al., ICLR 2016) with a GRU for the LSTM.
+
+    Args:
+        hidden_size: d.
+        steps: number of queries.
+    """
+
+    def __init__(self, hidden_size: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
+
+    def forward(self, x: Tensor, nodes: SequenceContext) -> Tensor:
+        """Return the summary q* [b, 2d] of every session's nodes [k, d]."""
+        block = nodes.pad(x, "start")
+        query = x.new_zeros(nodes.batch_size, x.size(1))
+        summary = torch.cat((query, query), 1)
+        for _ in range(self.steps):
+            query = self.gru(summary, query)
+            logits = (block @ query[:, :, None]).squeeze(2).masked_fill(nodes.padding, -torch.inf)
+            answer = (logits.softmax(1)[:, None] @ block).squeeze(1)
+            summary = torch.cat((query, answer), 1)
+        return summary

@@ -81,7 +81,7 @@ class InputPosition(PositionScheme):
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Return item vectors x [m, d] with positions added, [m, d]."""
-        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+        raise NotImplementedError
 
 
 class AttentionPosition(PositionScheme):

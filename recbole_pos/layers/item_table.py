@@ -5,9 +5,11 @@ Shapes: m items to look up, n items in all, padding included, d the size of vect
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,10 @@ class ItemPart(nn.Module):
 
         If ``items`` is None they are those of all items, in the order of their ids.
         """
+        raise NotImplementedError
+
+    def extend(self, vectors: np.ndarray) -> None:
+        """Add as many items as there are content vectors [k, c], behind the others."""
         raise NotImplementedError
 
 
@@ -55,11 +61,14 @@ class ItemTable(nn.Embedding):
             rows, vectors = self.start
             self.weight[rows, : vectors.size(1)] = vectors
 
-    def extend(self, num_items: int) -> None:
-        """Add ``num_items`` items behind the others; the vectors of their ids are zeros."""
-        self.num_embeddings += num_items
+    def extend(self, vectors: np.ndarray) -> None:
+        """Add an item for each of the content vectors [k, c]; the vectors of ids are zeros."""
+        parts: Iterable[Any] = self.parts.values()
+        for part in parts:
+            part.extend(vectors)
+        self.num_embeddings += len(vectors)
         if self.has_ids:
-            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, num_items))
+            rows = nn.functional.pad(self.weight.detach(), (0, 0, 0, len(vectors)))
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -88,7 +88,7 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {required}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
-        user_fields = [relation.field for relation in self.declared if relation.source == "user"]
+        user_fields = [relation.field for relation in self.declared if relation.is_of_users]
         if user_fields and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
                 f"relations: {', '.join(user_fields)} of users is read by no layer: user_layers is "
@@ -109,7 +109,9 @@ class AttrFormer(PosSASRec):
         self._check_clock(config, dataset)
         self.bank_users = self._choose_bank_users(config["bank_size"])
         betas, self.prior_weight = read_posterior(config)
-        self.posterior_targets = LaterTargets(dataset.split, betas)
+        # without a prior and with one target for a state the loss is that of the backbone
+        is_plain = self.prior_weight == 0 and betas == [1.0]
+        self.later_targets = None if is_plain else LaterTargets(dataset.split, betas)
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
@@ -147,7 +149,7 @@ class AttrFormer(PosSASRec):
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """Return the function that builds the next block, with relations by ``user_layers``."""
-        num_user_relations = sum(relation.source == "user" for relation in self.declared)
+        num_user_relations = sum(relation.is_of_users for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         layer_number = count(1)
 
@@ -171,22 +173,11 @@ class AttrFormer(PosSASRec):
         rng = np.random.default_rng(self.seed)
         return np.sort(rng.choice(users, min(size, len(users)), replace=False))
 
-    def window_loss(self, batch: SequenceBatch) -> Tensor:
-        """Return the scalar mean of equation 17 over the targets of packed windows."""
-        batch = self.prepare(batch) if batch.prepared is None else batch
-        relations, times, future = batch.prepared
-        ctx = SequenceContext.from_lengths(
-            batch.lengths, self.max_seq_length, times, batch.items, relations, batch.width
-        )
-        with self.shared_items():
-            hidden = self.query_states(batch.items, ctx, batch.positions)
-            return self._loss(hidden, future, batch.targets)
-
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its relations, times and future items ``prepared``."""
-        rows, target = self.pack_windows(batch)
-        relations, times = self._look_up(rows, self.lookup, batch.items.device)
-        return replace(batch, prepared=(relations, times, self._look_up_future(target)))
+        """Return a batch on the host with its relations ``prepared``."""
+        rows = self.pack_windows(batch)
+        relations, _ = self._look_up(rows, self.lookup, batch.items.device)
+        return replace(batch, prepared=relations)
 
     def pack_rows(self, interaction: Interaction) -> SequenceBatch:
         """Return RecBole's rows as packed windows with a target each, prepared on the host."""
@@ -197,45 +188,29 @@ class AttrFormer(PosSASRec):
             targets=interaction[self.POS_ITEM_ID],
             width=int(rows.lengths.max()),
             positions=torch.from_numpy(last),
+            times=torch.from_numpy(self.lookup.times[rows.events]) if self.needs_time else None,
             log_rows=torch.from_numpy(rows.events),
         )
         return self.prepare(batch)
 
-    def calculate_loss(self, interaction: Interaction) -> Tensor:
-        """Return the loss of RecBole's rows, one target each."""
-        future = self._look_up_future(interaction[TARGET_EVENT].cpu().numpy())
-        with self.shared_items():
-            hidden = self.encode_packed(*self.pack_prefixes(interaction))
-            return self._loss(hidden, future, interaction[self.POS_ITEM_ID])
-
-    def pack_windows(self, batch: SequenceBatch) -> tuple[PackedSequences, np.ndarray]:
-        """Return the rows of a training batch, and the places [k] of its targets in the log."""
+    def pack_windows(self, batch: SequenceBatch) -> PackedSequences:
+        """Return the rows of a training batch."""
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
-        lengths = batch.lengths.cpu().numpy()
         # windows may overlap; an interaction is a source where it has a target
         is_source = np.ones(len(events), dtype=bool)
-        before_target = events
         if batch.positions is not None:
-            positions = batch.positions.cpu().numpy()
-            is_source = np.isin(np.arange(len(events)), positions)
-            before_target = events[positions]
-        rows = self.lookup.pack_windows(events, lengths, is_source, self.linked)
-        return rows, before_target + 1
+            is_source = np.isin(np.arange(len(events)), batch.positions.cpu().numpy())
+        lengths = batch.lengths.cpu().numpy()
+        return self.lookup.pack_windows(events, lengths, is_source, self.linked)
 
-    def _loss(self, hidden: Tensor, future: tuple[Tensor, Tensor] | None, items: Tensor) -> Tensor:
-        """Return the loss of states [k, d], by ``future`` items (equation 17) or ``items`` [k]."""
-        if future is None:
-            return self.loss(hidden, *self.training_candidates(self.item_vectors(), items))
-        targets, betas = (x.to(hidden.device) for x in future)
-        vectors, targets = self.training_candidates(self.item_vectors(), targets)
-        return posterior_loss(hidden, vectors, targets, betas, self.prior, self.prior_weight)
-
-    def _look_up_future(self, target: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """Return items [k, n] from each target on and their betas; None if only targets count."""
-        if self.prior_weight == 0 and self.posterior_targets.weights.tolist() == [1.0]:
-            return None
-        return self.posterior_targets.find_next(torch.from_numpy(target))
+    def average_losses(
+        self, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
+    ) -> Tensor:
+        """Return the mean of equation 17 over states [k, d] with targets and betas [k, n]."""
+        return posterior_loss(
+            hidden, vectors, targets, target_weights, self.prior, self.prior_weight
+        )
 
     def encode_packed(
         self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
@@ -367,13 +342,12 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
     """
     betas, prior_weight = config["future_weights"], config["prior_weight"]
     is_list = isinstance(betas, (list, tuple)) and len(betas) > 0
-    if not is_list or not all(map(is_number, betas)) or betas[0] <= 0 or min(betas) < 0:
+    is_falling = is_list and all(map(is_number, betas)) and list(betas) == sorted(betas)[::-1]
+    if not is_falling or betas[0] <= 0 or betas[-1] < 0:
         raise UsageError(
-            "future_weights: expected weights of the next items, the first above 0, such as "
-            f"[1.0, 0.25]; found {shown(betas)}"
+            "future_weights: expected weights of the next items, the first above 0 and none above "
+            f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
-    if any(later > sooner for sooner, later in pairwise(betas)):
-        raise UsageError(f"future_weights: must not rise (section 3.2.3); found {shown(betas)}")
     is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
     if config["loss_type"] != "CE" and not is_plain:
         raise UsageError(

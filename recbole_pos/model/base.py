@@ -64,21 +64,6 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     raise UsageError(f"loss_type: {shown(kind)} is not one of {', '.join(('CE', 'SCE', *SAMPLED))}")
 
 
-def average_losses(
-    loss: Loss, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
-) -> Tensor:
-    """Return the mean over states [k, d] of the weighted losses of their n targets.
-
-    ``vectors`` of items are [items, d]. ``target_weights`` [k, n] are all equal, but 0 where
-    ``targets`` [k, n] has none.
-    """
-    if loss is full_cross_entropy:  # computes the logits of a state once for its n targets
-        return weighted_cross_entropy(hidden, vectors, targets, target_weights, None)
-    state, column = target_weights.nonzero(as_tuple=True)
-    mean = loss(hidden[state], vectors, targets[state, column])
-    return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
-
-
 class PosRecommender(SequentialRecommender):
     """Base of recommenders. A subclass defines :meth:`encode` and builds its layers.
 
@@ -156,7 +141,7 @@ class PosRecommender(SequentialRecommender):
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the states [m, d] of packed item ids [m]; position t sees nothing after t."""
-        raise NotImplementedError(f"{type(self).__name__} defines no encode")
+        raise NotImplementedError
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [k, d] that predict the interaction after each of ``positions``.
@@ -203,30 +188,12 @@ class PosRecommender(SequentialRecommender):
                 f"item_vectors: {', '.join(self.item_attributes)} of items is read by position, "
                 "and new ones do not have it; add them to the data and train again"
             )
-        for name, part in self.item_embedding.parts.items():
-            extend = getattr(part, "extend", None)
-            if extend is None:
-                raise UsageError(f"item_vectors: items have {name}, too, which new ones lack")
-            extend(vectors)
-        self.item_embedding.extend(len(vectors))
+        self.item_embedding.extend(vectors)
         self.n_items += len(vectors)
 
     def shared_items(self) -> AbstractContextManager[Tensor]:
         """Compute :meth:`item_vectors` once, for inputs and scores in a ``with`` block."""
         return self.item_embedding.shared()
-
-    @staticmethod
-    def require_last(items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> None:
-        """Raise ValueError unless there is one position for each session, of items [m].
-
-        Models that are not causal predict only after the last interaction. ``positions`` None means
-        every interaction.
-        """
-        num_positions = (items if positions is None else positions).size(0)
-        if num_positions != ctx.batch_size:
-            raise ValueError(
-                f"got {num_positions} positions for {ctx.batch_size} sessions, not one each"
-            )
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
         """Return a batch on the host, with what the model computes before a step ``prepared``."""
@@ -235,7 +202,7 @@ class PosRecommender(SequentialRecommender):
     def pack_rows(self, rows: Interaction) -> SequenceBatch:
         """Return RecBole's rows as packed windows with one target each, prepared on the host."""
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
-        is_real = torch.arange(items.size(1)) < lengths[:, None]
+        is_real = torch.arange(items.size(1), device=items.device) < lengths[:, None]
         batch = SequenceBatch(
             items=items[is_real],
             lengths=lengths,
@@ -250,6 +217,8 @@ class PosRecommender(SequentialRecommender):
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Return the scalar loss of packed windows, by default cross-entropy (FPARec, eq. 11)."""
+        if self.prepares and batch.prepared is None:
+            batch = self.prepare(batch)
         ctx = SequenceContext.from_lengths(
             batch.lengths,
             self.max_seq_length,
@@ -267,10 +236,27 @@ class PosRecommender(SequentialRecommender):
             events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
             targets, target_weights = self.later_targets.find_next(events + 1)
             vectors, targets = self.training_candidates(vectors, targets)
-            return average_losses(self.loss, hidden, vectors, targets, target_weights)
+            return self.average_losses(hidden, vectors, targets, target_weights)
+
+    def average_losses(
+        self, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
+    ) -> Tensor:
+        """Return the mean over states [k, d] of the weighted losses of their n targets.
+
+        ``vectors`` of items are [items, d]. ``target_weights`` [k, n] are all equal, but 0 where
+        ``targets`` [k, n] has none.
+        """
+        if self.loss is full_cross_entropy:  # computes the logits of a state once for its n targets
+            return weighted_cross_entropy(hidden, vectors, targets, target_weights, None)
+        state, column = target_weights.nonzero(as_tuple=True)
+        mean = self.loss(hidden[state], vectors, targets[state, column])
+        return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
 
     def calculate_loss(self, interaction: Interaction) -> Tensor:
         """Return the loss of RecBole's rows, one target each."""
+        if self.prepares:
+            batch = self.pack_rows(interaction)
+            return self.window_loss(batch.to(interaction[self.ITEM_SEQ].device))
         with self.shared_items() as vectors:
             states = self.compute_states(interaction)
             vectors, targets = self.training_candidates(vectors, interaction[self.POS_ITEM_ID])
@@ -324,14 +310,10 @@ class PosRecommender(SequentialRecommender):
 
         Times are passed on wherever rows have them, and no history reads another one.
         """
-        return self._encode_rows(rows, self.TIME_SEQ in rows)
-
-    def _encode_rows(self, rows: Interaction, has_times: bool) -> Tensor:
-        """Return the states [B, d] of rows by :meth:`forward`, with times if ``has_times``."""
         options: dict[str, Any] = {"at": rows[self.TIME]} if self.reads_request else {}
         if self.event_features is not None:
             options["features"] = self._read_features(rows)
-        times = rows[self.TIME_SEQ] if has_times else None
+        times = rows[self.TIME_SEQ] if self.TIME_SEQ in rows else None
         return self.forward(rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN], times, **options)
 
     def _read_features(self, rows: Interaction) -> Features:
@@ -352,20 +334,15 @@ class PosRecommender(SequentialRecommender):
         """Return the states [B, d] that predict the target of each row.
 
         On a CPU rows are encoded in parts of similar length if most of a batch is padding.
-
-        Raises:
-            UsageError: if the model needs times and ``interaction`` has none.
         """
-        if self.needs_time and self.TIME_SEQ not in interaction:
-            raise UsageError(f"the times of the history, {shown(self.TIME_SEQ)}, are missing")
         lengths = interaction[self.ITEM_SEQ_LEN]
         if self.training or lengths.device.type != "cpu":  # to read lengths is to wait for a GPU
-            return self._encode_rows(interaction, self.needs_time)
+            return self.encode_rows(interaction)
         if 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
-            return self._encode_rows(interaction, self.needs_time)
+            return self.encode_rows(interaction)
         order = lengths.argsort(stable=True)
         parts = [interaction[rows] for rows in order.chunk(_NUM_PARTS)]
-        states = torch.cat([self._encode_rows(part, self.needs_time) for part in parts])
+        states = torch.cat([self.encode_rows(part) for part in parts])
         return states[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -12,7 +12,7 @@ follows itself:
     q*   = GRU-Set2Set(x')                                         order of the items, learned
     z    = W_out q*,    y = softmax(z . x_v)                       x_v the initial item vectors
 
-Graphs are those of ``layers/graph.py``; in ``layers/graph_layers.py`` ``WGAT`` is the first two
+Graphs are those of ``layers/graph.py``; in ``layers/graph.py`` ``WGAT`` is the first two
 lines and ``GRUSet2Set`` the third. With ``anchors: True`` the anchors of PosRec that send, the
 first and repeated items, have edges to all nodes, their distances the weights (Figures 5 and 6 of
 the PosRec paper). Nodes attend to N_in only, so the last item is no anchor here.
@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
-from recbole_pos.layers.graph_layers import WGAT, GRUSet2Set
+from recbole_pos.layers.graph import WGAT, Anchors, GRUSet2Set, SessionGraph, weigh_neighbours
 from recbole_pos.model.posrec import GraphRecommender
 from recbole_pos.values import Options
 
@@ -46,7 +45,6 @@ class FGNN(GraphRecommender):
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states z [b, d] that predict the next interaction of each session."""
-        self.require_last(items, ctx, positions)
         graph, anchors = self.build_graphs(items, ctx)
         weights = self.compute_weights(graph, anchors)
         x = self.embed_nodes(graph, ctx)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
-from pathlib import Path
 from typing import Any, cast
 
 from recbole_pos.errors import UsageError
@@ -211,11 +209,6 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
         )
     find_registration = ADDED.find_registration
     defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
-    if reserved := {"model", "dataset", "plugins"} & set(defaults):
-        raise UsageError(
-            f"model {shown(name)}: defaults: {', '.join(sorted(reserved))} says what is run, and "
-            "is not an option of a model"
-        )
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))
 
 
@@ -229,16 +222,11 @@ def _require_recommender(model: Any) -> None:
     from recbole_pos.model.base import PosRecommender
 
     path = import_path(model)
-    if not issubclass(model, AbstractRecommender):
-        raise UsageError(
-            f"model {path} is no recommender: expected a class that extends "
-            "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
-        )
     kinds = (ModelType.SEQUENTIAL, ModelType.GENERAL, ModelType.TRADITIONAL)
-    if getattr(model, "type", None) not in kinds:
+    if not issubclass(model, AbstractRecommender) or getattr(model, "type", None) not in kinds:
         raise UsageError(
-            f"model {path} is neither a sequential nor a general recommender of RecBole's, which "
-            "alone can run here"
+            f"model {path} is no recommender that can run here: expected a class that extends "
+            "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
         )
     # of each tuple a model must define one method at least, which ``base`` does not
     base: type = AbstractRecommender
@@ -265,28 +253,16 @@ def _read_shipped(model: type) -> dict[str, Any]:
 
 
 @functools.cache
-def _find_recbole_models() -> dict[str, Path]:
-    """Return name in lower case -> file of RecBole's models."""
+def _find_recbole_models() -> frozenset[str]:
+    """Return the names of RecBole's models in lower case."""
     files = (find_recbole_properties().parent / "model").glob("*_recommender/[!_]*.py")
-    return {file.stem: file for file in files}
+    return frozenset(file.stem for file in files)
 
 
 def explain_unknown(name: str) -> str:
     """Return the message that no model that can be run has this name, and what to do."""
-    file = _find_recbole_models().get(name.lower())
-    if file is None or name.lower() in map(str.lower, list_built_in()):
-        return (
-            f"unknown model {shown(name)}{suggest(name, list_runnable())}; `recbole-pos models` "
-            "lists what can be run. One of your own: name the module that has it, as in "
-            "--plugins='[my_models]', or in Python call recbole_pos.register_model first"
-        )
-    spelling = re.search(rf"^class ({name})\b", file.read_text(), re.IGNORECASE | re.MULTILINE)
-    name = spelling[1] if spelling else name
-    kind = file.parent.name.removesuffix("_recommender").replace("_", "-")
-    advice = "train it with RecBole's run_recbole"
-    if kind in ("general", "sequential"):
-        advice = f"to try it, give -m {name} --plugins=recbole.model.{file.parent.name}"
     return (
-        f"model {name} is a {kind} recommender of RecBole's that is not tested here "
-        f"(`recbole-pos models` lists those that are); {advice}"
+        f"unknown model {shown(name)}{suggest(name, list_runnable())}; `recbole-pos models` lists "
+        "what can be run. Another of RecBole's, or one of your own: name the module that has it, "
+        "as in --plugins='[my_models]', or in Python call recbole_pos.register_model first"
     )

@@ -12,7 +12,7 @@ equation        code
 5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
 section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
 7, weights w    ``weigh_neighbours`` in ``layers/graph.py``; anchors: ``Anchors``
-7, 8            ``PGGNN`` in ``layers/graph_layers.py``
+7, 8            ``PGGNN`` in ``layers/graph.py``
 9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
 10              ``PosRec.states``
 11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
@@ -39,8 +39,7 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
-from recbole_pos.layers.graph_layers import PGGNN
+from recbole_pos.layers.graph import PGGNN, Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.additive import PositionEncoding
@@ -140,7 +139,6 @@ class PosRec(GraphRecommender):
 
     def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
         """Return the states [b, d] that predict each session's next interaction (equation 10)."""
-        self.require_last(items, ctx, positions)
         graph, x, hidden = self.encode_nodes(items, ctx)
         readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.model.sequential_recommender.gcsan import GCSAN
 from recbole.model.sequential_recommender.sasrec import SASRec
@@ -33,7 +32,6 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions
-from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.position.build import build_row_encodings
 from recbole_pos.values import Options
 
@@ -43,14 +41,7 @@ class _Trimmed(SequentialRecommender):
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
         """Return the states [B, d] after histories [B, L], whose width is cut to the longest."""
-        if not self.training or item_seq.device.type == "cpu":  # else ``pack_rows`` has trimmed
-            item_seq = item_seq[:, : int(item_seq_len.max())]
-        return super().forward(item_seq, item_seq_len)
-
-    def pack_rows(self, rows: Interaction) -> Interaction:
-        """Return rows cut to the longest history, on the host before they go to a device."""
-        items = rows[self.ITEM_SEQ][:, : int(rows[self.ITEM_SEQ_LEN].max())]
-        return Interaction({**rows.interaction, self.ITEM_SEQ: items})
+        return super().forward(item_seq[:, : int(item_seq_len.max())], item_seq_len)
 
 
 class EncodedEmbedding(nn.Embedding):
@@ -131,10 +122,6 @@ class _Anchored(_Trimmed):
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
         self.self_weight = float(config["anchor_self_weight"])
 
-    def _needs_fixed_shapes(self, item_seq: Tensor) -> bool:
-        """Return whether to pad graphs to L nodes, so that a step does not wait for the device."""
-        return self.training and item_seq.device.type != "cpu"
-
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
         """Return the graphs of rows [B, L] as RecBole does, without its loop over sessions.
 
@@ -143,13 +130,8 @@ class _Anchored(_Trimmed):
         """
         is_real = item_seq > 0
         lengths = is_real.sum(1)
-        ctx: SequenceContext
-        if self._needs_fixed_shapes(item_seq):
-            ctx = PaddedContext.from_rows(item_seq, lengths, self.max_seq_length)
-            graph = SessionGraph.build(item_seq.reshape(-1), ctx)
-        else:
-            ctx = SequenceContext.from_lengths(lengths, self.max_seq_length)
-            graph = SessionGraph.build(item_seq[is_real], ctx)
+        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length)
+        graph = SessionGraph.build(item_seq[is_real], ctx)
         anchors = Anchors.build(graph) if self.anchors else None
         weights = weigh_neighbours(
             graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
@@ -171,15 +153,3 @@ class AnchoredSRGNN(_Anchored, SRGNN):
 class AnchoredGCSAN(_Anchored, GCSAN):
     """RecBole's GCSAN with anchors (Qiu et al., "Exploiting Positional Information for
     Session-based Recommendation", TOIS 2021, Figures 5 and 6)."""
-
-    def __init__(self, config: Options, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
-        self.reg_loss = _NormLoss()
-
-
-class _NormLoss(nn.Module):
-    """RecBole's ``EmbLoss`` of one table, without copying a zero to the device in every step."""
-
-    def forward(self, table: Tensor) -> Tensor:
-        """Return the norm [1] of the whole table [n, d], divided by n."""
-        return (torch.norm(table) / len(table)).view(1)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.clock import check_clock, require_order
 from recbole_pos.data.protocols import Dataset
+from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder, TransformerLayer
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.gated_blocks import HSTULayer, LiGRLayer
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.layers.hstu import HSTULayer
-from recbole_pos.layers.ligr import LiGRLayer
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
 from recbole_pos.position.build import build_schemes
@@ -78,7 +78,10 @@ class PosSASRec(PosRecommender):
 
     def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
         """Return the function that builds a block; it is called once a layer, from the first."""
-        return BLOCKS[config["block"]]
+        block = config["block"]
+        if block != "transformer" and config["norm"] != "pre":
+            raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")
+        return BLOCKS[block]
 
     def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
         """Return the states [m, d] of packed item ids [m]."""

@@ -11,7 +11,7 @@ equation    code
 =========== ===================================================================
 1           ``rotate_pairs`` in ``position/rotary.py``
 2           ``RotaryPosition``, same file (index-only RoPE)
-3, sec. 3.2 ``base_form``, ``wavelength_form`` in ``position/frequencies.py``;
+3, sec. 3.2 ``base_form``, ``wavelength_form`` in ``position/rotary.py``;
             ``TimeRotaryPosition`` in ``position/time_rotary.py`` (time-only RoPE)
 4, 5, 6     ``TimeOrderRotaryPosition``, same file; 5 and 6 are ``fusion: early``
 9, sec. 4.3 same class, ``fusion: split_dim``; section 4.4: ``split_head``

@@ -142,11 +142,7 @@ class DecoupledAttributes(AttentionPosition):
         self.position, self.tables = first.position, first.tables
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the sum over fields f of (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f), [b, h, t, t].
-
-        Raises:
-            ValueError: if the scheme reads attributes and the batch carries no items.
-        """
+        """Return the sum over fields f of (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f), [b, h, t, t]."""
         logits: list[Tensor] = []
         for vector, query, key in zip(self._embed(ctx), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
@@ -157,8 +153,6 @@ class DecoupledAttributes(AttentionPosition):
 
     def _embed(self, ctx: SequenceContext) -> list[Tensor]:
         """Return the vectors [m, d] of positions, then those [m, difsr_size] of each field."""
-        if self.fields and ctx.items is None:
-            raise ValueError("this batch carries no items, whose attributes the scheme reads")
         vectors = [self.position[self.max_length - 1 - ctx.age]]
         for index, table in enumerate(self.tables):
             tokens = getattr(self, f"tokens_{index}")[ctx.items]  # [m, s]

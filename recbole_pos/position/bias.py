@@ -26,7 +26,7 @@ class DistanceBias(AttentionPosition):
 
     def curve(self, distance: Tensor) -> Tensor:
         """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
-        raise NotImplementedError(f"{type(self).__name__} defines no curve")
+        raise NotImplementedError
 
     def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
         t = ctx.width

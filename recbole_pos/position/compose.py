@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -42,11 +42,6 @@ class Compose(AttentionPosition):
                 f"attention schemes (found {', '.join(schemes)})"
             )
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
-        if not set(self.projections) <= set(PROJECTIONS):
-            raise UsageError(
-                f"position: projections of {replacing[0]}: expected some of "
-                f"{', '.join(PROJECTIONS)}, found {', '.join(map(str, self.projections))}"
-            )
 
     def parts(self) -> dict[str, AttentionPosition]:
         return dict(cast("Iterable[tuple[str, AttentionPosition]]", self.schemes.items()))
@@ -58,12 +53,7 @@ class Compose(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         for scheme in self.parts().values():
-            rotated: Any = scheme.rotate(q, k, ctx)
-            if not isinstance(rotated, tuple) or len(rotated) != 2:
-                raise UsageError(
-                    f"{type(scheme).__name__}.rotate: expected a tuple of query and key, found "
-                    f"{type(rotated).__name__}"
-                )
+            rotated = scheme.rotate(q, k, ctx)
             q, k = (require_result(x, q.dtype, q.shape, scheme, "rotate") for x in rotated)
         return q, k
 

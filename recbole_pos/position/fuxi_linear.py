@@ -20,13 +20,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import (
+from recbole_pos.position.mixing import sum_past
+from recbole_pos.position.rotary import (
     FrequencyBank,
     base_form,
     require_periods,
     wavelength_form,
 )
-from recbole_pos.position.mixing import sum_past
 from recbole_pos.values import SECONDS
 
 TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column has its own weights

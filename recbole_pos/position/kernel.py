@@ -13,12 +13,12 @@ difference.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.layers.triangular import toeplitz_matrix, toeplitz_product, triangular_product
 
 
 class Factor(nn.Module):
@@ -32,7 +32,7 @@ class Factor(nn.Module):
 
     def product(self, x: Tensor) -> Tensor:
         """Return the product [t, c] of the last t rows and columns with x [t, c]."""
-        return triangular_product(self.matrix(len(x)), x, len(x))
+        return self.matrix(len(x)) @ x
 
     def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
         """Mix packed x [m, h, e] along each sequence, to the same shape (equations 10 and 11)."""
@@ -115,10 +115,6 @@ class PositionalKernel(AttentionPosition):
         """Build the factors U and L, each for n positions and the identity when fresh."""
         super().__init__()
         n = dimensions.max_length
-        if kernel_band is not None and "toeplitz" not in (kernel_u, kernel_l):
-            raise UsageError(
-                f"kernel_band: neither kernel_u ({kernel_u}) nor kernel_l ({kernel_l}) is toeplitz"
-            )
         self.U = _build_factor(kernel_u, n, kernel_band)
         self.L = _build_factor(kernel_l, n, kernel_band)
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
@@ -140,3 +136,40 @@ def _build_factor(kind: str, n: int, band: int | None) -> Factor | None:
     if kind == "toeplitz":
         return ToeplitzFactor(n, band)
     return FullFactor(n) if kind == "full" else None
+
+
+# Above this length a Toeplitz product is cheaper by FFT (results/speed_positions.md, on CPU).
+FFT_LENGTH = 768
+
+
+def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
+    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band."""
+    # The same weights in every row, read as rows that are one longer, shift by a column per row.
+    # No index is used, so that the gradient is a plain sum.
+    padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
+    shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
+    return shifted[:, :t].flip(1)
+
+
+def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
+    """Return the causal convolution out[i] = sum over lags s of weight[s] x[i - s].
+
+    Long sequences are halved. Each half is convolved by itself, and an FFT of the older half is
+    added to the newer one: one FFT of both would carry rounding back in time.
+
+    Args:
+        weight: [band] weights of the lags from 0 on.
+        x: [t, c], the oldest interaction first; the result has the same shape and order.
+    """
+    t, c = x.shape
+    if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
+        return toeplitz_matrix(weight, t) @ x
+    half = (t + 1) // 2
+    older = x[:half]
+    newer = F.pad(x[half:], (0, 0, 0, 2 * half - t))
+    # both halves as columns of one product
+    within = toeplitz_product(weight, torch.cat((older, newer), 1))
+    # circular, of length 2 * half: only rows below half wrap around, and these are not read
+    spectrum = torch.fft.rfft(weight[:t], 2 * half)
+    from_older = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
+    return torch.cat((within[:, :c], within[: t - half, c:] + from_older[:, half:t].t()))

@@ -5,10 +5,9 @@ padding mask m, the normalised attention over real interactions is
 
     out = (A (m * V)) / (A m)
 
-which is one product of [t, t] with [t, b * e] per head, in blocks that skip zeros if t is large; no
-[b, t, t] tensor exists. Sequences are aligned at the end: the newest interaction has the last row
-of the position matrix, and a batch uses the last t rows and columns. Shapes as in
-``layers/context.py``.
+which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Sequences are
+aligned at the end: the newest interaction has the last row of the position matrix, and a batch uses
+the last t rows and columns. Shapes as in ``layers/context.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from torch import Tensor, nn
 from recbole_pos.layers.context import SequenceContext, future_mask
 from recbole_pos.layers.dropout import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.layers.triangular import block_rows, triangular_product
-
-MIN_BLOCKS = 3  # with fewer blocks of rows one large product is faster than skipping zeros
 
 
 class PositionalAttention(AttentionPosition):
@@ -34,7 +30,7 @@ class PositionalAttention(AttentionPosition):
 
     def weights(self, t: int) -> Tensor:
         """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
-        raise NotImplementedError(f"{type(self).__name__} defines no weights")
+        raise NotImplementedError
 
     def attend(
         self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
@@ -59,13 +55,6 @@ class PositionalAttention(AttentionPosition):
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
         """Return weights [h or 1, t, t] times values [t, b, h, e] along the sequence, per head."""
         t, b, h, e = block.shape
-        if t >= MIN_BLOCKS * block_rows(block.device) and not torch.compiler.is_compiling():
-            heads = block.flatten(2) if len(weights) == 1 else block.permute(2, 0, 1, 3)
-            flat = heads.reshape(len(weights), t, -1)
-            mixed = [triangular_product(A, x, t) for A, x in zip(weights, flat, strict=True)]
-            if len(mixed) == 1:
-                return mixed[0].view(block.shape)
-            return torch.stack(mixed, 1).view(t, h, b, e).transpose(1, 2)
         if weights.size(0) == 1:
             return (weights[0] @ block.view(t, b * h * e)).view(block.shape)
         per_head = weights @ block.permute(2, 0, 1, 3).reshape(h, t, b * e)
@@ -94,7 +83,7 @@ class LearnedAttention(PositionalAttention):
 
         If weights are not normalised, all n positions are keys, [h, t, n].
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no logits")
+        raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
         logits = self.logits(t)
@@ -162,7 +151,7 @@ class FixedPattern(PositionalAttention):
 
     def pattern(self, i: Tensor, j: Tensor) -> Tensor:
         """Return a_ij for query position i and key position j, broadcastable to [n, n]."""
-        raise NotImplementedError(f"{type(self).__name__} defines no pattern")
+        raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
         return self.A[:, -t:, -t:]

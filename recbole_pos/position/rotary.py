@@ -1,14 +1,134 @@
-"""Encodings that rotate query and key, so that their product depends on how far apart they are."""
+"""Rotary positions: banks of frequencies, and the rotation of query and key by order.
+
+A query and a key are rotated, so that their product depends on how far apart they are. A bank says
+how fast the planes of a head turn with order or with time (``time_rotary.py``). Shapes: m
+interactions, one frequency for each plane of a head.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import base_form
+
+
+def base_form(planes: int, base: float, scale: float) -> Tensor:
+    """Return RoFormer's bank scale * base^(-k / planes), [planes] float64 (TO-RoPE, eq. 3)."""
+    return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
+
+
+def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
+    """Return the frequencies of log-spaced periods, [planes] float64 (TO-RoPE, section 3.2, (2)).
+
+    Periods go from ``shortest`` to ``longest``; a single one is their geometric mean.
+    """
+    low, high = math.log(shortest), math.log(longest)
+    if planes == 1:
+        low = high = (low + high) / 2
+    return 2 * math.pi / torch.linspace(low, high, planes, dtype=torch.float64).exp()
+
+
+def require_periods(shortest: float, longest: float, unit: str) -> None:
+    """Raise a UsageError unless the shortest period is above 0 and below the longest."""
+    if not 0 < shortest < longest:
+        raise UsageError(
+            f"time_min_period must be above 0 and below time_max_period, found {shortest} and "
+            f"{longest} {unit}"
+        )
+
+
+def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
+    """Return positions [m] times frequencies [..., planes] as angles [m, ..., planes].
+
+    They are from -pi to pi: whole turns would take the digits of a smaller type.
+    """
+    angle = position.view(-1, *[1] * frequency.dim()) * frequency
+    return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
+
+
+class FrequencyBank(nn.Module):
+    """Frequencies of one source, order or time, in descending order when fresh.
+
+    Args:
+        start: [planes] float64 fresh frequencies; if empty, nothing is learned.
+        learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
+            softplus); or ``free``, learned one by one (in logarithms, so positive).
+        scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
+            paper's a_k and b_k. Scaled frequencies need not fall, even with a ladder.
+    """
+
+    start: Tensor  # exists only if frequencies are fixed
+
+    def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
+        """Create the parameters from which :meth:`forward` computes ``start`` when fresh."""
+        super().__init__()
+        if not len(start):
+            learn, scaled = "fixed", False
+        self.learn = learn
+        log = start.log()
+        dtype = torch.get_default_dtype()
+        if learn == "fixed":
+            self.register_buffer("start", start, persistent=False)
+        elif learn == "free":
+            self.log = nn.Parameter(log.to(dtype))
+        else:
+            self.log_first = nn.Parameter(log[:1].to(dtype))
+            self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
+        raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
+        self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
+        """Move and cast the module, but keep fixed frequencies in float64."""
+        exact = self.start if self.learn == "fixed" else None
+        super()._apply(fn, recurse)
+        if exact is not None:  # casting would lose the digits that long times need
+            self.start = exact.to(self.start.device)
+        return self
+
+    def forward(self) -> Tensor:
+        """Return [planes] float64 frequencies, in radians per unit of the source."""
+        if self.learn == "fixed":
+            frequency = self.start
+        elif self.learn == "free":
+            frequency = self.log.double().exp()
+        else:
+            log_fall = F.softplus(self.raw_step.double()).cumsum(0)
+            frequency = (self.log_first.double() - F.pad(log_fall, (1, 0))).exp()
+        if self.raw_scale is not None:
+            frequency = frequency * F.softplus(self.raw_scale.double())
+        return frequency
+
+
+def build_time_bank(
+    planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
+) -> FrequencyBank:
+    """Build the frequencies of time, in radians per ``time_unit``.
+
+    They have the base form if ``time_base`` is set, else log-spaced periods between the two given.
+
+    Args:
+        planes, learn, scaled: see :class:`FrequencyBank`.
+        options: ``time_unit``, ``time_min_period``, ``time_max_period``, ``time_base`` and
+            ``time_scale``.
+        factor: factor of all fresh frequencies.
+
+    Raises:
+        UsageError: if the shortest period is not above 0 and below the longest.
+    """
+    if options["time_base"] is not None:
+        start = base_form(planes, options["time_base"], options["time_scale"])
+        return FrequencyBank(factor * start, learn, scaled)
+    shortest, longest = options["time_min_period"], options["time_max_period"]
+    require_periods(shortest, longest, options["time_unit"])
+    return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

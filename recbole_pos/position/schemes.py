@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,6 @@ from recbole_pos.registry import (
     find_importing_module,
     gather_defaults,
     import_path,
-    read_defaults,
 )
 from recbole_pos.values import shown, suggest
 
@@ -44,16 +42,16 @@ _SHIPPED: dict[str, tuple[str, str, str, int]] = {
     "nope": ("bias:NoPosition", "none", "nothing", 0),
     "learned": ("additive:LearnedPosition", "input", "order", 3_200),
     "sinusoidal": ("additive:SinusoidalPosition", "input", "order", 0),
-    "spe": ("dual:SPE", "input", "order", 0),
-    "lpe": ("dual:LPE", "input", "order", 3_200),
-    "rspe": ("dual:RSPE", "input", "order", 0),
-    "lrpe": ("dual:LRPE", "input", "order", 3_200),
-    "aspe": ("dual:ASPE", "input", "order", 0),
-    "alpe": ("dual:ALPE", "input", "order", 6_400),
-    "spe2d": ("dual:SPE2D", "input", "order", 0),
-    "lpe2d": ("dual:LPE2D", "input", "order", 3_200),
-    "dpe": ("dual:DPE", "input", "order", 0),
-    "ldpe": ("dual:LDPE", "input", "order", 3_200),
+    "spe": ("additive:SPE", "input", "order", 0),
+    "lpe": ("additive:LPE", "input", "order", 3_200),
+    "rspe": ("additive:RSPE", "input", "order", 0),
+    "lrpe": ("additive:LRPE", "input", "order", 3_200),
+    "aspe": ("additive:ASPE", "input", "order", 0),
+    "alpe": ("additive:ALPE", "input", "order", 6_400),
+    "spe2d": ("additive:SPE2D", "input", "order", 0),
+    "lpe2d": ("additive:LPE2D", "input", "order", 3_200),
+    "dpe": ("additive:DPE", "input", "order", 0),
+    "ldpe": ("additive:LDPE", "input", "order", 3_200),
     "time_learned": ("time_buckets:TimeEmbedding", "input", "time", 8_192),
     "rope": ("rotary:RotaryPosition", "query, key", "order", 0),
     "time_rope": ("time_rotary:TimeRotaryPosition", "query, key", "time", 0),
@@ -126,8 +124,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         The class.
 
     Raises:
-        UsageError: if the class is not a scheme or fills no hook, its options and defaults differ,
-            its constructor does not take them, or the name is taken.
+        UsageError: if the class is not a scheme or fills no hook, an option has no default, or the
+            name is taken.
 
     Example::
 
@@ -138,11 +136,6 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     path = import_path(scheme)
     if SCHEMES.paths.get(name) == path and defaults is None:
         return scheme
-    if not (isinstance(options, tuple) and all(isinstance(key, str) for key in options)):
-        raise UsageError(
-            f"scheme {shown(name)}: {path}.options: expected names of options such as "
-            f"('recency_start',), found {shown(options)}"
-        )
 
     def read_shipped(base: type) -> dict[str, Any]:
         """Return the defaults of a shipped scheme that are options of this one, else {}."""
@@ -153,26 +146,12 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         return {key: value for key, value in shipped.items() if key in options}
 
     values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
-    given = {
-        key
-        for source in (defaults, vars(scheme).get("defaults"))
-        for key in read_defaults(source, scheme)
-    }
-    for keys, problem in (
-        (set(options) - set(values), "has no default; give one to register_scheme"),
-        (given - set(options), f"has a default, but is not among {path}.options"),
-    ):
-        if keys:
-            raise UsageError(f"scheme {shown(name)}: {', '.join(sorted(keys))} {problem}")
-    values = {key: values[key] for key in options}  # without those of classes that it extends
-    try:
-        inspect.signature(scheme).bind(None, **values)
-    except TypeError as error:
-        arguments = ", ".join(["dimensions", *(f"{key}=..." for key in options)])
+    if missing := set(options) - set(values):
         raise UsageError(
-            f"scheme {shown(name)} is built as {scheme.__name__}({arguments}), which its "
-            f"constructor does not take: {error}"
-        ) from error
+            f"scheme {shown(name)}: {', '.join(sorted(missing))} has no default; give one to "
+            "register_scheme"
+        )
+    values = {key: values[key] for key in options}  # without those of classes that it extends
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
     own_options &= set(options)
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
@@ -180,9 +159,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return the class; raise UsageError unless it fills a hook and torch allows its name."""
-    from torch import nn
-
+    """Return the class; raise UsageError unless it is a scheme that fills a hook."""
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
     bases = (AttentionPosition, InputPosition)
@@ -193,16 +170,11 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
             f"or recbole_pos.InputPosition, found {description}"
         )
     hooks = ("rotate", "mix_keys", "mix_values", "bias", "attend")
-    for base, methods in ((InputPosition, ("forward",)), (AttentionPosition, hooks)):
-        if issubclass(scheme, base) and all(
-            getattr(scheme, method) is getattr(base, method) for method in methods
-        ):
-            raise UsageError(
-                f"scheme {shown(name)}: {import_path(scheme)} does nothing: it defines no "
-                f"{' and no '.join(methods)}"
-            )
-    if hasattr(nn.ModuleDict(), str(name)):  # ``Compose`` keeps schemes by name
+    if issubclass(scheme, AttentionPosition) and all(
+        getattr(scheme, hook) is getattr(AttentionPosition, hook) for hook in hooks
+    ):
         raise UsageError(
-            f"scheme {shown(name)}: torch has this name for itself; choose another one"
+            f"scheme {shown(name)}: {import_path(scheme)} does nothing: it defines no "
+            f"{' and no '.join(hooks)}"
         )
     return scheme

@@ -7,21 +7,19 @@ as in ``layers/context.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from recbole_pos.layers.chunks import chunk_elements, iterate_chunks
+from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
-from recbole_pos.layers.triangular import toeplitz_matrix
+from recbole_pos.position.kernel import toeplitz_matrix
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
-LANES = 32  # copies of a table, which keys read in turn, see ``_Lookup``
+LANES = 32  # copies of a table, which keys read in turn, see ``look_up_intervals``
 
 
 def find_bucket(seconds: Tensor, num_buckets: int) -> Tensor:
@@ -137,31 +135,6 @@ def look_up_intervals(table: Tensor, ctx: SequenceContext) -> Tensor:
     """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets]."""
     num_buckets = len(table)
     index = ctx.cached(("intervals", num_buckets), lambda: bucket_pairs(ctx, num_buckets))
-    return _Lookup.apply(table, index)
-
-
-class _Lookup(torch.autograd.Function):
-    """The entries of a table [num_buckets] at the indices of ``bucket_pairs``."""
-
     # Neighbours mostly share a bucket, and adding to one number again and again waits for memory.
-    # With LANES tables in turn the gradient takes a third of the time, and each table sums fewer
-    # numbers, so that sums of millions of float32 do not lose digits.
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.num_buckets = len(table)
-        return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient [num_buckets] to the table, from that to the result, [b, t, t]."""
-        (index,) = ctx.saved_tensors
-        size = chunk_elements(grad.device)
-        total = grad.new_zeros(ctx.num_buckets)
-        chunks = zip(index.flatten().split(size), grad.flatten().split(size), strict=True)
-        for index_chunk, grad_chunk in chunks:
-            tables = grad.new_zeros(LANES * ctx.num_buckets).index_add_(0, index_chunk, grad_chunk)
-            total += tables.view(LANES, ctx.num_buckets).sum(0)
-        return total, None
+    # With LANES tables in turn each number of the gradient is the sum of fewer.
+    return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)

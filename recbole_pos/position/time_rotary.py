@@ -27,8 +27,14 @@ from torch import Tensor, nn
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
-from recbole_pos.position.frequencies import FrequencyBank, base_form, build_time_bank, make_angles
-from recbole_pos.position.rotary import count_planes, rotate_pairs
+from recbole_pos.position.rotary import (
+    FrequencyBank,
+    base_form,
+    build_time_bank,
+    count_planes,
+    make_angles,
+    rotate_pairs,
+)
 from recbole_pos.values import SECONDS
 
 # Days. Month and year are means of the Gregorian calendar: with calendar months equal gaps would
@@ -62,7 +68,7 @@ class AngularPosition(AttentionPosition):
 
     def angles(self, ctx: SequenceContext) -> Tensor:
         """Return the angle of every plane, [m, h or 1, e / 2] float64."""
-        raise NotImplementedError(f"{type(self).__name__} defines no angles")
+        raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
         key_turns = self._cached_turns(ctx)
@@ -369,19 +375,19 @@ def _require_consistent(
     fusion: str, gate: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
     """Raise UsageError unless the options of the gate and of learning fit the form of fusion."""
-    if gate != "fixed" and fusion != "early":
+    learns_gate = gate != "fixed"
+    is_fixed = learn_frequencies == "fixed"
+    if (learns_gate and fusion != "early") or (
+        fusion == "effective" and (is_fixed or learn_scales)
+    ):
         raise UsageError(
-            f"gate: {gate} belongs to fusion: early; {fusion} has no gate to learn. Set fusion to "
-            "early or gate to fixed"
+            f"fusion: {fusion} does not go with gate: {gate}, learn_frequencies: "
+            f"{learn_frequencies} and learn_scales: {learn_scales}. A gate is learned with early "
+            "only; effective learns the frequencies themselves, as ladder or free without scales"
         )
-    is_start = gate != "fixed" or fusion == "effective"  # the value is where learning starts
+    is_start = learns_gate or fusion == "effective"  # the value is where learning starts
     if not 0 <= value <= 1 or (value in (0, 1) and is_start):
         raise UsageError(
             f"gate_value: must be above 0 and below 1 where it is only the start (a learned gate, "
             f"or fusion: effective), found {value}"
-        )
-    if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
-        raise UsageError(
-            "fusion: effective learns the frequencies themselves; set learn_frequencies to ladder "
-            "or free, and learn_scales to false"
         )

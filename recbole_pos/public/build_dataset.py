@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.convert import belongs_to_dataset, convert, list_dataset_files
+from recbole_pos.conversion.convert import convert
+from recbole_pos.conversion.writing import belongs_to_dataset, list_dataset_files
 from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset

@@ -9,16 +9,10 @@ from typing import Any
 from recbole_pos.data.attributes import explain_not_loaded, map_fields_to_tables, require_values
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.values import SECONDS, check_choice, is_number, nearest, shown
+from recbole_pos.values import SECONDS, check_choice, is_number, shown
 
-CHOICES = {
-    "kind": ("categorical", "numerical"),
-    "source": ("item", "behaviour", "user"),
-    "scope": ("sequence", "batch"),
-}
-KEYS = ("field", *CHOICES, "within", "scales")
-# sources that a field of each table may have, the default first; all other fields: behaviour
-SOURCES = {"item": ("item", "behaviour"), "user": ("user",)}
+KEYS = ("field", "scope", "within", "scales")
+TABLES = ("item", "user")  # tables of entities; a field of any other has a value an interaction
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
 TIME_SCALES = (float(SECONDS["hours"]), float(SECONDS["days"]))
@@ -30,9 +24,7 @@ class Relation:
 
     Attributes:
         field: name of the field; for the built-in time the name of the time field.
-        kind: categorical or numerical, the two cases of equation 10.
-        source: the paper's category: item, behaviour or user. Relations of users go into
-            position-to-position aggregation, the others into relation-augmented heads.
+        kind: categorical or numerical, the two cases of equation 10, by the type of the field.
         scope: sequence (interactions of one user) or batch.
         table: the atomic file that has the field (item, user, inter), or position or time.
         within: field of the same table that both sides must share, or None.
@@ -41,11 +33,18 @@ class Relation:
 
     field: str
     kind: str
-    source: str
     scope: str
     table: str
     within: str | None
     scales: tuple[float, ...]
+
+    @property
+    def is_of_users(self) -> bool:
+        """Whether it goes into position-to-position aggregation, not into relation-augmented heads.
+
+        In the paper's words its source is user, not item or behaviour.
+        """
+        return self.table == "user"
 
 
 def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
@@ -70,57 +69,28 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     """Read an entry of ``relations``, with defaults for missing keys; raise UsageError if wrong."""
     entry = {"field": entry} if isinstance(entry, str) else entry
-    if isinstance(entry, Mapping):
-        _refuse_unknown_keys(entry)
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
+    unknown = [key for key in entry if key not in KEYS] if isinstance(entry, Mapping) else []
+    if unknown or not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
         raise UsageError(
-            f"relations: expected entries such as {{field: brand}}, found {shown(entry)}"
+            f"relations: expected entries such as {{field: brand}}, with the keys "
+            f"{', '.join(KEYS)}; found {shown(entry)}"
         )
     field = entry["field"]
     location = f"relations: {field}"
     table = _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind, reason = _find_kind(field, table, dataset, location)
-    sources = SOURCES.get(table, ("behaviour",))
-    default_scope = "batch" if table in SOURCES else "sequence"
-    options = {"kind": kind, "source": sources[0], "scope": default_scope}
-    for key, allowed in CHOICES.items():
-        options[key] = entry.get(key, options[key])
-        check_choice(f"{location}: {key}", options[key], allowed)
-    if options["kind"] != kind:
-        raise UsageError(f"{location}: the field is {kind}{reason}, not {options['kind']}")
-    _check_source_and_scope(options, sources, table, location)
+    kind = _find_kind(field, table, dataset, location)
+    scope = entry.get("scope", "batch" if table in TABLES else "sequence")
+    check_choice(f"{location}: scope", scope, ("sequence", "batch"))
+    is_of_numbers = table not in TABLES and kind == "numerical"
+    if (table == "user" and scope != "batch") or (is_of_numbers and scope != "sequence"):
+        raise UsageError(
+            f"{location}: scope: fields of users are related across sequences (batch), numbers of "
+            f"interactions within one (sequence); found {scope}"
+        )
     within = _read_within(entry.get("within"), table, dataset, location)
-    scales = _read_scales(entry.get("scales"), kind, reason, table, location)
-    return Relation(field=field, table=table, within=within, scales=scales, **options)
-
-
-def _refuse_unknown_keys(entry: Mapping[Any, Any]) -> None:
-    """Refuse an entry with a key that is not in ``KEYS``."""
-    for key in entry:
-        if key not in KEYS:
-            label = entry.get("field", dict(entry))
-            raise UsageError(
-                f"relations: {label}: unknown key {shown(key)}{nearest(str(key), KEYS)}"
-            )
-
-
-def _check_source_and_scope(
-    options: Mapping[str, str], sources: tuple[str, ...], table: str, location: str
-) -> None:
-    """Refuse a source that is not among the ``sources`` of a table, or a scope it cannot have."""
-    if options["source"] not in sources:
-        raise UsageError(
-            f"{location}: a field of the {table} table is of source {' or '.join(sources)}, "
-            f"not {options['source']}"
-        )
-    is_of_interactions = table not in SOURCES
-    if is_of_interactions and options["kind"] == "numerical" and options["scope"] == "batch":
-        raise UsageError(
-            f"{location}: numbers of interactions relate interactions of one user (scope: sequence)"
-        )
-    if table == "user" and options["scope"] == "sequence":
-        raise UsageError(f"{location}: users are related across sequences (scope: batch)")
+    scales = _read_scales(entry.get("scales"), kind, table, location)
+    return Relation(field, kind, scope, table, within, scales)
 
 
 def _find_table(field: str, dataset: Dataset) -> str:
@@ -132,23 +102,19 @@ def _find_table(field: str, dataset: Dataset) -> str:
     raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
 
 
-def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> tuple[str, str]:
-    """Return the kind of a field, and its reason as the end of a message, empty if built in."""
+def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> str:
+    """Return the kind of a field, categorical or numerical, by its type."""
     if table in (POSITION, TIME):
-        return "numerical", ""
-    ftype = dataset.field2type[field].value
-    if field in (dataset.uid_field, dataset.iid_field):
-        raise UsageError(f"{location}: the id of users or items is no attribute")
-    if ftype == "float_seq":
+        return "numerical"
+    kinds = {"token": "categorical", "token_seq": "categorical", "float": "numerical"}
+    field_type = dataset.field2type[field].value
+    if field in (dataset.uid_field, dataset.iid_field) or field_type not in kinds:
         raise UsageError(
-            f"{location}: has type float_seq; relations are made of token, token_seq or float "
-            "fields"
+            f"{location}: relations are made of token, token_seq or float fields, and not of the "
+            f"ids of users or items; the field has type {field_type}"
         )
     require_values(field, dataset, "relations: ")
-    kind, other_type = ("numerical", "token") if ftype == "float" else ("categorical", "float")
-    file = f"{dataset.dataset_name}.{table}"
-    advice = f"the first line of {file} would be {field}:{other_type} otherwise"
-    return kind, f" by its type {ftype} ({advice})"
+    return kinds[field_type]
 
 
 def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> str | None:
@@ -156,35 +122,30 @@ def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> st
     if within is None:
         return None
     prefix = f"{location}: within: "
-    if table not in SOURCES:
-        raise UsageError(f"{prefix}only a field of the item or user table can have one")
-    if not isinstance(within, str):
-        raise UsageError(f"{prefix}expected the name of a field, found {shown(within)}")
-    if (within_table := map_fields_to_tables(dataset).get(within)) is None:
+    within_table = map_fields_to_tables(dataset).get(within)
+    if within_table is None:
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
-    if within_table != table or dataset.field2type[within].value not in ("token", "token_seq"):
+    is_categorical = dataset.field2type[within].value in ("token", "token_seq")
+    if table not in TABLES or within_table != table or not is_categorical:
         raise UsageError(
-            f"{prefix}{shown(within)} must be a token or token_seq field of the {table} table"
+            f"{prefix}expected a token or token_seq field of the same table, item or user; "
+            f"{shown(within)} is a {dataset.field2type[within].value} field of {within_table}, and "
+            f"the relation is of {table}"
         )
     require_values(within, dataset, prefix)
     return within
 
 
-def _read_scales(
-    scales: Any, kind: str, reason: str, table: str, location: str
-) -> tuple[float, ...]:
+def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[float, ...]:
     """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
-    if kind == "categorical":
-        if scales is not None:
-            raise UsageError(
-                f"{location}: scales are for numerical fields, and this one is categorical{reason}"
-            )
-        return ()
-    if scales is None:
+    if scales is None and kind == "numerical":
         return TIME_SCALES if table == TIME else (1.0,)
+    if scales is None:
+        return ()
     values = scales if isinstance(scales, (list, tuple)) else [scales]
-    if not values or not all(is_number(scale) and scale > 0 for scale in values):
+    if kind == "categorical" or not values or not all(is_number(x) and x > 0 for x in values):
         raise UsageError(
-            f"{location}: scales: expected numbers above 0 (r_norm), found {shown(scales)}"
+            f"{location}: scales: expected numbers above 0 (r_norm), for a float field; found "
+            f"{shown(scales)} for a {kind} one"
         )
     return tuple(float(scale) for scale in values)

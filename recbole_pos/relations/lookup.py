@@ -201,8 +201,8 @@ class RelationLookup:
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
         self.notices: list[str] = []  # to report before training
-        of_users = [relation for relation in relations if relation.source == "user"]
-        of_heads = [relation for relation in relations if relation.source != "user"]
+        of_users = [relation for relation in relations if relation.is_of_users]
+        of_heads = [relation for relation in relations if not relation.is_of_users]
         self.heads = [self._build_relation(relation, dataset) for relation in of_heads]
         self.user_table = build_user_table(of_users, dataset, self.notices)
 

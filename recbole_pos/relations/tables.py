@@ -94,8 +94,7 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     """Return dot products [classes, classes] of the multi-hot classes of a field (equation 10)."""
     token_counts = np.bincount(hot.indices).astype(float)
-    advice = "use a field with fewer distinct values, or a condition (within)"
-    _require_few_pairs(float(token_counts @ token_counts), name, advice)
+    _require_few_pairs(float(token_counts @ token_counts), name)
     return (hot @ hot.T).tocsr()
 
 
@@ -146,8 +145,7 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     reach = max(scales) * -np.log(WEAKEST)
     first = np.searchsorted(numbers, numbers - reach, "left")
     sizes = np.searchsorted(numbers, numbers + reach, "right") - first
-    advice = "use fewer distinct values (steps), a smaller scale, or a condition (within)"
-    _require_few_pairs(float(sizes.sum()), name, advice)
+    _require_few_pairs(float(sizes.sum()), name)
     row = np.repeat(np.arange(len(numbers)), sizes) + 1
     col = gather_index(first, sizes) + 1
     data = similarity(values[row] - values[col], scales)
@@ -168,30 +166,29 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return group.reshape(-1) + 1, np.concatenate((np.zeros_like(joint[:1]), joint))
 
 
-def spread_matrix(
-    classes: np.ndarray, matrix: sp.csr_matrix, name: str, advice: str
-) -> sp.csr_matrix:
+def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
     """Return relations of joint classes [joint classes, joint classes] by one classification.
 
     Args:
         classes: [joint classes] class of each joint class; class 0 has no relations.
         matrix: [classes, classes] relations.
-        name, advice: field and advice of the message where there are too many pairs.
+        name: field, for the message.
 
     Raises:
         UsageError: if there are too many pairs.
     """
     sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
-    _require_few_pairs(float(sizes @ ((matrix > 0) @ sizes)), name, advice)
+    _require_few_pairs(float(sizes @ ((matrix > 0) @ sizes)), name)
     return matrix[classes][:, classes]
 
 
-def _require_few_pairs(pairs: float, name: str, advice: str) -> None:
+def _require_few_pairs(pairs: float, name: str) -> None:
     """Refuse a relation of more than ``MAX_PAIRS`` pairs of classes, for lack of memory."""
     if pairs > MAX_PAIRS:
         raise UsageError(
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, "
-            f"more than {MAX_PAIRS:,}; {advice}"
+            f"more than {MAX_PAIRS:,}; use fields with fewer distinct values (steps), a smaller "
+            "scale, or a condition that fewer entities share (within)"
         )
 
 
@@ -218,10 +215,9 @@ def build_user_table(
     groups, matrices = zip(*(_relate_classes(r, dataset, notices) for r in relations), strict=True)
     group, joint = join_classes(groups)
     name = " and ".join(relation.field for relation in relations)
-    advice = "users differ in all of them together: use fields with fewer distinct values (steps)"
     total = sp.csr_matrix((len(joint), len(joint)))
     for classes, matrix in zip(joint.T, matrices, strict=True):
-        total = total + spread_matrix(classes, matrix, name, advice)
+        total = total + spread_matrix(classes, matrix, name)
     return RelationTable.from_matrix(group, total / len(relations))
 
 
@@ -262,8 +258,7 @@ def _relate_within(
     condition_group, tokens = number_token_sets(condition)
     group, joint = join_classes([group, condition_group])
     shares_token = relate_categorical(tokens, str(relation.within))
-    advice = "use a field with fewer distinct values, or a condition that fewer entities share"
-    related = spread_matrix(joint[:, 1], shares_token, relation.field, advice).tocoo()
+    related = spread_matrix(joint[:, 1], shares_token, relation.field).tocoo()
     i, j = joint[related.row, 0], joint[related.col, 0]
     is_known = (i > 0) & (j > 0)
     entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])

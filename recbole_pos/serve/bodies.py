@@ -16,7 +16,7 @@ from recbole_pos.serve.explain import (
     leave_one_out,
     require_reasons,
 )
-from recbole_pos.serve.histories import History, Name
+from recbole_pos.serve.histories import Histories, History, Name
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.values import shown
 
@@ -63,14 +63,18 @@ class Reason(BaseModel):
 
 
 class Recommendation(BaseModel):
-    """The items for one history or user, best first, with reasons for each if asked."""
+    """The items for one history or user, best first, with reasons for each if asked.
+
+    A history with an ``error`` has no items, and ``by`` is None.
+    """
 
     id: str | int
     items: list[str]
     scores: list[float]
-    by: str
+    by: str | None
     unknown: int
     because: list[list[Reason]] | None = None
+    error: str | None = None
 
 
 class Neighbours(BaseModel):
@@ -113,9 +117,10 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
             id=packed.ids[index],
             items=items,
             scores=scores,
-            by=MODEL if packed.lengths[index] else POPULARITY,
+            by=_find_source(packed, index),
             unknown=packed.unknown[index],
             because=None if reasons is None else reasons[index],
+            error=packed.errors.get(index),
         )
         for index, (items, scores) in enumerate(items_and_scores)
     ]
@@ -123,6 +128,13 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         answer_by_name = {answer.id: answer for answer in answers}
         answers = [answer_by_name[name] for name in map(str, body.users)]
     return answers
+
+
+def _find_source(histories: Histories, index: int) -> str | None:
+    """Return what ranks the items for a history; None if it has an error."""
+    if index in histories.errors:
+        return None
+    return MODEL if histories.lengths[index] else POPULARITY
 
 
 def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:

@@ -36,14 +36,10 @@ def make_choice(
     for key, given, allows in zip(options, (allowed, excluded), (True, False), strict=True):
         if given is None:
             continue
-        if isinstance(given, str):
-            raise UsageError(f"{key}: expected a list of names of items, found {shown(given)}")
-        names = read_names(given, key)
-        is_allowed[[ids[name] for name in names if name in ids]] = allows
+        known = [ids[name] for name in read_names(given, key) if name in ids]
+        is_allowed[known] = allows
         if not is_allowed.any():
-            reason = "all items are excluded"
-            if allows:
-                reason = "none of them is known" if names else "the list is empty"
+            reason = "none of the names is known" if allows else "all items are excluded"
             raise UsageError(f"{key}: no item is left to recommend: {reason}")
     items = is_allowed.nonzero()[:, 0]
     return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
@@ -58,10 +54,8 @@ def require_k(k: int) -> int:
 
 def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:
     """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
-    if not isinstance(boosts, Mapping):
-        raise UsageError(
-            f"boosts: expected a mapping from items to numbers, found {shown(boosts)}; give a dict"
-        )
+    if not hasattr(boosts, "items"):
+        raise UsageError(f"boosts: expected a mapping of items to numbers, found {shown(boosts)}")
     bonus = torch.zeros(len(ids) + 1)
     for name, boost in boosts.items():
         if not (is_number(boost) and abs(boost) < LARGEST_BOOST):

@@ -29,15 +29,11 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
             f"because: expected 1 to {MAX_REASONS} past interactions, or 0 for none, found "
             f"{shown(because)}"
         )
-    if because and scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL:
+    reads_dataset = histories.users is not None and getattr(scorer.model, "needs_events", False)
+    if because and (reads_dataset or scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL):
         raise UsageError(
-            f"because: {name} reads no history, so no past interaction carries what it "
-            "recommends; sequential models can be asked"
-        )
-    if because and histories.users is not None and getattr(scorer.model, "needs_events", False):
-        raise UsageError(
-            f"because: {name} reads interactions of users from the dataset, where none can be "
-            "left out; give the histories themselves"
+            f"because: {name} reads no history here that an interaction can be left out of; give "
+            "histories to a sequential model"
         )
 
 

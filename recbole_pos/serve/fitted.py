@@ -12,15 +12,14 @@ from typing import Any
 import pandas as pd
 
 from recbole_pos.conversion.frames import Dataset
-from recbole_pos.data.identity import Growth
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
 from recbole_pos.experiment.folder import SEARCH, RunFolder, make_folder
 from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
-from recbole_pos.experiment.run import Catalogue, load, load_without_data
+from recbole_pos.experiment.run import Catalogue
 from recbole_pos.experiment.state import copy_run
-from recbole_pos.files import TemporaryFolder, finish_replacement
+from recbole_pos.files import finish_replacement
 
 
 class FittedModel:
@@ -32,6 +31,7 @@ class FittedModel:
         loaders: loaders of batches by phase: train, valid, test; empty without the dataset.
         trainer: the trainer of the model; None without the dataset.
         folder: folder of the run; None for a model that RecBole's own functions have trained.
+        num_added: number of items that ``add_items`` has added.
         resources: objects to keep as long as the model: its dataset, and temporary folders.
     """
 
@@ -42,6 +42,7 @@ class FittedModel:
         self.config, self.dataset = experiment.config, experiment.dataset
         self.model, self.loaders = experiment.model, experiment.loaders
         self.trainer = experiment.trainer
+        self.num_added = 0
 
     @property
     def result(self) -> Result | None:
@@ -125,13 +126,11 @@ class FittedModel:
         if data is None:
             is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
             data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
+        if self.num_added:
+            text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
+            warnings.warn(text, RunWarning, 2)
         if data and not dataset_folder.is_dir():
             raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
-        if added := sum(len(names) for names, _ in getattr(self, "added", ())):
-            text = (
-                f"save: the {added:,} items of add_items are not saved; add them again after load"
-            )
-            warnings.warn(text, RunWarning, 2)
         make_folder(target.path)
         if data:
             copy = target.data / self.config["dataset"]
@@ -141,12 +140,6 @@ class FittedModel:
             config["data_path"] = self.config.plain["data_path"]
         copy_run(folder, target, with_results=True, config=config)
         return target.path
-
-    def pack(self) -> dict[str, bytes]:
-        """Return the content of each file of the run by file name, for pickle."""
-        copy = TemporaryFolder()
-        copy_run(self._require_folder("pickle"), RunFolder(copy.path), with_results=True)
-        return {file.name: file.read_bytes() for file in copy.path.iterdir()}
 
     def _require_folder(self, action: str) -> RunFolder:
         """Return the folder of the run; raise a UsageError that names the action without one."""
@@ -183,28 +176,3 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
     """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
-
-
-def unpack(
-    kind: Any,
-    files: dict[str, bytes],
-    dataset: Any,
-    growth: Growth,
-    unknown_users: list[str],
-    added: Sequence[Any] = (),
-) -> Any:
-    """Return a pickled model of class ``kind``, loaded from a temporary folder with its files.
-
-    ``files`` are those that :meth:`FittedModel.pack` returns; the other arguments are the model's.
-    """
-    folder = TemporaryFolder()
-    for name, content in files.items():
-        (folder.path / name).write_bytes(content)
-    if dataset is None:
-        experiment = load_without_data(folder.path)
-    else:
-        experiment = load(folder.path, dataset=dataset, grown=True)
-    model = kind(experiment, growth, unknown_users, RunFolder(folder.path), [folder])
-    for item_vectors in added:
-        model.add_items(item_vectors)
-    return model

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic import Field as Bounds
-from pydantic_core import ErrorDetails
 from torch import Tensor
 
 from recbole_pos.data.atomic_files import LARGEST
@@ -38,20 +37,7 @@ from recbole_pos.serve.token_lists import TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TIME_LIMIT, _NAME_LIMIT = 2.0**63, 2**63
-# pydantic adds the member of a union to the location of an error, and marks keys of mappings
-_INTERNAL = re.compile(r"str|float|datetime|constrained-(int|float)|list\[.*\]|\[key\]")
-# pydantic's type of an error -> what is expected
-_EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "datetime_type": "a date",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "invalid_key": "text as the key",
-    "model_type": "a history, which is a list of items or an object with items",
-}
+_TIME_LIMIT = 2.0**63
 
 
 class TokenIds(NamedTuple):
@@ -72,17 +58,14 @@ def _is_list(value: Any) -> bool:
     return hasattr(value, "__getitem__")  # a list, an array, a Series of pandas or polars
 
 
-def _is_arrow_frame(value: Any) -> bool:
-    return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
-
-
 def _to_plain(value: Any) -> Any:
-    """Return a value or those of a list: numpy's numbers as Python's, whole floats as int."""
+    """Return a value or a list as Python's own: whole floats as int, a uuid as text."""
     if isinstance(value, list):
         return [_to_plain(x) for x in value]
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    value = value.item() if isinstance(value, np.number) else value
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        value = value.item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -96,8 +79,8 @@ def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 Plain = WrapValidator(_validate_plain)
-Name = StrictStr | Annotated[StrictInt, Bounds(gt=-_NAME_LIMIT, lt=_NAME_LIMIT)]
-Moment = Annotated[StrictFloat, Bounds(gt=-_TIME_LIMIT, lt=_TIME_LIMIT)] | StrictStr | datetime
+Name = StrictStr | StrictInt
+Moment = StrictFloat | StrictStr | datetime  # read_moment says what is not finite
 
 
 def _to_datetime(value: Any) -> Any:
@@ -150,37 +133,19 @@ _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
 def describe_invalid(error: ValidationError, location: str) -> str:
-    """Return a validation error as text: its place, from ``location`` on, and what is wrong."""
-    errors = error.errors(include_url=False)
-    first = next((x for x in errors if x["type"] == "extra_forbidden"), errors[0])
-    *parents, key = first["loc"] or ("",)
-    if first["type"] == "extra_forbidden":
-        hint = suggest(str(key), KEYS)
-        return f"{_locate(parents, location)}: unknown key {shown(key)}{hint}"
-    if first["type"] == "missing":
-        return f"{_locate(parents, location)}: {key} is missing"
-    if first["type"] == "json_invalid":
-        return f"{_locate((), location)}: {first['msg']}, found {shown(first['input'])}"
-    place = _locate(first["loc"], location)
-    expected = [_name_expected(x) for x in errors if _locate(x["loc"], location) == place]
-    return f"{place}: expected {' or '.join(expected)}; found {shown(first['input'])}"
+    """Return pydantic's first reason as one line: its place, from ``location`` on, and the value.
 
-
-def _locate(keys: Iterable[int | str], location: str) -> str:
-    """Return the place of a value within validated ones as text, in the user's words only."""
-    for key in keys:
+    Of a place pydantic also names the member of a union that it tried, which is left out.
+    """
+    reasons = error.errors(include_url=False)
+    first = next((x for x in reasons if x["type"] == "extra_forbidden"), reasons[0])
+    for key in first["loc"]:
         if isinstance(key, int):
             location += f"[{key}]"
-        elif not _INTERNAL.fullmatch(key):
-            location += f".{shown(key)[1:-1]}"
-    return location
-
-
-def _name_expected(error: ErrorDetails) -> str:
-    """Return what a validation error expects; pydantic words the rest, such as bounds."""
-    kind, message = error["type"], error["msg"].removeprefix("Input should be ")
-    is_bound = kind.startswith(("greater_than", "less_than"))
-    return f"a number {message}" if is_bound else _EXPECTED.get(kind, message)
+        elif key in KEYS or first["type"] == "extra_forbidden":
+            location += f".{shown(str(key))[1:-1]}"
+    hint = suggest(str(key), KEYS) if first["type"] == "extra_forbidden" else ""
+    return f"{location}: {first['msg']}{hint}; found {shown(first['input'])}"
 
 
 @dataclass(frozen=True)
@@ -196,6 +161,7 @@ class Histories:
         users: [b] int64 user ids, where the histories are those of users in the dataset.
         at: [b] float64 times of the requests, NaN where one is missing; None if all are.
         features: features of the interactions and users.
+        errors: index of a history -> why it gets no answer; it has no interactions here.
     """
 
     ids: list[Any]
@@ -206,6 +172,7 @@ class Histories:
     users: np.ndarray | None = None
     at: np.ndarray | None = None
     features: Features = field(default_factory=Features)
+    errors: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -245,22 +212,35 @@ class Histories:
             newest[not_empty] = self.times[np.cumsum(self.lengths)[not_empty] - 1]
         return newest
 
+    def refuse(self, errors: Mapping[int, str]) -> Histories:
+        """Return the histories with further ``errors``, by index; those have no interactions then.
+
+        Raises:
+            UsageError: if no other history is left, with the first error.
+        """
+        if not errors:
+            return self
+        errors = {**self.errors, **errors}
+        if len(errors) == len(self):
+            raise UsageError(next(iter(errors.values())))
+        lengths = self.lengths.copy()
+        lengths[list(errors)] = 0
+        index = np.flatnonzero(np.repeat(lengths, self.lengths))
+        return replace(self._take_interactions(index, lengths), errors=errors)
+
     def with_request_time(self, default: float | np.ndarray) -> Histories:
         """Return the histories with ``default`` (one, or [b]) as the time of requests without one.
 
-        Raises:
-            UsageError: naming the first history that is requested before its newest interaction.
+        A history that is requested before its newest interaction is an error of its own.
         """
         at = np.full(len(self), np.nan) if self.at is None else self.at
-        at = np.where(np.isnan(at), default, at)
-        is_early = at < (newest := self.newest)
-        if is_early.any():
-            first = int(is_early.argmax())
-            raise UsageError(
-                f"at: the history {shown(self.ids[first])} asks at {at[first]:.15g}, before its "
-                f"newest interaction at {newest[first]:.15g}; give a later time"
-            )
-        return replace(self, at=at)
+        at, newest = np.where(np.isnan(at), default, at), self.newest
+        errors = {
+            row: f"at: the history {shown(self.ids[row])} asks at {at[row]:.15g}, before its "
+            f"newest interaction at {newest[row]:.15g}; give a later time"
+            for row in np.flatnonzero(at < newest).tolist()
+        }
+        return replace(self.refuse(errors), at=at)
 
     def require_before(self, latest: float, unit: str) -> None:
         """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
@@ -283,6 +263,7 @@ class Histories:
             unknown=self.unknown[rows],
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
+            errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
             features=selected.features.map(lambda x: x, lambda x: x[row_index]),
         )
 
@@ -330,7 +311,8 @@ def read_histories(
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
             a Series of lists, by id; a DataFrame, or a table or RecordBatch of Arrow, with columns
-            like the fields. Interactions with times are sorted by them.
+            like the fields. Interactions with times are sorted by them. A history without times,
+            where the model needs them, is an error of its own.
         item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
@@ -347,16 +329,24 @@ def read_histories(
             if packed is not None:
                 return packed
     rows = _parse_histories(histories)
+    errors = {}
+    for number, row in enumerate(rows):
+        if needs_time and row.items and row.times is None:
+            errors[number] = (
+                f"histories[{number}]: the model reads times, so each history needs them: "
+                '{"items": [...], "times": [...]}'
+            )
+            rows[number] = History.model_validate({"id": row.id, "items": []})
     times: list[float] = []
     for number, row in enumerate(rows):
-        times += _read_times(row, f"histories[{number}]", needs_time, unit)
+        times += _read_times(row, f"histories[{number}]", unit)
     at = [
         np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
         for number, row in enumerate(rows)
     ]
     lengths = np.array([len(row.items) for row in rows], np.int64)
     items = [item_ids.get(str(name), 0) for row in rows for name in row.items]
-    return Histories.pack(
+    packed = Histories.pack(
         [number if row.id is None else row.id for number, row in enumerate(rows)],
         np.array(items, np.int64),
         lengths,
@@ -364,49 +354,37 @@ def read_histories(
         np.array(at),
         _read_features(rows, fields, lengths),
     )
+    return packed.refuse(errors)
 
 
 def _parse_histories(histories: Any) -> list[History]:
     """Return histories of any form that :func:`read_histories` takes, validated one by one."""
-    if isinstance(histories, pa.Table):
-        histories = histories.to_pylist()
-    elif isinstance(histories, pd.DataFrame) or _is_arrow_frame(histories):
-        if "items" not in histories.columns:
-            raise UsageError(
-                f"histories: expected columns items (lists), and perhaps id and times, found "
-                f"{', '.join(map(str, histories.columns))[:100]}; of interactions, take "
-                "frame.groupby(USER)[ITEM].agg(list)"
-            )
-        if isinstance(histories, pd.DataFrame):
-            if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
-                histories = histories.rename_axis("id").reset_index()
-            if "at" in histories:  # pandas has NaN where a history has no time of its own
-                at = histories["at"].astype(object)
-                histories = histories.assign(at=at.where(at.notna(), None))
-            histories = histories.to_dict("records")
-        else:
-            histories = pa.table(histories).to_pylist()
+    if isinstance(histories, pd.DataFrame):
+        if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
+            histories = histories.rename_axis("id").reset_index()
+        require_columns([*histories], "histories")
+        if "at" in histories:  # pandas has NaN where a history has no time of its own
+            at = histories["at"].astype(object)
+            histories = histories.assign(at=at.where(at.notna(), None))
+        histories = histories.to_dict("records")
+    elif hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns"):
+        table = pa.table(histories)
+        require_columns(table.column_names, "histories")
+        histories = table.to_pylist()
     elif isinstance(histories, pd.Series):
         histories = [{"id": name, "items": items} for name, items in histories.items()]
-    if isinstance(histories, (str, bytes, Mapping)) or not isinstance(histories, Iterable):
-        raise UsageError(f"histories: expected a list of histories, found {shown(histories)}")
+    elif isinstance(histories, np.ndarray):
+        histories = list(histories)
     try:
-        return _HISTORIES.validate_python(list(histories))
+        return _HISTORIES.validate_python(histories)
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
 
 
-def _read_times(
-    history: History, location: str, needs_time: bool, unit: float | None
-) -> list[float]:
+def _read_times(history: History, location: str, unit: float | None) -> list[float]:
     """Return the time of each interaction in the unit of the time field, or NaN for each."""
     num_items = len(history.items)
     if history.times is None:
-        if needs_time and num_items:
-            raise UsageError(
-                f"{location}: the model reads times, so each history needs them: "
-                '{"items": [...], "times": [...]}'
-            )
         return [np.nan] * num_items
     if len(history.times) != num_items:
         raise UsageError(
@@ -520,7 +498,8 @@ def require_columns(names: list[str], location: Any) -> None:
     if not (counts["items"] and max(counts.values()) == 1):
         raise UsageError(
             f"{location}: expected the column items (lists of names) and perhaps id and times "
-            f"(lists of numbers), each once; found {listed(names)}"
+            f"(lists of numbers), each once; found {listed(names)}; of interactions, take "
+            "frame.groupby(USER)[ITEM].agg(list)"
         )
     for name in names:
         if name not in KEYS and (hint := suggest(name, KEYS)):  # others are not of a history
@@ -531,6 +510,8 @@ def _read_table(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories | None:
     """Return histories read without a Python object per item, or None if a column is unusual."""
+    if "at" in table.column_names:
+        return None
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
@@ -542,20 +523,15 @@ def _read_table(
     lengths, *lengths_of_times = (
         pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists
     )
-    times = at = None
+    times = None
     if "times" in columns:
         times = _to_moments(columns["times"].flatten(), unit)
         if times is None or (lengths_of_times[0] != lengths).any():
             return None
         if not (np.abs(times) < _TIME_LIMIT).all():  # nor NaN
             return None
-    if "at" in columns:
-        at = _to_moments(columns["at"], unit)
-        num_missing = columns["at"].null_count  # NaN is not missing, but no time
-        if at is None or (np.abs(at) >= _TIME_LIMIT).any() or np.isnan(at).sum() > num_missing:
-            return None
     items = _look_up(names.cast(pa.large_string()), item_ids)
-    return Histories.pack(ids.to_pylist(), items, lengths, times, at, Features())
+    return Histories.pack(ids.to_pylist(), items, lengths, times, None, Features())
 
 
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
@@ -572,20 +548,17 @@ def _is_full_list(column: pa.Array) -> bool:
 
 
 def _holds_names(values: pa.Array) -> bool:
-    """Return whether values are text, or whole numbers that may be names."""
+    """Return whether values are text or whole numbers."""
     values = values.dictionary if pa.types.is_dictionary(values.type) else values
-    if pa.types.is_integer(values.type):
-        bounds = pc.min_max(values).as_py()
-        is_empty = bounds["min"] is None
-        return is_empty or -_NAME_LIMIT < bounds["min"] <= bounds["max"] < _NAME_LIMIT
-    return pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    is_name = pa.types.is_integer, pa.types.is_string, pa.types.is_large_string
+    return any(check(values.type) for check in is_name)
 
 
 def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
-    """Return times [m] in the unit of the time field, NaN for null; None for another type."""
+    """Return times [m] in the unit of the time field; None for another type."""
     if pa.types.is_timestamp(values.type) and unit is not None:
         since_epoch = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        return since_epoch.to_numpy(zero_copy_only=False) / (unit * 1e6)
+        return since_epoch.to_numpy() / (unit * 1e6)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        return values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return values.cast(pa.float64(), safe=False).to_numpy()
     return None

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.context import PaddedContext
 from recbole_pos.layers.features import Features
-from recbole_pos.layers.padded import PaddedContext
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ensure_registered
 
@@ -241,14 +241,11 @@ def _scalar(
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
     """Silence logs and warnings of the ONNX exporter."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+        logging.disable(before)

@@ -22,7 +22,7 @@ from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
-from recbole_pos.serve.recommender import MODEL, Recommender
+from recbole_pos.serve.recommender import MODEL, Recommender, warn_of_errors
 from recbole_pos.values import escape_formula, shown
 
 PART = 1 << 14  # histories of a file that are read at once
@@ -98,8 +98,6 @@ def write_recommendations(
         UsageError: if an argument, the run or a history is wrong.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
-    if histories is not None and users is not None:
-        raise UsageError("give users or histories, not both")
     keep_freed_memory()
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
@@ -123,17 +121,17 @@ def write_recommendations(
         with reporter.task("recommending") as task:
             for packed in parts:
                 packed = trained.add_request_time(packed, read_at(at))
+                warn_of_errors(packed)
                 counts["unknown"] += int(packed.unknown.sum())
-                tables = trained.make_tables(packed, k, exclude_seen, choice, because)
-                for table, num_seen in tables:
+                for table in trained.make_tables(packed, k, exclude_seen, choice, because):
                     is_first = table["rank"] == 1
                     is_popular = table["by"] != MODEL
-                    counts.update(rows=len(table), seen=num_seen, people=int(is_first.sum()))
+                    counts.update(rows=len(table), people=int(is_first.sum()))
                     counts["popular"] += int((is_first & is_popular).sum())
                     if histories is None:
                         table = _rename_fields(table, trained)
                     if file.suffix != ".parquet":
-                        counts["escaped"] += _escape_formulas(table)
+                        table = _escape_formulas(table)
                     if counts["rows"] <= _MAX_PRINTED:
                         printed.append(table)
                     write(table)
@@ -142,7 +140,15 @@ def write_recommendations(
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(pd.concat(printed).to_string(index=False))
     reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
-    _report_counts(counts, reporter, exclude_seen)
+    if counts["unknown"]:
+        reporter.line(
+            f"{counts['unknown']:,} items of histories are not known to the model: left out"
+        )
+    if counts["popular"]:
+        reporter.line(
+            f"{counts['popular']:,} of {counts['people']:,} get the most popular items: nothing in "
+            "their history is known to the model"
+        )
     reporter.line(str(file))
     return file
 
@@ -222,39 +228,12 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
 
 
-def _report_counts(counts: Counter[str], reporter: Reporter, exclude_seen: bool | None) -> None:
-    """Print how many items were unknown, popular or seen, and whether names were escaped."""
-    if counts["unknown"]:
-        reporter.line(
-            f"{counts['unknown']:,} items of histories are not known to the model: left out"
-        )
-    if counts["popular"]:
-        reporter.line(
-            f"{counts['popular']:,} of {counts['people']:,} get the most popular items: nothing in "
-            "their history is known to the model"
-        )
-    if counts["seen"] and not exclude_seen:
-        reporter.line(
-            f"{counts['seen'] / counts['rows']:.0%} of them are in the history already; "
-            "--exclude_seen leaves these out"
-        )
-    if counts["escaped"]:
-        reporter.line(
-            "names that begin with =, +, - or @ have a ' before them in csv, or a spreadsheet "
-            "would take them for formulas; parquet has them as they are"
-        )
-
-
-def _escape_formulas(table: pd.DataFrame) -> int:
-    """Put a ' before names that begin formulas, in place; return the number of such names."""
-    num_escaped = 0
+def _escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with a ' before names that a spreadsheet would take for formulas."""
     for column in table.select_dtypes(exclude="number"):
         escaped = {name: escape_formula(name) for name in table[column].unique()}
-        num_changed = sum(name != new_name for name, new_name in escaped.items())
-        if num_changed > 0:
-            table[column] = table[column].map(escaped)
-            num_escaped += num_changed
-    return num_escaped
+        table = table.assign(**{column: table[column].map(escaped)})
+    return table
 
 
 def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:

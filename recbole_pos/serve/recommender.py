@@ -33,7 +33,7 @@ from recbole_pos.layers.catalogue import Choice, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.choice import make_choice, require_k
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder, unpack
+from recbole_pos.serve.fitted import FittedModel, find_run_folder
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
 from recbole_pos.serve.undo import undone_on_error
@@ -83,7 +83,6 @@ class Recommender(FittedModel):
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.unknown_users = dict.fromkeys(unknown_users)  # in the dataset, but not of the model
         self._has_warned = False
-        self.added: list[tuple[np.ndarray, np.ndarray]] = []  # names and vectors of add_items
 
     @classmethod
     def load(
@@ -112,13 +111,13 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
-        is_asked = data_path is not None or histories_only is False
+        has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
         trained = None
-        if histories_only or not (is_asked or finds_dataset(run_dir)):
+        if histories_only or not has_data:
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
             except NeedsDataset:
-                if not (is_asked or finds_dataset(run_dir)):
+                if not has_data:
                     raise
         if trained is None:
             trained = cls._load_with_data(run_dir, data_path)
@@ -150,11 +149,6 @@ class Recommender(FittedModel):
             unknown_users = [*held_out.users, *unknown_users]
         return cls(experiment, held_out.growth, unknown_users, folder)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
-        state = (dataset, self.growth, [*self.unknown_users], self.added)
-        return unpack, (type(self), self.pack(), *state)
-
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data to the catalogue, by their content vectors.
 
@@ -169,13 +163,14 @@ class Recommender(FittedModel):
             UsageError: if the model reads no content or more than content, or vectors do not fit;
                 the model stays as it was.
         """
-        model, dataset = self.experiment.model, self.dataset
+        model = self.experiment.model
         if getattr(model, "content_source", None) is None:
             raise UsageError(
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
-        names, vectors = read_new_vectors(to_files(item_vectors), self.ids, dataset.iid_field)
+        files = to_files(item_vectors)
+        names, vectors = read_new_vectors(files, self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
@@ -183,17 +178,17 @@ class Recommender(FittedModel):
             self.ids = self.ids | new_ids
             self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
             self.scorer = Scorer(model, self.config, len(self.ids) + 1)
+            self.num_added += len(names)
             for cached in ("_all_items", "_unit_vectors"):
                 self.__dict__.pop(cached, None)
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-            try:  # a custom model that reads attributes has none of the new item
+            try:  # AttrFormer's relations read attributes, and a new item has none
                 self.rank_items(self.read([history]), 1, False, self._all_items)
             except IndexError as error:
                 raise UsageError(
                     f"item_vectors: {self.config['model']} reads attributes of items, which new "
                     "ones do not have; add them to the data and train again"
                 ) from error
-            self.added = [*self.added, (names, vectors)]
         return f"new items by their content: {len(names):,}"
 
     def recommend(
@@ -229,7 +224,9 @@ class Recommender(FittedModel):
             because: number of past interactions to name that carried an item; see :meth:`explain`.
 
         Warns:
-            RunWarning: once, if a model that reads the time of the request gets none.
+            RunWarning: once, if a model that reads the time of the request gets none; and if some
+                histories have an error of their own (no times where the model needs them, or a
+                request before the newest interaction). They have no rows.
 
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
@@ -247,8 +244,9 @@ class Recommender(FittedModel):
         choice = self.choose_items(allowed, excluded, boosts)
         packed = self.read_users(users) if histories is None else self.read(histories)
         packed = self.add_request_time(packed, at)
+        warn_of_errors(packed)
         tables = self.make_tables(packed, k, exclude_seen, choice, because)
-        return pd.concat([table for table, _ in tables], ignore_index=True)
+        return pd.concat(tables, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
         """Validate histories and look up the ids of their items; see :func:`read_histories`.
@@ -287,18 +285,21 @@ class Recommender(FittedModel):
                 )
             return histories
         if at is not None:
-            packed = histories.with_request_time(read_moment(at, "at", self._unit))
-            packed.require_before(self._latest, self.config["timestamp_unit"])
-            return packed
-        if histories.at is not None and not np.isnan(histories.at).any():
-            return histories.with_request_time(0.0)  # the default is not used
-        if self._unit is None:
+            default: float | np.ndarray = read_moment(at, "at", self._unit)
+        elif histories.at is not None and not np.isnan(histories.at).any():
+            default = 0.0  # it is not used
+        elif self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn("at: the model reads the time of requests: now is taken", RunWarning, 3)
-        # the clock that gave a history its times may be ahead of the clock here
-        return histories.with_request_time(np.maximum(time.time() / self._unit, histories.newest))
+        else:
+            if not self._has_warned:
+                self._has_warned = True
+                text = "at: the model reads the time of requests: now is taken"
+                warnings.warn(text, RunWarning, 3)
+            # the clock that gave a history its times may be ahead of the clock here
+            default = np.maximum(time.time() / self._unit, histories.newest)
+        packed = histories.with_request_time(default)
+        packed.require_before(self._latest, self.config["timestamp_unit"])
+        return packed
 
     @cached_property
     def _counts_time(self) -> bool | None:
@@ -329,8 +330,8 @@ class Recommender(FittedModel):
         if users is None:
             names = list(dataset.field2id_token[dataset.uid_field][log.lengths > 0])
             names += self.unknown_users
-        elif not (names := list(dict.fromkeys(read_names(users, "users")))):
-            raise UsageError("users: expected names of users, found an empty list")
+        else:
+            names = list(dict.fromkeys(read_names(users, "users")))
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
@@ -371,8 +372,8 @@ class Recommender(FittedModel):
 
     def make_tables(
         self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield the table of :meth:`recommend` in parts, each with its number of seen items."""
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the table of :meth:`recommend` in parts."""
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
         pool_size = EXPLAINED_POOL if because else POOL
@@ -391,10 +392,7 @@ class Recommender(FittedModel):
             if because:
                 effects = leave_one_out(self.scorer, pool, row, item, choice, hides_seen)
                 table = add_reasons(table, effects, because, self.items)
-            past_row = np.repeat(np.arange(len(pool)), pool.lengths)
-            num_ids = len(self.items) + 1
-            is_seen = pd.Series(row * num_ids + item).isin(past_row * num_ids + pool.items)
-            yield table, int(is_seen.sum())
+            yield table
 
     def require_id(self, name: str) -> int:
         """Return the id of an item; raise a UsageError if it is not known."""
@@ -412,10 +410,11 @@ class Recommender(FittedModel):
         by_length = histories.lengths.argsort(kind="stable")
         num_empty = int((histories.lengths == 0).sum())
         empty, not_empty = np.split(by_length, [num_empty])
+        empty = np.array([row for row in empty if row not in histories.errors], np.int64)
         parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
-        if num_empty > 0:  # all get the most popular items
+        if len(empty):  # all get the most popular items
             best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            score, item = (np.repeat(x, num_empty, 0) for x in best)
+            score, item = (np.repeat(x, len(empty), 0) for x in best)
             parts.append(to_columns(histories.ids, empty, score, item))
         for start in range(0, len(not_empty), BATCH):
             rows = not_empty[start : start + BATCH]
@@ -431,7 +430,7 @@ class Recommender(FittedModel):
         """Return whether seen items are excluded: as requested, or by default as in evaluation."""
         if exclude_seen is None:
             return masks_history(self.config)
-        if not (isinstance(exclude_seen, (int, np.bool_)) and exclude_seen in (True, False)):
+        if exclude_seen not in (True, False):
             raise UsageError(f"exclude_seen: expected True or False, found {shown(exclude_seen)}")
         return bool(exclude_seen)
 
@@ -505,13 +504,14 @@ class Recommender(FittedModel):
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
         """Return the vectors [b, d] of histories; products with item vectors are the scores.
 
-        A history without a known item has the vector 0.
+        A history without a known item, or with an error of its own, has the vector 0.
 
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
         d = self.scorer.require_vectors().size(1)
         packed = self.add_request_time(self.read(histories))
+        warn_of_errors(packed)
         states = np.zeros((len(packed), d), dtype=np.float32)
         not_empty = np.flatnonzero(packed.lengths)
         for start in range(0, len(not_empty), BATCH):
@@ -574,3 +574,11 @@ class Recommender(FittedModel):
     def _unit_vectors(self) -> Tensor:
         """Vectors of the items [items + 1, d], scaled to length 1."""
         return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
+
+
+def warn_of_errors(histories: Histories) -> None:
+    """Warn of the histories that get no answer, with the first reason."""
+    if histories.errors:
+        first = next(iter(histories.errors.values()))
+        text = f"{len(histories.errors):,} of {len(histories):,} histories get no answer: {first}"
+        warnings.warn(text, RunWarning, 3)

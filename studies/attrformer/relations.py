@@ -1,11 +1,12 @@
 """What each relation of a trained AttrFormer reads, and how much it adds.
 
-    python studies/attrformer/relations.py RUN_DIR    # prints a table, writes RUN_DIR/relations.png
+    python studies/attrformer/relations.py RUN_DIR
 
-In one training batch without dropout: ``read``, relations of an interaction that are kept, at most
-top_k; ``others``, the share of them that lead to other users; ``adds``, the size of what a relation
-adds to the attention of a layer, self-attention being 1; ``W^R``, its weights in the heads, as in
-equation 8. Below stands the gate of each layer, the weight of the states of like users.
+Of one training batch without dropout it prints: ``read``, relations of an interaction that are
+kept, at most top_k; ``others``, the share of them that lead to other users; ``adds``, the size of
+what a relation adds to the attention of a layer, self-attention being 1; ``W^R``, its weights in
+the heads, as in equation 8. Below stands the gate of each layer, the weight of the states of like
+users.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 import recbole_pos as rp
 from recbole_pos.model.attrformer import AttrFormer
@@ -30,7 +30,7 @@ def measure(model: AttrFormer, rows: PackedSequences) -> pd.DataFrame:
     order = model.lookup.make_order(rows, np.random.default_rng(model.seed))
     edges, _ = model.lookup.find(rows, order)
     others = [np.mean(order.user[edge.reader] != order.user[edge.source]) for edge in edges]
-    names = [relation.field for relation in model.declared if relation.source != "user"]
+    names = [relation.field for relation in model.declared if not relation.is_of_users]
     columns = {"read": [len(edge.value) / len(order) for edge in edges], "others": others}
     table = pd.DataFrame(columns, index=names)
     layers = [layer.multi_head_attention for layer in model.trm_encoder.layer]
@@ -55,23 +55,6 @@ def measure(model: AttrFormer, rows: PackedSequences) -> pd.DataFrame:
     return table
 
 
-def draw(table: pd.DataFrame, num_layers: int, file: Path) -> None:
-    """Draw what relations add in each layer, and beside it W^R of every layer."""
-    figure = Figure(figsize=(4 + 3 * num_layers, 2 + 0.5 * len(table)), layout="constrained")
-    bars, *maps = figure.subplots(1, 1 + num_layers)
-    adds = table.filter(like="adds").iloc[::-1]
-    adds.plot.barh(ax=bars, xlabel="adds (self-attention = 1)", legend=False)
-    figure.legend(loc="outside lower center", ncols=num_layers)
-    for number, panel in enumerate(maps, 1):
-        weights = np.array(table[f"W^R, layer {number}"].tolist())  # [relations, heads]
-        image = panel.imshow(weights, aspect="auto")
-        heads = range(weights.shape[1])
-        panel.set(title=f"$W^R$, layer {number}", xlabel="head (from 0)", xticks=heads, yticks=[])
-        figure.colorbar(image, ax=panel)
-    figure.savefig(file, dpi=120)
-    print(file)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="What relations of an AttrFormer add.")
@@ -81,13 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, loader = trained.model, trained.loaders["train"]
     model.inference = "batch"  # as in training, also where predictions read no relations
     batch = next(iter(loader)).to(model.device)
-    rows, _ = model.pack_windows(batch) if loader.packed else model.pack_prefixes(batch)
+    rows = model.pack_windows(batch) if loader.packed else model.pack_prefixes(batch)[0]
     table = measure(model, rows)
-    print(table.filter(regex="read|others|adds").round(3).to_string())
+    print(table.round(3).to_string())
     for number, layer in enumerate(model.trm_encoder.layer, 1):
         if layer.user_gate is not None:
             print(f"gate of layer {number}: {float(layer.user_gate):.4f}")
-    draw(table, len(model.trm_encoder.layer), run / "relations.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,306 @@
+"""How fast trained models answer: ``make bench-serve``, ``bench-recommend``, ``bench-export``.
+
+    python benchmarks/serving.py serve|recommend|export [--requests 2000] [--histories 20000]
+
+``serve`` asks `recbole-pos serve` and the library one request at a time, on one core: FPARec of the
+default size with random weights; it writes the table of docs/serving.md. ``recommend`` asks for
+many histories at once, `Recommender` against RecBole's `full_sort_topk`, and for a million items;
+it writes results/recommend.md. ``export`` asks models and their exported programs for the best of
+all items of ml-100k; it writes the table of docs/export.md. Weights are fresh there, which takes as
+long as trained ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow as pa
+import torch
+from data import make_log, write_atomic
+from page import (
+    DOCS,
+    RESULTS,
+    in_turns,
+    machine,
+    replace_section,
+    run_alone,
+    show_percentiles,
+    table,
+    time_call,
+)
+from recbole.utils.case_study import full_sort_topk
+from training import build
+
+import recbole_pos
+from recbole_pos.experiment.folder import peak_rss_mb
+from recbole_pos.model.models import MODELS
+from recbole_pos.serve.export import load_program
+from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
+
+LENGTH = 50  # interactions of a history
+WARM = 20  # requests before those that are timed
+Request = Callable[[list[str]], Any]
+
+
+def make_run(folder: Path, items: int, users: int = 40, events: int = 60, **options: Any) -> Path:
+    """Train a model that knows so many items, for an epoch, and return the folder of its run.
+
+    The catalogue is in an item file, so that few interactions make a model of any size.
+    """
+    chosen = np.random.default_rng(0).integers(0, items, users * events)
+    file = write_atomic(make_log(np.full(users, events), chosen), folder, "generated")
+    catalogue = pd.DataFrame({"item_id:token": np.arange(items), "price:float": 1.0})
+    catalogue.to_csv(file.with_suffix(".item"), sep="\t", index=False)
+    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "price"]}
+    options |= {"data_path": str(folder), "epochs": 1, "load_col": columns}
+    run_dir = folder / "run"
+    recbole_pos.run("FPARec", "generated", None, options, run_dir=run_dir, verbose=False)
+    return run_dir
+
+
+def sample_histories(names: np.ndarray, count: int) -> list[list[str]]:
+    """Return random histories of full length."""
+    return np.random.default_rng(1).choice(names, (count, LENGTH)).tolist()
+
+
+# --- serve: one request at a time ---
+
+SERVE_ITEMS = (10_000, 100_000)
+SERVE_HEADS = (
+    *("items", "`recommend`, ms", "its CPU time, ms", "one client, ms", "four clients, ms"),
+    "requests/s",
+)
+
+
+def time_requests(
+    request: Request,
+    histories: list[list[str]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> str:
+    """Return p50 / p99 in ms, after some requests that warm up."""
+    for history in histories[:WARM]:
+        request(history)
+    return show_percentiles([time_call(partial(request, x), clock) for x in histories], 1)
+
+
+def make_client(port: int) -> Request:
+    """Return a function that asks the server for recommendations, over one connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def request(history: list[str]) -> None:
+        body = json.dumps({"histories": [history], "k": 10})
+        connection.request("POST", "/recommend", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200, text
+
+    return request
+
+
+@contextmanager
+def start_server(run_dir: Path) -> Iterator[int]:
+    """Start `recbole-pos serve`, and yield its port when it listens."""
+    command = [sys.executable, "-m", "recbole_pos", "serve", str(run_dir), "--port=0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        lines = (re.search(r"running on http://127.0.0.1:(\d+)", line) for line in server.stderr)
+        yield int(next(match[1] for match in lines if match))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def ask_from_four_clients(port: int, histories: list[list[str]]) -> tuple[str, float]:
+    """Return p50 / p99 in ms and requests a second of four clients, each with a quarter of them."""
+
+    def work(number: int) -> list[float]:
+        request = make_client(port)
+        return [time_call(partial(request, x)) for x in histories[number::4]]
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(4) as clients:
+        seconds = [x for some in clients.map(work, range(4)) for x in some]
+    rate = len(seconds) / (time.perf_counter() - began)
+    return show_percentiles(seconds, 1), rate
+
+
+def measure_requests(items: int, requests: int) -> list[str]:
+    """Return a row of the table of requests."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = make_run(Path(folder), items)
+        recommender = recbole_pos.Recommender.load(run_dir)
+        histories = sample_histories(recommender.items, requests)
+
+        def call(history: list[str]) -> None:
+            recommender.recommend(histories=[history], k=10)
+
+        library = time_requests(call, histories), time_requests(call, histories, time.thread_time)
+        with start_server(run_dir) as port:
+            one = time_requests(make_client(port), histories)
+            four, rate = ask_from_four_clients(port, histories)
+    return [f"{items:,}", *library, one, four, f"{rate:,.0f}"]
+
+
+def write_serve(given: argparse.Namespace) -> None:
+    """Measure single requests, and write the table."""
+    rows = [measure_requests(items, given.requests) for items in SERVE_ITEMS]
+    note = f"{given.requests:,} requests, {machine(1)}."
+    replace_section(DOCS / "serving.md", "speed", f"{table(SERVE_HEADS, rows)}\n\n{note}")
+
+
+# --- recommend: many histories at once ---
+
+USERS, ITEMS, K = 5_000, 10_000, 20
+MILLION, SOME = 1_000_000, 4_096
+ONE_BY_ONE = 200  # users of a turn of RecBole's
+
+
+def compare_with_recbole(rows: int, rounds: int) -> str:
+    """Return a table of the users a second of each side, and the ratio."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "train_windows": "last"}
+        run_dir = make_run(Path(folder), ITEMS, USERS, **options)
+        recommender = recbole_pos.Recommender.load(run_dir)
+        experiment = recbole_pos.load(run_dir)
+    histories = sample_histories(recommender.items, rows)
+    columns = pa.table({"id": np.arange(rows).astype(str), "items": histories})
+    test, model = experiment.loaders["test"], experiment.model.eval()
+    users = experiment.dataset.token2id("user_id", [str(1 + n) for n in range(ONE_BY_ONE)])
+
+    def one_by_one() -> None:
+        for user in users:
+            full_sort_topk(np.array([user]), model, test, K)
+
+    def recommend(asked: Any = None) -> None:
+        recommender.recommend(histories=asked, k=K, exclude_seen=True)
+
+    sides: dict[str, tuple[int, Callable[[], Any]]] = {
+        "`full_sort_topk`, user by user": (ONE_BY_ONE, one_by_one),
+        "`recommend(histories=)`, columns": (rows, lambda: recommend(columns)),
+        "`recommend(histories=)`, lists": (rows, lambda: recommend(histories)),
+        "`recommend()`, all users of the data": (USERS, recommend),
+    }
+    runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / time_call(sides[name][1]))
+    rates = {name: of_side[1:] for name, of_side in runs.items()}  # the first warms up
+    baseline = np.median(next(iter(rates.values())))
+    lines = []
+    for name, of_side in rates.items():
+        figures = (f"{summary(of_side):,.0f}" for summary in (np.median, min, max))
+        lines.append([name, *figures, f"{np.median(of_side) / baseline:.1f}"])
+    heads = ("side", "users a second: median", "least", "most", "times `full_sort_topk`")
+    return table(heads, lines)
+
+
+def measure_million() -> tuple[float, float, float]:
+    """Return users a second over a million items, and MB before and at the peak of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        recommender = recbole_pos.Recommender.load(make_run(Path(folder), MILLION))
+        histories = sample_histories(recommender.items, SOME)
+        recommender.recommend(histories=histories[:8], k=K)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+        before = psutil.Process().memory_info().rss / 2**20
+        seconds = time_call(
+            lambda: recommender.recommend(histories=histories, k=K, exclude_seen=True)
+        )
+        return SOME / seconds, before, peak_rss_mb()
+
+
+def write_recommend(given: argparse.Namespace) -> None:
+    """Measure many histories, and write the page."""
+    speeds = compare_with_recbole(given.histories, given.rounds)
+    rate, before, peak = run_alone(measure_million)
+    parts = (
+        speeds,
+        f"{given.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
+        f"the history has none, names in and out; {given.rounds} rounds, sides in turns; "
+        f"{machine()}.",
+        f"**A million items**, {SOME:,} histories: {rate:,.0f} users a second; the process has "
+        f"{before:,.0f} MB before and {peak:,.0f} MB at its peak. Scores of all histories and "
+        f"items would be {SOME * MILLION * 4 / 1e6:,.0f} MB.",
+    )
+    replace_section(RESULTS / "recommend.md", "speed", "\n\n".join(parts))
+
+
+# --- export: the model as it is evaluated, and its exported programs ---
+
+EXPORTED = [name for name in MODELS if name not in ("PosRec", "AttrFormer")]
+BEST = 100
+
+
+def ask_model(encoder: Encoder, inputs: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """Return a request to the model itself."""
+    model = encoder.model
+    is_padding = torch.arange(model.n_items) == 0
+
+    def request() -> Any:
+        scores = model(*inputs.values()) @ model.item_embedding.weight.t()
+        return scores.masked_fill(is_padding, -torch.inf).topk(BEST)
+
+    return request
+
+
+def measure_programs(name: str, folder: Path, requests: int) -> list[str]:
+    """Return the row of a model: p50 / p99 of a request to each side in ms; they take turns."""
+    experiment = build(name, "ml-100k", MAX_ITEM_LIST_LENGTH=LENGTH)
+    encoder = make_encoder(experiment.model.eval())
+    module = Recommend(encoder, BEST)
+    inputs = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
+    sides = [ask_model(encoder, dict(inputs))]
+    inputs["allowed"] = torch.ones(1, encoder.model.n_items, dtype=torch.bool)
+    inputs = {name: inputs[name] for name in module.inputs}
+    program = trace(module)
+    torch.export.save(program, folder / f"{name}.pt2")
+    write_onnx(program, folder / f"{name}.onnx", module.inputs, ("best", "scores"))
+    sides += [
+        partial(load_program(folder / f"{name}.{suffix}"), inputs) for suffix in ("pt2", "onnx")
+    ]
+    runs = in_turns(sides, WARM + requests, time_call)
+    return [name, *(show_percentiles(of_side[WARM:], 2) for of_side in runs.values())]
+
+
+def write_export(given: argparse.Namespace) -> None:
+    """Measure every model that can be exported, and write the table."""
+    torch.set_num_threads(1)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        rows = [measure_programs(name, Path(folder), given.requests) for name in EXPORTED]
+    note = (
+        f"Median / 99th percentile of {given.requests} requests, in milliseconds, sides in turn: "
+        f"one history of {LENGTH} interactions to the {BEST} best of the 1,682 items of ml-100k, "
+        f"default sizes, {machine(1)}; written by `make bench-export`."
+    )
+    text = table(("model", "eager", "torch_export", "onnx"), rows)
+    replace_section(DOCS / "export.md", "latency", f"{text}\n\n{note}")
+
+
+def main() -> None:
+    """Measure one of the three, and write its page."""
+    sections = {"serve": write_serve, "recommend": write_recommend, "export": write_export}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("section", choices=sections)
+    parser.add_argument("--requests", type=int, default=1_000)
+    parser.add_argument("--histories", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    sections[given.section](given)
+
+
+if __name__ == "__main__":
+    main()

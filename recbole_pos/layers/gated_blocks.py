@@ -1,0 +1,147 @@
+"""Blocks with gates: HSTU's, without softmax and feed-forward network, and LiGR's.
+
+HSTU's attention has no softmax, and its output is gated. In LiGR's block a gate on the input
+decides how much of a sub-layer's output is added. Shapes as in ``context.py``.
+
+References:
+    Jiaqi Zhai et al. "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers
+    for Generative Recommendations." ICML 2024, equations 1 to 3 (HSTU).
+    Fedor Borisyuk et al. "From Features to Transformers: Redefining Ranking for Scalable Impact."
+    2025 (LiGR).
+    Daria Tikhonovich et al. "eSASRec: Enhancing Transformer-based Recommendations in a Modular
+    Fashion." RecSys 2025, which puts LiGR's blocks into SASRec.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerLayer
+from recbole_pos.layers.chunks import compute_in_chunks
+from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+
+
+class PointwiseAttention(MultiHeadAttention):
+    """HSTU's attention sub-layer with the hooks of ``hooks.py`` (equations 1 to 3).
+
+        U, V, Q, K = split(SiLU(f1(Norm(x))))
+        A = SiLU(Q K^T + B) / n  under the causal mask
+        y = f2(Norm(A V) * U) + x
+
+    Logits are not scaled, and n is the maximum length, so that results do not depend on the batch.
+    f1 is ``query``, ``key``, ``value`` and ``gate``; f2 is ``dense``. Dropout comes before f2, as
+    in the authors' code. Differences to that code: ``attn_dropout`` applies to A, both norms learn
+    scale and shift, ``bias`` is for f1 and f2, and sizes and fresh weights are the backbone's.
+
+    Args:
+        options: options of the block; ``inner_size`` and ``activation`` are not used.
+        position: the scheme of this layer, which cannot replace attention.
+
+    Raises:
+        UsageError: if the scheme replaces attention.
+    """
+
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        """Build the sub-layer with its gate, after a check that options and scheme suit HSTU."""
+        for name, scheme in position.parts().items():
+            if replaces_attention(type(scheme)):
+                raise UsageError(
+                    f"block: hstu has an attention of its own, and {name} replaces attention; use "
+                    "block: transformer or another position"
+                )
+        super().__init__(options, position)
+        d = options.hidden_size
+        self.gate = nn.Linear(d, d, bias=options.bias)
+        self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Apply the sub-layer with residual, [m, d] to [m, d]."""
+        query, key, value, gate = self._project_gated(x)
+        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
+        if bias is not None:
+            bias = bias[(None,) * (4 - bias.dim())]  # [1 or b, 1 or h, t, t]
+        n = ctx.max_length
+        if self.training and self.attn_dropout.p > 0:
+            out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
+        else:
+            mix = functools.partial(_mix_values, n=n)
+            out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * ctx.width**2)
+        out = self.gate_norm(ctx.unpad(out.transpose(1, 2), "start").reshape(x.shape))
+        out = self.out_dropout(out * gate.reshape(x.shape))
+        return x + (out if self.dense is None else self.dense(out))
+
+    def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d]."""
+        product = self._project_jointly(self.LayerNorm(x), [*self.projections, self.gate])
+        return F.silu(product).unbind(1)
+
+    def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
+        query, key, value, _ = self._project_gated(x)
+        q, k, _, bias = self._apply_hooks(query, key, value, ctx)
+        return _compute_weights(q, k, bias, ctx.max_length)
+
+
+class HSTULayer(TransformerLayer):
+    """One block: pointwise attention without a feed-forward layer."""
+
+    attention_class = PointwiseAttention
+    feed_forward_class = nn.Identity
+
+
+def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """Return A = SiLU(q k^T + bias) / n, [b, h, t, t], zero for the future (equation 2)."""
+    logits = q @ k.transpose(-1, -2)
+    logits = logits if bias is None else logits + bias
+    return (F.silu(logits) / n).tril()
+
+
+def _mix_values(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, n: int) -> Tensor:
+    """Return (SiLU(q k^T + bias) / n under the causal mask) v, [b, h, t, e] like q, k, v."""
+    return _compute_weights(q, k, bias, n) @ v
+
+
+class GatedAttention(MultiHeadAttention):
+    """x + sigmoid(W x) * Attention(Norm(x)), with the hooks of ``hooks.py`` (LiGR)."""
+
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        super().__init__(options, position)
+        self.gate = nn.Linear(options.hidden_size, options.hidden_size)
+
+    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+        """Apply the gated sub-layer, [m, d] to [m, d]."""
+        out = self.out_dropout(self.attention(self.LayerNorm(x), ctx))
+        return x + self.gate(x).sigmoid() * out
+
+
+class GatedFeedForward(nn.Module):
+    """x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, options: BlockOptions) -> None:
+        """Create W1 and W2 as one layer [2 inner, d], W3 [d, inner] and the gate's W [d, d]."""
+        super().__init__()
+        d, inner = options.hidden_size, options.inner_size
+        self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 and W2
+        self.dense_2 = nn.Linear(inner, d, bias=False)
+        self.gate = nn.Linear(d, d)
+        self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+        self.dropout = Dropout(options.hidden_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the gated sub-layer, [m, d] to [m, d]."""
+        active, linear = self.dense_1(self.LayerNorm(x)).chunk(2, -1)
+        out = self.dropout(self.dense_2(F.silu(active) * linear))
+        return x + self.gate(x).sigmoid() * out
+
+
+class LiGRLayer(TransformerLayer):
+    """One block: gated attention, then a gated feed-forward layer; ``activation`` is not used."""
+
+    attention_class = GatedAttention
+    feed_forward_class = GatedFeedForward
