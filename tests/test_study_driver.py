@@ -256,7 +256,7 @@ def test_runs_that_exist(trained, tmp_path: Path, refused) -> None:
     names = list(pd.read_csv(tmp_path / "out" / "runs.csv")["row"])
     assert names[1:] == ["PosSASRec (init_from: a run)", "PosSASRec (init_from: None)"]
     refused(["compare", one, other], "eval_args is")
-    refused(["compare", one], "one run")
+    refused(["compare", one], "two runs or more")
     (two / "test_ranks.parquet").unlink()
     refused(command, "run --resume")
 

@@ -184,7 +184,7 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
         ("--report: .* no finished run", longer, {"run_dir": here, "report": True}),
         ("init_from", warm, {"run_dir": "a"}),
         ("compare: known: not read", runs, {"known": (made["pack"],)}),
-        ("is not a run folder", runs, {}),
+        ("has no finished epoch", runs, {}),
     ):
         with pytest.raises(UsageError, match=message):
             compare(one, **given)
