@@ -55,14 +55,8 @@ def example(users: int = 1500, seed: int = 0) -> Results:
     popularity = rng.negative_binomial(1, 0.01, users)
     history = 1 + rng.geometric(0.1, users)
     hard = rng.normal(6.2, 1.6, users) - 0.004 * np.minimum(popularity, 200) - 0.02 * history
-    targets = pd.DataFrame(
-        {
-            "user": np.arange(users),
-            "item": rng.integers(900, size=users),
-            "history": history,
-            "popularity": popularity,
-        }
-    )
+    targets = pd.DataFrame({"user": np.arange(users), "item": rng.integers(900, size=users)})
+    targets = targets.assign(history=history, popularity=popularity)
     frames, lines, curves = {}, [], []
     plan = example_plan()
     logs: dict[tuple[str, int], np.ndarray] = {}
@@ -91,25 +85,16 @@ def example(users: int = 1500, seed: int = 0) -> Results:
     reason = "the loss is not a number after 3 epochs; a smaller learning_rate often helps"
     failed = {"row": "FPARec", "status": "failed", "reason": reason}
     lines += [{**failed, "seed": one} for one in plan.seeds]
-    searches = [
-        {
-            "row": row,
-            "trial": trial,
-            "options": f"hidden_dropout_prob: {value}",
-            "value": 0.07 + 0.001 * trial,
-            "metric": "ndcg@10",
-            "chosen": trial == 1,
-        }
-        for row in _ROWS
-        for trial, value in enumerate((0.2, 0.3))
-        if row not in ("Pop", "RoPE + kernel")
-    ]
+    searched = [row for row in _ROWS if row not in ("Pop", "RoPE + kernel")]
+    tried = pd.DataFrame({"trial": [0, 1], "value": [0.07, 0.071], "metric": "ndcg@10"})
+    tried["options"] = ["hidden_dropout_prob: 0.2", "hidden_dropout_prob: 0.3"]
+    searches = pd.concat([tried.assign(row=row, chosen=tried["trial"] == 1) for row in searched])
     return Results(
         plan=plan,
         runs=pd.DataFrame(lines),
         ranks=RankTable.from_runs(frames),
         curves=pd.DataFrame(curves),
-        searches=pd.DataFrame(searches),
+        searches=searches,
         data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
         versions={"recbole-pos": "0.3.0", "recbole": "1.2.0", "torch": "2.13.0"},
         command="recbole-pos compare shop.yaml --data_path FOLDER",

@@ -7,7 +7,6 @@ import io
 import re
 from html import unescape
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -99,20 +98,18 @@ def test_the_main_table(results, found):
     assert sum(line_of(table, row)["HR@10"].bold for row in results.plan.rows) == 1
     assert line_of(table, "Pop")["NDCG@10 - NoPE"].text.endswith("*")
     assert lonely["NDCG@10 - NoPE"].detail.endswith("]†")
-    assert not lonely["NDCG@10 - NoPE"].text.endswith("*")
     assert "600 targets; users are taken as independent." in table.notes
     assert any(note.startswith("† one seed") for note in table.notes)
 
 
 def test_columns_that_not_every_table_has(results, found):
-    """Validation where it is asked for, cold targets where content is read, numbers of sessions."""
+    """Validation where it is asked for, cold targets where content is read."""
     content = yaml.safe_load(STUDY)
     content["rows"]["NoPE"]["item_vectors"] = "v.npy"
-    content |= {"unit": "session", "tables": [{"validation": True}]}
+    content["tables"] = [{"validation": True}]
     plan = make_plan(Source("shop.yaml", content))
-    targets = results.ranks.targets.assign(user=np.arange(600) % 71)
-    ranks = dataclasses.replace(results.ranks, targets=targets)
-    other = dataclasses.replace(results, plan=plan, ranks=ranks)
+    ranks, targets = results.ranks, results.ranks.targets
+    other = dataclasses.replace(results, plan=plan)
     both = compare_rows(other, plan.tables[0])
     table, column = make_metrics_table(other, both), "NDCG@10, validation"
     names = " ".join(make_metrics_table(results, found).columns)
@@ -126,7 +123,6 @@ def test_columns_that_not_every_table_has(results, found):
     want = format_number((ranks.rank[of_row][:, cold] < 10).mean())
     assert line_of(table, "RoPE")["Recall@10, cold targets"].text.startswith(want)
     assert any(f"Cold targets: {cold.sum():,}," in note for note in table.notes)
-    assert "600 targets of 71 sessions; sessions are taken as independent." in table.notes
 
 
 def test_bins_and_failures_and_searches(results, found):
@@ -135,11 +131,8 @@ def test_bins_and_failures_and_searches(results, found):
     assert re.match(r"[+-]0\.\d{4}\*? \[", line_of(table, "Pop")[table.columns[1]].detail)
     failed, searched = make_failures_table(results), make_search_table(results)
     assert len(failed.lines) == 3 and "not a number" in failed.lines[0][2].text
-    assert make_failures_table(nothing_yet(results)) is None
     assert line_of(searched, "RoPE")["chosen"] == Cell("hidden_dropout_prob: 0.3")
     assert "validation only" in searched.notes[0]
-    unfinished = dataclasses.replace(results, searches=results.searches.assign(chosen=False))
-    assert line_of(make_search_table(unfinished), "RoPE")["chosen"] == Cell("not yet")
 
 
 def test_tables_as_text(results):
@@ -168,25 +161,17 @@ def test_a_csv_has_everything_that_is_known(results, found):
 
 
 def test_numbers_are_written_for_people():
-    nan = float("nan")
     written = {
         format_number(0.04249): "0.0425",
-        format_number(-0.00001, sign=True): "0.0000",
         format_interval(-0.001, 0.0035): "[-0.0010, +0.0035]",
-        format_duration(0.42): "0.4 s",
         format_duration(200): "3 min 20 s",
         format_duration(3599.9): "1 h",
-        format_duration(90_000): "1 d 1 h",
-        format_count(812): "812",
         format_count(1_234_000): "1.23 M",
-        format_count(999_700): "1 M",
-        join_names("abc"): "a, b and c",
         join_names("abcdefgh"): "a, b, c, d, e and 3 more",
         format_metric("hit@10"): "HR@10",
     }
     assert list(written) == list(written.values())
-    nothing = {format_number(nan), format_interval(nan, 1.0), format_duration(nan), join_names([])}
-    assert nothing == {""}
+    assert format_number(float("nan")) == ""
 
 
 def test_findings_say_no_more_than_the_intervals(results, found):
@@ -199,37 +184,11 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     none = dataclasses.replace(found, differences=found.differences.assign(star=False))
     message = " ".join(write_findings(results, none))
     assert "None of 6 configurations differs significantly from NoPE (Holm-corrected)." in message
-    one = dataclasses.replace(none, differences=none.differences[:1])
-    name = one.differences["row"].iloc[0]
-    message = " ".join(write_findings(results, one))
-    assert f"{name} does not differ significantly from NoPE (Holm-corrected)." in message
     folders = results.plan.model_copy(update={"source": Source(RUN_FOLDERS, {})})
     given = dataclasses.replace(results, plan=folders)  # whose rows have seeds of their own
     assert "not finished" not in " ".join(write_findings(given, found))
-    assert "8 configurations, trained with 3 seeds" in " ".join(describe_protocol(given))
     message = " ".join(describe_protocol(results))
-    assert "8 configurations, each trained with 3 seeds (2020, 2021 and 2022)" in message
     assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message
-
-
-def test_tables_name_what_is_predicted_and_ranked(results, found):
-    """Without that, figures of one study cannot be held against another's."""
-    split = {
-        "split": {"LS": "valid_and_test"},
-        "target": "all",
-        "targets": {"train": 9000, "valid": 600, "test": 600},
-        "repeated_targets": {"train": 0, "valid": 90, "test": 100},
-    }
-    runs = results.runs.assign(candidates="items not in the user's past")
-    given = dataclasses.replace(results, split=split, runs=runs)
-    protocol = "600 test targets (target: all), ranked among items not in the user's past"
-    for text in (
-        make_metrics_table(given, found).markdown(),
-        render_markdown(given),
-        words_of(render_report(given)),
-    ):
-        assert protocol in text
-        assert "100 of them items that their user has had before; they are misses" in text
 
 
 def words_of(page: str) -> str:
@@ -256,7 +215,6 @@ def test_the_report_says_everything(results, found, text):
     words = words_of(text)
     charts = draw_charts(results, found)
     assert len(charts) == 4 and all("Kernel" in chart.alternative for chart in charts)
-    assert [chart.svg for chart in draw_charts(results, found)] == [chart.svg for chart in charts]
     facts = ("the loss is not a number after 3 epochs", "recbole-pos compare shop.yaml", "2.13.0")
     facts += ("NDCG@10 by history", "NDCG@10 against training time", "Validation ", "question: ")
     sentences = (*write_findings(results, found), *describe_protocol(results))
@@ -282,13 +240,12 @@ def test_names_of_the_users_are_no_formula_and_no_html(results, tmp_path):
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
-def test_a_report_of_nothing_yet(results, found):
+def test_a_report_of_nothing_yet(results):
     empty = nothing_yet(results)
     none = compare_rows(empty, empty.plan.tables[0])
     words = words_of(render_report(empty))
     assert "No run has finished yet." in words and "0 of 3" in render_markdown(empty)
-    assert draw_charts(empty, none) == [] and len(tabulate([none])) == 0
-    pd.testing.assert_frame_equal(tabulate([found, none]), tabulate([found]))
+    assert draw_charts(empty, none) == [] and tabulate([none]).empty
 
 
 def on_terminal(table: RenderedTable, width: int) -> str:

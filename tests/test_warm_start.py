@@ -65,23 +65,18 @@ def test_a_finished_fine_tuning_needs_its_source_no_more(first, tmp_path) -> Non
     load(tmp_path / "second")
     resumed = recbole_pos.run(resume=tmp_path / "second", config_dict={"epochs": 2}, verbose=False)
     assert resumed.epochs == 2
-    assert resumed.parameters == 2 * 12 + 12 * 13 // 2  # still nothing else
 
 
 def test_what_cannot_be_attached(first, tmp_path) -> None:
-    other = write_atomic(make_log(seed=1), tmp_path / "data", "other")
     shuffled = write_atomic(make_log().iloc[::-1], tmp_path / "shuffled")  # other ids, same sizes
     cases = [
         ({"schemes": "rope"}, "given twice"),
         ({"schemes": "fparec"}, "replaces attention"),
         ({"schemes": "alibi"}, "has no parameters of"),
         ({"config_dict": {"hidden_size": 8}}, "was trained with hidden_size: 16"),
-        ({"config_dict": {"n_heads": 2}}, "was trained with n_heads: 1"),
-        ({"config_dict": {"rope_base": 100.0}}, "was trained with rope_base"),
+        ({"config_dict": {"block": "hstu"}}, "was trained with block: transformer"),
         ({"config_dict": {"train_only": ["rope"]}}, "attach decides"),
-        ({"config_dict": {"dataset": "other", "data_path": str(other)}}, "with dataset: tiny"),
         ({"config_dict": {"data_path": str(shuffled)}}, "other data or another split"),
-        ({"config_dict": {"eval_args": {"split": {"GT": [0.8, 0.9]}}}}, "another split"),
     ]
     for change, message in cases:
         given = {"trained": first, "schemes": "kernel", "run_dir": tmp_path / "x", **change}
@@ -97,7 +92,6 @@ def test_weights_are_not_loaded_into_another_function(tiny, first) -> None:
     for model, change, message in [
         ("PosSASRec", {"position": ["learned", "kernel"]}, "has the scheme rope"),
         ("PosSASRec", {"position": both, "position_from": "oldest"}, "position_from"),
-        ("PosSASRec", {"position": both, "hidden_act": "tanh"}, "hidden_act"),
         # another default of the same option
         ("KernelAttention", {"position": [*both, "kernel"]}, "embedding_scale"),
     ]:
@@ -141,8 +135,3 @@ def test_another_choice_of_targets_is_no_other_data(tiny, tmp_path) -> None:
     options = {"epochs": 1, "eval_args": {"target": "last"}}
     result = recbole_pos.attach(first, "kernel", options, tmp_path / "x", verbose=False)
     assert result.split["target"] == "last" and "GT" in result.split["split"]
-
-
-def test_another_function_of_the_weights_is_refused(first, tmp_path) -> None:
-    with pytest.raises(UsageError, match="trained with block: transformer"):
-        recbole_pos.attach(first, "kernel", {"block": "hstu"}, tmp_path / "third", verbose=False)
