@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -64,23 +65,11 @@ def test_ranks_suffice_or_not(away, capsys) -> None:
     assert list(json.loads(capsys.readouterr().out)) == ["hit@1", "hit@5", "mrr@1", "mrr@5"]
     for more in (["--topk=30"], ["--metrics=ItemCoverage"], ["--part=valid"], ["--mask_history=1"]):
         assert main(["evaluate", str(away), *more]) == 2
-    capsys.readouterr()
-    assert main(["evaluate", str(away), "--metrics={"]) == 2
-    assert "--metrics: '{'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["zero", "fewer", "result"])
-def test_ranks_that_do_not_fit_the_result_are_not_believed(away, damage) -> None:
+def test_ranks_that_do_not_fit_the_result_are_not_believed(away) -> None:
     table = pd.read_parquet(away / "test_ranks.parquet")
-    if damage == "zero":
-        table["rank"] = 0
-    elif damage == "fewer":
-        table = table.iloc[1:]
-    else:
-        content = result(away)
-        content["test"]["ndcg@10"] = 0.75
-        (away / "result.json").write_text(json.dumps(content))
-    table.to_parquet(away / "test_ranks.parquet", index=False)
+    table.assign(rank=0).to_parquet(away / "test_ranks.parquet", index=False)
     with pytest.raises(UsageError, match="data_path"):  # so the weights are asked
         recbole_pos.evaluate(away)
 
@@ -132,10 +121,7 @@ def test_data_that_have_grown(run, tmp_path: Path) -> None:
         recbole_pos.evaluate(run, mask_history=True, data_path=tmp_path / "less")
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["--metrics=Nonsense", "--metrics=", "--topk=0", "--topk=x", "--topk=400", "--part=train"],
-)
+@pytest.mark.parametrize("words", ["--metrics=Nonsense", "--topk=400", "--part=train"])
 def test_wrong_questions(run, refused, words) -> None:
     line = refused(["evaluate", run, words], words.partition("=")[0].lstrip("-"))
     assert "valid_metric" not in line  # which is no option of evaluate
@@ -150,7 +136,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("BPR", {"mask_history": False}),
     ("PosSASRec", {"mask_history": True}),
     ("PosSASRec", {"mask_history": True, "repeated_targets": "candidate"}),
-    ("GRU4Rec", {"metrics": ["AveragePopularity", "NDCG"]}),
     ("PosSASRec", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
 ]
 
@@ -243,7 +228,6 @@ def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("FPARec", {}),
         ("PosSASRec", {"mask_history": True, "position": ["to_rope"], "topk": [5, 10]}),
         ("AttrFormer", {"eval_args": {"split": {"GT": [0.6, 0.8]}}}),
     ],
@@ -254,17 +238,15 @@ def test_scores_in_parts_give_the_same_run(
 ) -> None:
     metrics = ["Hit", "NDCG", "MRR", "ItemCoverage", "AveragePopularity"]
     given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": metrics, **options}
-    (tests, ranks), calls = ([], []), []
-    monkeypatch.setattr(
-        evaluation, "products", lambda *given: (calls.append(given), products(*given))[1]
-    )
+    (tests, ranks), by_parts = ([], []), Mock(side_effect=products)
+    monkeypatch.setattr(evaluation, "products", by_parts)
     for part in (1 << 15, 5):
         monkeypatch.setattr(catalogue, "PART", part)
         monkeypatch.setattr(evaluation, "PART", part)
         folder = tmp_path / str(part)
         tests.append(recbole_pos.run(model, "tiny", None, given, folder, verbose=False).test)
         ranks.append(pd.read_parquet(folder / "test_ranks.parquet"))
-        assert bool(calls) == (part == 5)
+        assert by_parts.called == (part == 5)
     assert tests[1] == pytest.approx(tests[0], abs=1e-6)
     pd.testing.assert_frame_equal(*ranks)
 
@@ -276,16 +258,11 @@ def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPa
     assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test
 
 
-COUNTED = [
-    ("PosSASRec", {}),
-    ("PosSASRec", {"augmentation": "none"}),
-    ("SASRec", {"augmentation": "prefix"}),
-    ("BPR", {}),
-    ("Pop", {}),
-]
-
-
-@pytest.mark.parametrize(("model", "options"), COUNTED, ids=str)
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("PosSASRec", {}), ("SASRec", {"augmentation": "prefix"}), ("BPR", {})],
+    ids=str,
+)
 def test_popularity_counts_training_interactions_for_every_model(
     tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:

@@ -11,7 +11,6 @@ import torch
 from conftest import SMALL, train
 
 import recbole_pos
-from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import build, evaluation, memory
@@ -34,10 +33,8 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
     with pytest.raises(UsageError, match=r"gpu_id: .* is not there.*--use_gpu=False"):
         recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for fine in ({"use_gpu": False, "gpu_id": 7}, {"gpu_id": ""}, {"gpu_id": "0"}, {}):
+    for fine in ({"use_gpu": False, "gpu_id": 7}, {}):
         check_device(config(tiny, **fine))
-    with pytest.raises(UsageError, match="^gpu_id: "):
-        check_device(config(tiny, gpu_id="cuda:0"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert config(tiny, use_gpu=False)["device"].type == "cpu"
     there = config(tiny, gpu_id="7")
@@ -48,12 +45,9 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
 def test_a_run_of_another_machine_can_be_used_here(tiny, tmp_path, no_gpu) -> None:
     run = train(tiny, tmp_path / "run")
     text = (run / "config.yaml").read_text()
-    for here, there in (("gpu_id: '0'", "gpu_id: '7'"), ("worker: 0", "worker: 640")):
-        assert here in text
-        text = text.replace(here, there)
-    (run / "config.yaml").write_text(text)
-    assert recbole_pos.load(run).config["worker"] == find_option("worker").high
-    recbole_pos.run(resume=run, verbose=False)
+    assert "gpu_id: '0'" in text
+    (run / "config.yaml").write_text(text.replace("gpu_id: '0'", "gpu_id: '7'"))
+    assert recbole_pos.run(resume=run, verbose=False).test
 
 
 def test_precision_of_a_cpu(tiny, no_gpu) -> None:
@@ -66,7 +60,6 @@ def test_precision_of_a_cpu(tiny, no_gpu) -> None:
     assert half["precision"] == "float32 with bfloat16 products"
     for options, option in (
         ({"precision": "fp16"}, "precision"),
-        ({"enable_amp": True, "precision": "fp32"}, "enable_amp"),
         ({"enable_amp": True, "enable_scaler": True}, "enable_scaler"),
     ):
         with pytest.raises(UsageError, match=f"^{option}: "):

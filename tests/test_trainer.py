@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL, small
 
 import recbole_pos
 from recbole_pos.errors import RunWarning, TrainingError, UsageError
@@ -17,23 +18,13 @@ from recbole_pos.experiment.diagnosis import explain_loss
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import LossWatch, PosTrainer
 
-OPTIONS = {
-    "hidden_size": 16,
-    "inner_size": 16,
-    "MAX_ITEM_LIST_LENGTH": 12,
-    "epochs": 6,
-    "train_batch_size": 16,
-}
+OPTIONS = {**SMALL, "epochs": 6}
 TIMING = ("seconds", "targets_per_second")
 
 
 def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
-    own = OPTIONS
-    if model == "FPMC":  # which knows no history
-        own = {"epochs": 6, "train_batch_size": 16}
-    elif model == "Pop":  # which counts, once
-        own = {"epochs": 1}
-    given = {**own, "data_path": str(tiny), **options}
+    epochs = {} if model == "Pop" else {"epochs": 6}  # it counts, once
+    given = small(model, **{"data_path": str(tiny), **epochs, **options}).external_config_dict
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
 
@@ -192,15 +183,12 @@ def test_early_stopping_keeps_and_tests_the_best_epoch(finished) -> None:
 
 
 def test_a_finished_run_is_only_tested_again(finished) -> None:
-    """Epochs after the checkpoint are dropped."""
+    """By its own options; epochs after the checkpoint are dropped."""
     folder = RunFolder(finished.run_dir)
     before = outcome(folder.path)
     folder.add_metrics({"epoch": 99})
     recbole_pos.run(resume=finished.run_dir, verbose=False)
     assert before[1:] == outcome(folder.path)[1:]
-
-
-def test_a_run_is_resumed_with_its_own_options(finished) -> None:
     with pytest.raises(UsageError, match="--resume"):
         recbole_pos.run(resume=finished.run_dir, config_dict={"learning_rate": 1.0})
 

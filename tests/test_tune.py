@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -69,28 +68,21 @@ def test_the_folder_is_complete(found: Any) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     made, folder = found[0], found[0].folder
-    names = {"search.json", "lock", "runs", "tests", "trials"}
-    names |= {"trials.csv", "tune.json", "test.json", "best.yaml", "best", "curves.png"}
-    assert names == set(os.listdir(folder))
-    with open(folder / "trials.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
-    assert {(row["state"], row["epochs"]) for row in rows} == {("finished", "2")}
-    for row, trial in zip(rows, made.trials, strict=True):
-        assert float(row["valid ndcg@10"]) == trial.score == max(trial.curve.values())
-        assert float(row["learning_rate"]) == trial.options["learning_rate"]
+    assert {"trials.csv", "test.json", "best.yaml", "best", "curves.png"} <= {*os.listdir(folder)}
+    table = pd.read_csv(folder / "trials.csv", float_precision="round_trip")
+    assert list(table["trial"]) == [0, 1, 2, 3]
+    assert set(table["state"]) == {"finished"} and set(table["epochs"]) == {2}
+    for (_, row), trial in zip(table.iterrows(), made.trials, strict=True):
+        assert row["valid ndcg@10"] == trial.score == max(trial.curve.values())
+        assert row["learning_rate"] == trial.options["learning_rate"]
         # epochs count from 0, as in RecBole and in all other files
-        assert int(row["best_epoch"]) == trial.best_epoch == max(trial.curve, key=trial.curve.get)
-        assert set(trial.curve) == {0, 1}
+        assert row["best_epoch"] == trial.best_epoch == max(trial.curve, key=trial.curve.get)
     written = read(folder, "tune.json")
-    result = json.loads((folder / "best" / "result.json").read_text())
-    assert written["best"]["best_epoch"] == result["best_epoch"]
+    assert written["best"]["best_epoch"] == read(folder, "best/result.json")["best_epoch"]
     assert written["states"] == {"finished": 4, "stopped": 0, "failed": 0}
     assert written["best"]["valid"] == max(trial.score for trial in made.trials)
     assert read(folder, "test.json")["test"] == made.test
-    logs = list((folder / "trials").glob("trial_*"))
-    assert len(logs) == 4
-    board = EventAccumulator(str(logs[0]))
+    board = EventAccumulator(str(next((folder / "trials").glob("trial_*"))))
     board.Reload()
     assert len(board.Scalars("ray/tune/valid")) == 2
 
@@ -100,8 +92,7 @@ def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = found[0]
-    best = str(made.folder / "best.yaml")
-    assert main(["run", "--config_files", best, "--run_dir", "again"]) == 0
+    assert main(["run", f"--config_files={made.folder / 'best.yaml'}", "--run_dir=again"]) == 0
     again = read(tmp_path / "again", "result.json")
     assert again["best_valid"]["ndcg@10"] == made.best.score
     assert again["test"] == made.test  # the same weights to the last bit: one thread in both
@@ -127,7 +118,7 @@ def test_test_data_are_read_once_and_never_by_a_trial(
     assert again.test == made.test and again.best == made.best and len(notes(cluster)) == before
 
 
-def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path) -> None:
+def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys) -> None:
     """As if it had been as long from the start; the test is spent again only for a new best."""
     whole, folder = found[0].folder, tmp_path / "out"
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("tests", "test.json", "0000[1-9]"))
@@ -135,8 +126,9 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path) -> None
     (folder / "trials.csv").write_text("\n".join(lines[:2]))
     facts = read(folder, "search.json")
     (folder / "search.json").write_text(json.dumps({**facts, "num_samples": 1}))
-    resume = ["tune", "--resume", str(folder), "--quiet"]
-    assert main(resume) == 0
+    assert main(["tune", "--resume", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "best of 1 trial" in printed and "test (once)" in printed
     before = read(folder, "test.json")
     assert before["trial"] == 0
     again = search(resume=folder, num_samples=4, max_concurrent=1, verbose=False)
@@ -236,28 +228,12 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
     given = {"epochs": 9, "stopping_step": 9, "position": "rope"}
     how = {"searcher": "grid", "scheduler": "asha", "grace_epochs": 3, "given": given}
     made = tune(tmp_path, tmp_path, space, "PosSASRec", **how)
-    heads = made.trials[0]
     assert [trial.state for trial in made.trials] == ["failed", "finished", "failed", "stopped"]
     assert [trial.epochs for trial in made.trials] == [0, 9, 0, 3]
-    assert "rope rotates pairs" in heads.reason and "over 16 heads" in heads.reason
+    assert "over 16 heads" in made.trials[0].reason
     assert made.best.number == 1 and list(made.best.curve) == list(range(9))
-    with open(made.folder / "trials.csv", newline="") as file:
-        assert [bool(row["reason"]) for row in csv.DictReader(file)] == [True, False, True, False]
-
-
-def test_a_general_model_by_the_command_line(
-    cluster: Path, tiny: Path, tmp_path: Path, capsys
-) -> None:
-    (tmp_path / "space.yaml").write_text(
-        "learning_rate: {loguniform: [3e-4, 2e-2]}\nembedding_size: {choice: [8, 16]}\n"
-    )
-    arguments = ["tune", "-m", "BPR", "-d", "tiny", f"--data_path={tiny}", "--epochs=1"]
-    arguments += ["--space", str(tmp_path / "space.yaml"), "--num_samples=2", "--metric=mrr@10"]
-    arguments += ["--searcher=optuna", "--max_concurrent=1", f"--run_dir={tmp_path / 'out'}"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "BPR, trial 0: 1 epochs  valid mrr@10 0." in printed
-    assert "best of 2 trials" in printed and "test (once)" in printed
+    reasons = pd.read_csv(made.folder / "trials.csv")["reason"]
+    assert list(reasons.notna()) == [True, False, True, False]
 
 
 def test_a_full_disk_is_one_line(
@@ -281,13 +257,10 @@ def test_wrong_input_leaves_nothing_behind(
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}"]
     for more, message in (
         ([f"--space={tmp_path / 'space.yaml'}"], "space.yaml, line 2: unknown key 'learing_rate'"),
-        (["--cpus_per_trial=64", "--max_concurrent=1"], "no machine has 64 CPUs and 0 GPUs"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
-        (["--run_dir="], "run_dir is empty"),
         (["--resume=nowhere"], "nowhere is not the folder of a search"),
     ):
-        place = [] if "--run_dir" in more[0] else ["--run_dir", "made/for/it"]
-        refused([*arguments, *place, *more], message)
+        refused([*arguments, "--run_dir=made/for/it", *more], message)
         assert os.listdir(tmp_path) == ["space.yaml"]
 
 
@@ -297,11 +270,6 @@ def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path
         tune(tiny, folder.parent)
     for name in ("search.json", "trials.csv"):
         shutil.copy(folder / name, tmp_path)
-    settings = (tmp_path / "search.json").read_text()
-    (tmp_path / "search.json").write_text("[1]")
-    with pytest.raises(UsageError, match="search.json is damaged"):
-        search(resume=tmp_path)
-    (tmp_path / "search.json").write_text(settings)
     data = write_atomic(make_log(seed=1), tmp_path / "other")
     with pytest.raises(UsageError, match="the data, .* have changed"):
         search(resume=tmp_path, config_dict={"data_path": str(data)})
@@ -309,28 +277,16 @@ def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path
         file.write("4,finished,high\n")
     with pytest.raises(UsageError, match="trials.csv: the row of trial 4 is damaged"):
         search(resume=tmp_path)
-    (tmp_path / "search.json").unlink()
-    with pytest.raises(UsageError, match="is not the folder of a search"):
-        search(resume=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        *[{"metric": "mrr@10"}, {"scheduler": "none"}, {"space": "my.yaml"}],
-        {"config_dict": {"epochs": 1, "data_path": "there"}},
-    ],
-)
-def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path, more: dict) -> None:
+def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path) -> None:
     """And names what it does take."""
-    (name,) = more
     facts = SearchFacts({}, {}, 1, "random", 0, "none", 5)
     (tmp_path / "search.json").write_text(json.dumps(asdict(facts)))
-    with pytest.raises(UsageError) as error:
-        search(resume=tmp_path, **more)
-    allowed, refused = str(error.value).split("leave out ")
-    assert refused == repr("epochs" if name == "config_dict" else name)
-    assert "--data_path" in allowed and "--max_concurrent" in allowed
+    with pytest.raises(UsageError, match="--max_concurrent.*--data_path.*leave out 'metric'"):
+        search(resume=tmp_path, metric="mrr@10")
+    with pytest.raises(UsageError, match="leave out 'epochs'"):
+        search(resume=tmp_path, config_dict={"epochs": 1})
 
 
 # without Ray processes
@@ -356,12 +312,11 @@ def test_trials_start_from_the_weights_of_the_first_call(tmp_path: Path) -> None
 
 def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> None:
     """For Optuna they have failed, whatever they had reported before; resumed, they come first."""
-    given = {**FAST, "epochs": 2, "data_path": str(tiny)}
+    given = {"data_path": str(tiny)}
     plan = plan_search("FPARec", "tiny", None, [], given, SearchArguments(num_samples=4))
     table = TrialTable(tmp_path / "trials.csv", plan.space, plan.metric, plan.mode)
     trials = TrialSearch(plan, table, tmp_path, Reporter(False))
     asked = {name: trials.suggest(name) for name in "abcd"}
-    assert [config["number"] for config in asked.values()] == [0, 1, 2, 3]
     done = {BEST: 0.1, "state": "finished", "best_epoch": 0, "epoch": 1, "parameters": 9}
     trials.on_trial_result("b", done)
     trials.on_trial_complete("a", done)
@@ -376,10 +331,6 @@ def test_trials_without_a_score_are_not_bad_ones(tiny: Path, tmp_path: Path) -> 
     assert [t.state for t in again.trials] == ["finished", "lost", "failed", "unfinished"]
     resumed = TrialSearch(plan, again, tmp_path, Reporter(False))
     assert [resumed.suggest(name) for name in "bcd"] == [asked[name] for name in "bcd"]
-
-
-def test_the_name_of_the_function_is_its_own() -> None:
-    assert recbole_pos.tune.__name__ == "tune"
 
 
 def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
@@ -399,9 +350,8 @@ def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
         table.start(number, {"cell": value, "step": step, **whole, "real": 1 / 3e3})
     table.trials[0] = Trial(0, table.trials[0].options, "finished", 0.1 + 0.2, 1, 2, 3.0, 4, "")
     table.write()
-    with open(table.file, newline="") as file:
-        row = next(csv.DictReader(file))
-    assert row["cell"] == "'=1+1" and row["epochs"] == "2" and row["whole"] == ""
+    row = pd.read_csv(table.file, dtype=str).iloc[0]
+    assert row["cell"] == "'=1+1" and row["epochs"] == "2" and pd.isna(row["whole"])
     assert TrialTable(table.file, space, "ndcg@10", "max").trials == table.trials
     with pytest.raises(UsageError, match="expected the columns trial, state"):
         TrialTable(table.file, space, "mrr@10", "max")
@@ -409,14 +359,11 @@ def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
 
 def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:
     """What the machine is to blame for is marked as lost."""
-    facts = train_run({}, str(tmp_path / "elsewhere" / "run"), None, Resources())
-    assert "does not see" in facts["reason"] and facts["status"] == "failed" and not facts["lost"]
-    facts = train_run(
-        {}, str(tmp_path / "run"), None, Resources(), tested_run=str(tmp_path / "none")
-    )
-    assert facts["lost"]
-    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):
-        assert explain_failure(error).startswith("out of memory")
+    for folder, lost in (("elsewhere/run", False), ("run", True)):
+        gone = str(tmp_path / "none")
+        facts = train_run({}, str(tmp_path / folder), None, Resources(), tested_run=gone)
+        assert (facts["status"], facts["lost"]) == ("failed", lost), facts["reason"]
+    assert explain_failure(MemoryError()).startswith("out of memory")
     recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
     with pytest.raises(KeyError) as caught:
         mine.TinyGRU({}, None)  # in code of the user, who needs the place
