@@ -83,10 +83,6 @@ def test_pages_and_tables_are_written(
     study = {**STUDY, "rows": {**STUDY["rows"], "Never": {"model": "ItemKNN"}}}
     Path("studies/my.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     page = repository / "results/page.md"
-    page.write_text(PAGE.replace("my :: A study", "my :: Another"), encoding="utf-8")
-    with pytest.raises(KeyError, match="Another"):
-        pages.main(["--data_path", "data"])
-    page.write_text(PAGE, encoding="utf-8")
     assert pages.main(["--data_path", "data", "--check"]) == 1
     assert page.read_text("utf-8") == PAGE
     assert pages.main(["--data_path", "data"]) == 0
@@ -97,8 +93,6 @@ def test_pages_and_tables_are_written(
     everything = " ".join((repository / "results/tables/my.md").read_text("utf-8").split())
     assert "4 trained and tested runs" in everything and "60 users, 40 items" in everything
     assert "compare studies/my.yaml --known results/runs/my --data_path FOLDER" in everything
-    figures = pd.read_csv(repository / "results/tables/my.csv")
-    assert {"Pop", "Last"} <= set(figures["row"]) and "detectable" in figures
     assert "absent: its data are not there" in capsys.readouterr().out
     assert pages.main(["--data_path", "data", "--check"]) == 0
 
@@ -108,10 +102,8 @@ def test_pages_and_tables_are_written(
     [
         ((0.02, 0.01, 0.03, True), 0.5, "better", "replicated"),
         ((-0.02, -0.03, -0.01, True), None, "better", "not replicated: significantly worse"),
-        ((-0.02, -0.03, -0.01, True), -0.5, "worse", "replicated"),
         ((0.01, -0.01, 0.03, False), 0.02, "better", "inconclusive"),
         ((0.01, -0.01, 0.03, False), 0.04, "better", "not replicated"),
-        ((0.01, -0.01, 0.03, False), None, "worse", "inconclusive"),
         ((-0.02, -0.03, -0.01, True), -0.02, "same", "inconclusive"),
         ((-0.02, -0.03, -0.01, True), -0.005, "same", "not replicated"),
     ],
@@ -140,13 +132,11 @@ def test_claims_follow_from_the_tables(
     with pytest.raises(KeyError, match="Never"):
         claims.measure(*asked, "Pop", "Never")
     test = {"at": "[here](page.md)", "table": asked[1], "row": "Pop", "from": "Last"}
-    found = {"at": "there", "found": "a picture", "verdict": "visible"}
     margin = {"a": 1, "b": float(one.high)}
-    given = [{"claim": "Pop helps", "margin": margin, "here": [test, found]}]
+    given = [{"claim": "Pop helps", "margin": margin, "here": [test]}]
     Path("claims.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
     table = claims.tabulate(list(claims.read_claims(Path("claims.yaml"), asked[0])))
     assert f"| [here](page.md) | {one} | not replicated (a), inconclusive (b) |" in table
-    assert "|  | there | a picture | visible |  |" in table
 
 
 def test_claims_of_this_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,7 +165,7 @@ def linked_results(page: Path, text: str) -> list[Path]:
 
 
 def figures_in_tables(page: Path) -> set[float]:
-    lines = [line for line in page.read_text("utf-8").splitlines() if line.startswith("|")]
+    lines = re.findall(r"^\|.*", page.read_text("utf-8"), re.MULTILINE)
     return {float(figure) for figure in FIGURE.findall("\n".join(lines))}
 
 
@@ -202,9 +192,8 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results")
 
 def test_figures_in_words_stand_in_tables() -> None:
     results = ROOT / "results" / "README.md"  # whose table is that of the claims, checked above
-    for page in PAGES:
-        if page != results:
-            assert not unfounded_figures(page, page.read_text("utf-8")), page
+    for page in {*PAGES} - {results}:
+        assert not unfounded_figures(page, page.read_text("utf-8")), page
     words = "## Findings\n\n- NoPE falls to .9999 ([positions](positions.md)).\n"
     assert unfounded_figures(ROOT / "results" / "positions.md", words) == [".9999"]
 
@@ -233,15 +222,6 @@ def test_every_row_of_a_study_can_be_configured(
     assert commands and all(shlex.split(command)[0] == study for command in commands)
 
 
-def test_the_sixteenth_has_the_rows_of_the_whole() -> None:
-    folder = ROOT / "studies" / "posrec"
-    whole, part = (read_plan(folder / f"{x}.yaml") for x in ("diginetica", "diginetica-sixteenth"))
-    assert part.rows.keys() == whole.rows.keys() and not part.paper
-    assert [row.options for row in part.rows.values()] == [r.options for r in whole.rows.values()]
-    assert part.base.options == {**whole.base.options, "train_fraction": "1/16"}
-    assert part.tables == whole.tables
-
-
 def test_the_rhythm_of_the_generated_logs(tmp_path: Path) -> None:
     """The item of one period ago comes back far more often than that of the event before."""
     script = ROOT / "studies" / "to_rope" / "make_rhythm.py"
@@ -249,7 +229,6 @@ def test_the_rhythm_of_the_generated_logs(tmp_path: Path) -> None:
     for name, slot, period in (("weekly", 6 * 3600, 28), ("bursts", 300, 12)):
         log = pd.read_csv(tmp_path / name / f"{name}.inter", sep="\t")
         log.columns = [column.partition(":")[0] for column in log.columns]
-        assert log["user_id"].nunique() == 1000 and log["item_id"].nunique() == 400
         ends = log.groupby("user_id")["timestamp"].transform("max")
         log["slot"] = (log["timestamp"] - 1_600_000_000) // slot
         recent = log[ends - log["timestamp"] < 3 * period * slot]
@@ -258,5 +237,4 @@ def test_the_rhythm_of_the_generated_logs(tmp_path: Path) -> None:
         assert len(pairs) > 5000
         same = pairs["item_id"] == pairs["item_id_before"]
         assert same.mean() > (0.99 if name == "weekly" else 0.5)
-        before = log.groupby("user_id")["item_id"].shift()
-        assert (log["item_id"] == before).mean() < 0.05
+        assert (log["item_id"] == log.groupby("user_id")["item_id"].shift()).mean() < 0.05

@@ -17,20 +17,14 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from conftest import PATIENCE, SCRIPT, wait
+from conftest import PATIENCE, SCRIPT, SMALL, wait
 from ray.cluster_utils import Cluster
 
 from recbole_pos.errors import TrainingError
 from recbole_pos.tuning import tune
 
 pytestmark = pytest.mark.long
-FAST = {
-    "hidden_size": 16,
-    "inner_size": 16,
-    "MAX_ITEM_LIST_LENGTH": 12,
-    "train_batch_size": 16,
-    "stopping_step": 100,
-}
+FAST = {**SMALL, "stopping_step": 100}
 SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n"
 
 
@@ -63,9 +57,8 @@ def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
 
         line, config = train(), trainer.config
         node = ray.get_runtime_context().get_node_id()
-        about = "-".join(map(str, (*config["position"], config["seed"], config["learning_rate"])))
         with open(file, "a") as stream:
-            stream.write(f"{about} {epoch} {node} {os.getpid()}\n")
+            stream.write(f"{config['learning_rate']} {epoch} {node} {os.getpid()}\n")
         time.sleep(0.4)
         return line
 
@@ -133,7 +126,6 @@ def test_a_node_of_a_search_is_killed(two_machines, tiny: Path, tmp_path: Path) 
     with killed(two_machines, log, after=3) as node:
         found = run(tmp_path, tiny, last, seed=3, num_samples=4)
     went_on(log, node, last)
-    assert [trial.number for trial in found.trials] == [0, 1, 2, 3]
     assert [trial.state for trial in found.trials] == ["finished"] * 4
     assert [list(trial.curve) for trial in found.trials] == [list(range(last))] * 4
 
