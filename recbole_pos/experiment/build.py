@@ -103,24 +103,13 @@ def _prepare_data(
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
     except KeyError as error:
-        raise _explain_missing_field(error, config) from error
+        raise UsageError(f"data: an option names the field {error}, which is not loaded") from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
             f"{shown(config['dataset'])}; give smaller cutoffs"
         )
     return dataset, parts["train"], loaders
-
-
-def _explain_missing_field(error: KeyError, config: PosConfig) -> UsageError:
-    """Return the error to raise where options such as alias_of_item_id name a missing field."""
-    field = error.args[0] if error.args else ""
-    quoted = f"'{field}'"
-    options = [key for key, value in config.plain.items() if quoted in repr(value)]
-    return UsageError(
-        f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
-        f"{shown(field)}"
-    )
 
 
 def read_dataset(
