@@ -24,11 +24,11 @@ from pyarrow import parquet
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.data.tables import TextTable
+from recbole_pos.data.atomic_files import TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
-CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8"}
+CONFIG = {"field_separator": "\t", "seq_separator": " ", "encoding": "utf-8", "memory_limit": "1GB"}
 USERS = ["ann lee", "Zoë", "李雷", 'o"neil', "a\tb", "'q'", "x,y", "007"]
 NOW = 1_700_000_000
 
@@ -369,8 +369,6 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path, steps: str) -> None:
     folder = tmp_path / "data"
     convert(write_orders(tmp_path / "a.csv", "old"), folder)
     (folder / "shop" / "notes.txt").write_text("mine")
-    (folder / "shop" / ".recbole_pos").mkdir()
-    (folder / "shop" / ".recbole_pos" / "cached").write_text("made of the old one")
     old = {name: (folder / name).read_text() for name in TABLES}
     worker = Path(__file__).with_name("killed_convert.py")
     file = write_orders(tmp_path / "b.csv", "new")

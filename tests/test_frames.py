@@ -257,11 +257,7 @@ def test_own_metrics(fitted: rp.Recommender) -> None:
     assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
     with pytest.raises(UsageError, match="^metrics: "):
         fitted.evaluate(reciprocal, part="valid")
-    with pytest.raises(UsageError, match="^metrics: .* returned 'a'"):
-        fitted.evaluate(lambda ranks: "a")
-    with pytest.raises(UsageError, match="^metrics: .* returned 1000"):
-        fitted.evaluate(lambda ranks: 10**400)
-    with pytest.raises(UsageError, match="^metrics: two functions are called <lambda>"):
+    with pytest.raises(UsageError, match="^metrics: .* different names, found <lambda>, <lambda>"):
         fitted.evaluate([lambda ranks: ranks.min(), lambda ranks: ranks.max()])
 
 
