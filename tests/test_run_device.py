@@ -11,7 +11,6 @@ import torch
 from conftest import SMALL, train
 
 import recbole_pos
-from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import build, evaluation, memory
@@ -48,11 +47,8 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
 def test_a_run_of_another_machine_can_be_used_here(tiny, tmp_path, no_gpu) -> None:
     run = train(tiny, tmp_path / "run")
     text = (run / "config.yaml").read_text()
-    for here, there in (("gpu_id: '0'", "gpu_id: '7'"), ("worker: 0", "worker: 640")):
-        assert here in text
-        text = text.replace(here, there)
-    (run / "config.yaml").write_text(text)
-    assert recbole_pos.load(run).config["worker"] == find_option("worker").high
+    assert "gpu_id: '0'" in text
+    (run / "config.yaml").write_text(text.replace("gpu_id: '0'", "gpu_id: '7'"))
     recbole_pos.run(resume=run, verbose=False)
 
 
