@@ -192,7 +192,6 @@ eval_args: {split: {LS: valid_only}}
     assert opened("SASRec", text)["n_heads"] == 4
     assert opened("SASRec", text, n_heads=1)["n_heads"] == 1
     assert opened("PARec", text, "hidden_size: 8\n")["hidden_size"] == 8  # later files win
-    assert opened("PARec", "hidden_size: 8\n", text)["hidden_size"] == 16
 
 
 def test_options_are_for_schemes_that_position_names(opened) -> None:

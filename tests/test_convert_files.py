@@ -187,21 +187,18 @@ def make_rows(number: int) -> list[str]:
 
 def test_lost_rows_are_named_in_one_warning(tmp_path: Path, run: Run) -> None:
     """Those of all tables, but not items without an interaction; quiet or not."""
-    items = ["item,brand", *(f"i{n},b" for n in range(4)), *["stock,b"] * 20, "i3,b,x", ",b"]
+    items = ["item,brand", *(f"i{n},b" for n in range(4)), *["stock,b"] * 20, ",b"]
     (tmp_path / "items.csv").write_text("\n".join(items))
     rows = [*make_rows(50), "u1", "", f",i1,{NOW}", f"u1,i1,{NOW + 99}"]
-    text = "\n".join(["user,item,time", *rows])
     warning = (
         "left out of shop: 2 of 54 rows of log.csv (broken line: 1, first log.csv:52 (1 cells, the "
-        "first line has 3); no user (user): 1, first log.csv:54); 2 of 26 rows of items.csv "
-        "(broken line: 1, first items.csv:26 (3 cells, the first line has 2); no item (item): 1, "
-        "first items.csv:27)"
+        "first line has 3); no user (user): 1, first log.csv:54); 1 of 25 rows of items.csv "
+        "(no item (item): 1, first items.csv:26)"
     )
     with pytest.warns(RunWarning) as warned:
-        assert run(text, f"--items={tmp_path / 'items.csv'}", "--quiet") == 0
+        items_option = f"--items={tmp_path / 'items.csv'}"
+        assert run("\n".join(["user,item,time", *rows]), items_option, "--quiet") == 0
     assert [str(one.message) for one in warned if one.category is RunWarning] == [warning]
-    events = read_report(tmp_path)["lines"]["events"]
-    assert (events["read"], events["kept"]) == (54, 51)
 
 
 def test_too_many_lost_rows_are_an_error(tmp_path: Path, run: Run, capsys) -> None:

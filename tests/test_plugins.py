@@ -65,9 +65,8 @@ def test_a_scheme_runs_composes_and_is_attached(tiny: Path, mine, tmp_path: Path
     recbole_pos.register_scheme("recency", mine.Recency, defaults={"recency_slope": 0.5})
     given = options(tiny, position=["learned"], hidden_size=8, inner_size=8)
     first = recbole_pos.run(wide, "tiny", None, given, tmp_path / "a", verbose=False)
-    result = recbole_pos.attach(
-        first.run_dir, ["recency"], {"recency_slope": 0.25}, verbose=False, run_dir=tmp_path / "b"
-    )
+    where = {"run_dir": tmp_path / "b", "verbose": False}
+    result = recbole_pos.attach(first.run_dir, ["recency"], {"recency_slope": 0.25}, **where)
     assert config_of(result)["position"] == ["learned", "recency"]
     assert config_of(result)["model"] == "Wide" and result.parameters == 2 * 2  # layers and heads
     schemes = recbole_pos.load(result.run_dir).model.trm_encoder.layer[0].multi_head_attention
@@ -214,11 +213,9 @@ def test_what_a_custom_model_computes_is_checked(tiny, mine, here, model, method
     assert message.startswith("Odd") and "expected" in message and "found" in message
 
 
-def test_scores_of_a_custom_model_are_checked_in_recommendations(tiny, mine, here, monkeypatch):
+def test_scores_of_a_custom_model_are_checked_in_recommendations(tiny, mine, monkeypatch) -> None:
     """As in evaluation: those of all histories turned over have the same number."""
-    given = {"run_dir": "run", "verbose": False, "data_path": str(tiny), "epochs": 1}
-    trained = recbole_pos.fit(mine.Markov, "tiny", **given)
-    assert len(trained.recommend(histories=[["i1"], ["i2"]], k=3)) == 6
+    trained = recbole_pos.fit(mine.Markov, "tiny", data_path=str(tiny), epochs=1, verbose=False)
     turned = lambda self, rows: self.next.weight @ self(rows).T  # noqa: E731
     monkeypatch.setattr(mine.Markov, "full_sort_predict", turned)
     message = refusal(trained.recommend, histories=[["i1"], ["i2"]])
@@ -232,13 +229,12 @@ def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
         def calculate_loss(self, interaction):
             return 0 * super().calculate_loss(interaction)
 
-    given = {"data_path": str(tiny), "epochs": 1, "hidden_size": 16}
+    given = options(tiny, hidden_size=16)
     message = refusal(recbole_pos.run, OwnLoss, "tiny", config_dict=given, verbose=False)
     assert message.startswith("augmentation: OwnLoss") and "prefix" in message
     given["augmentation"] = "prefix"
-    run = recbole_pos.run(OwnLoss, "tiny", config_dict=given, run_dir="run", verbose=False)
-    (line,) = Path(run.run_dir, "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["loss"] == 0
+    recbole_pos.run(OwnLoss, "tiny", config_dict=given, run_dir="run", verbose=False)
+    assert json.loads(Path("run", "metrics.jsonl").read_text())["loss"] == 0
 
 
 # --- from a module ---
@@ -280,14 +276,9 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [
-        (["no_models"], "no_models: there is no such module"),
-        (["my_models"], "ModuleNotFoundError"),
-        ("my_models.py", "without .py"),
-    ],
+    [(["no_models"], "there is no such module"), ("my_models.py", "without .py")],
 )
 def test_wrong_plugins(here: Path, tiny: Path, given: Any, named: str) -> None:
-    (here / "my_models.py").write_text("import no_such_thing")
     allow(given)
     message = refusal(PosConfig, "FPARec", "tiny", None, options(tiny, plugins=given))
     assert message.startswith("configuration: plugins: ") and named in message

@@ -17,7 +17,6 @@ from conftest import SMALL, make_log, run_python, write_atomic
 from recbole.config import Config
 from recbole.quick_start import load_data_and_model, objective_function, run_recbole
 from recbole.trainer import Trainer
-from recbole.utils.case_study import full_sort_scores, full_sort_topk
 
 import recbole_pos
 from recbole_pos import compat
@@ -99,22 +98,6 @@ def test_other_data_are_refused(tiny, tmp_path) -> None:
     for function in (load_data_and_model, recbole_pos.load):
         with pytest.raises(CheckpointError, match="other data or another split"):
             function(file)
-
-
-def test_case_studies(experiment) -> None:
-    made = experiment("PosSASRec")
-    test, dataset = made.loaders["test"], made.dataset
-    users = dataset.token2id(dataset.uid_field, ["u9", "u20"])
-    scores = full_sort_scores(users, made.model.eval(), test)
-    assert scores.shape == (2, dataset.item_num) and (scores[:, 0] == -torch.inf).all()
-    for user, row in zip(users, scores, strict=True):
-        history = dataset.log.items[dataset.log.offsets[user] : dataset.log.offsets[user + 1] - 1]
-        history = history[-SMALL["MAX_ITEM_LIST_LENGTH"] :]
-        state = made.model(history[None], torch.tensor([len(history)]))
-        expected = (state @ made.model.item_embedding.weight.T)[0]
-        torch.testing.assert_close(row[1:], expected[1:].detach())
-    top, _ = full_sort_topk(users, made.model, test, k=3)
-    torch.testing.assert_close(top, scores.sort(descending=True).values[:, :3])
 
 
 def test_objective_function(tiny) -> None:

@@ -41,17 +41,6 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(monkeypatch, capsys) -> No
     assert str(Task("x", 5)) == "x: 0 s, 0 of 5" and str(Task("x")) == "x: 0 s"
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"), [({"enabled": False}, True), ({"as_json": True}, True), ({}, False)]
-)
-def test_nothing_is_reported_where_nobody_asked_for_it(monkeypatch, capsys, given, shown) -> None:
-    monkeypatch.setattr(Reporter, "every", 0.001)
-    with Reporter(**given).task("epoch 3/9", 40, shown=shown) as task:
-        task.advance()
-        time.sleep(0.02)
-    assert capsys.readouterr().out == ""
-
-
 def test_lines_are_printed_whole_and_as_they_are(capsys) -> None:
     Reporter().line(Table(*(f"number {n}" for n in range(12))))
     Reporter().line("out of memory [pair.cc:553] at [/lib/a]")  # brackets are no markup
@@ -78,18 +67,8 @@ def run(tiny: Path, folder: Path, *more: str) -> int:
     return main([*command, *options, *more])
 
 
-def test_json_is_start_epochs_result(tiny, tmp_path, capsys, monkeypatch) -> None:
-    """And every part of a run has a task."""
-    seen, task = [], Reporter.task
-
-    def watched(self, title: str, total: int | None = None, shown: bool = True):
-        seen.append((title, shown))
-        return task(self, title, total, shown)
-
-    monkeypatch.setattr(Reporter, "task", watched)
+def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
     assert run(tiny, tmp_path / "run", "--json", f"--log={tmp_path / 'log'}") == 0
-    epochs = [t for i in range(2) for t in (f"epoch {i}/2", "evaluation (valid)")]
-    assert seen == [(title, True) for title in ["reading tiny", *epochs, "evaluation (test)"]]
     out = capsys.readouterr().out
     start, *epochs, result = (json.loads(line) for line in out.splitlines())
     assert start["event"] == "start" and start["run_dir"] == str(tmp_path / "run")
