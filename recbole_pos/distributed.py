@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,33 +181,9 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return summed
 
 
-def gather_objects(value: Any, only_first: bool = False) -> list[Any]:
-    """Return the values of all processes by rank, or with ``only_first`` nothing but in the first.
-
-    Values may be whatever pickles.
-    """
-    received: list[Any] = [None] * dist.get_world_size()
-    if only_first:
-        is_first = dist.get_rank() == 0
-        dist.gather_object(value, received if is_first else None)
-        return received if is_first else []
-    dist.all_gather_object(received, value)
-    return received
-
-
-def find_different(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the name of a tensor that is not the same in all processes; None if all are."""
-    own = {}
-    for name, tensor in tensors:
-        if tensor.layout is torch.strided:
-            content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-            own[name] = tuple(tensor.shape), hashlib.blake2b(content.data).hexdigest()
-    received = gather_objects(own)
-    return next((name for name in own if any(r.get(name) != own[name] for r in received)), None)
-
-
 def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return name -> rows of all processes, in the order of ranks; a process may lack names."""
-    received = gather_objects(rows)
+    received: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(received, rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)
     return {name: torch.cat([t[name] for t in received if name in t]) for name in names}

@@ -8,7 +8,7 @@ import yaml
 
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.ranks import RankTable, compute_gains
-from recbole_pos.study.results import Results, TieCount
+from recbole_pos.study.results import Results
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_source import Source
 
@@ -110,7 +110,6 @@ def example(users: int = 1500, seed: int = 0) -> Results:
         ranks=RankTable.from_runs(frames),
         curves=pd.DataFrame(curves),
         searches=pd.DataFrame(searches),
-        ties=TieCount(users=users, test=users // 3),
         data={"users": users, "items": 900, "events": 18_200, "split": "leave one out by time"},
         versions={"recbole-pos": "0.3.0", "recbole": "1.2.0", "torch": "2.13.0"},
         command="recbole-pos compare shop.yaml --data_path FOLDER",

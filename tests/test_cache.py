@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,26 @@ from shop import LOAD, shop_options, tables, write
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
-from recbole_pos.data.tables import TextTable
+from recbole_pos.data.atomic_files import TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
-TEXT = TextTable.read
+TEXT = TextTable.read_blocks
 
 
 @pytest.fixture(autouse=True)
 def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Small files are cached too; the names of those that are read as text."""
+    """Small files are cached too, and new ones; the names of those that are read as text."""
     texts: list[str] = []
 
-    def read(self: TextTable, *args: Any) -> Any:
+    def read_blocks(self: TextTable, kinds: Any) -> Any:
         texts.append(self.path.name)
-        return TEXT(self, *args)
+        return TEXT(self, kinds)
 
     monkeypatch.setattr(cache, "MIN_BYTES", 0)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
-    monkeypatch.setattr(TextTable, "read", read)
+    monkeypatch.setattr(cache, "_SETTLED", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(TextTable, "read_blocks", read_blocks)
     return texts
 
 
@@ -51,8 +50,8 @@ def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
     return dataset
 
 
-def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "shop" / cache.FOLDER).glob("*.pt"))
+def kept() -> list[Path]:
+    return sorted(cache.find_cache_folder().glob("shop-*/*.arrow"))
 
 
 def facts(value: Any) -> Any:
@@ -90,18 +89,14 @@ def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[st
     assert any_size == texts, "the second start reads no text"
     assert all_of(mapped) == all_of(made)
     assert all_of(made) == all_of(prepared(folder, cache=False, **options))
-
-
-def test_the_second_start_makes_no_dict_of_names(folder: Path, any_size: list[str]) -> None:
-    prepared(folder)
-    ids = prepared(folder).field2token_id
-    assert ids and not any("_ids" in vars(one) for one in ids.values())
+    ids = prepared(folder, **options).field2token_id
+    assert not any("_ids" in vars(one) for one in ids.values()), "no dict of names is made"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux")
 def test_pages_are_those_of_the_file(folder: Path) -> None:
     prepared(folder)
-    (file,) = kept(folder)
+    (file,) = kept()
     before = file.read_bytes()
     mapped = prepared(folder)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
@@ -112,7 +107,9 @@ def test_pages_are_those_of_the_file(folder: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_other_content_of_one_size_and_time(folder: Path, any_size: list[str]) -> None:
+def test_other_content_of_one_size_and_time(
+    folder: Path, any_size: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = prepared(folder)
     file = folder / "shop" / "shop.item"
     stat, text = file.stat(), file.read_text()
@@ -121,41 +118,19 @@ def test_other_content_of_one_size_and_time(folder: Path, any_size: list[str]) -
     assert file.stat().st_size == stat.st_size
     now = prepared(folder)
     assert now.identity["fields"]["brand"] != before.identity["fields"]["brand"]
-    assert len(any_size) == 6 and len(kept(folder)) == 1, "the newer one takes its place"
+    assert len(any_size) == 6
+    monkeypatch.setattr(cache, "_SETTLED", 1e15)
+    prepared(folder)
+    assert len(any_size) == 9, "files that are new can change without other times"
     file.unlink()
     assert prepared(folder, relations=["channel"], load_col=None).item_feat is None
-
-
-def test_unchanged_files_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their inode, size and times; whatever has changed is compared byte by byte."""
-    monkeypatch.setattr(cache, "_SETTLED", 0)
-    made, digested = all_of(prepared(folder)), []
-    digest = cache.digest_file
-    monkeypatch.setattr(
-        cache, "digest_file", lambda path: digested.append(path.name) or digest(path)
-    )
-    assert all_of(prepared(folder)) == made and not digested
-    table, (file,) = folder / "shop" / "shop.inter", kept(folder)
-    table.touch()  # other times, the same bytes: compared once, and not again
-    for names in (["shop.inter", "shop.item", "shop.user", file.name], []):
-        del digested[:]
-        assert all_of(prepared(folder)) == made and sorted(digested) == sorted(names)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
-    assert all_of(prepared(folder)) == made and file.read_bytes() == whole
-    monkeypatch.setattr(cache, "_SETTLED", 1e15)
-    file.with_suffix(".json").unlink()
-    prepared(folder)
-    del digested[:]
-    prepared(folder)
-    assert len(digested) == 4, "tables that are new can change without other times"
 
 
 def test_options_of_model_and_training_share_one(folder: Path, any_size: list[str]) -> None:
     prepared(folder)
     prepared(folder, hidden_size=16, MAX_ITEM_LIST_LENGTH=3, topk=[1], valid_metric="MRR@1")
     prepared(folder, model="BPR")
-    assert len(any_size) == 3 and len(kept(folder)) == 1
+    assert len(any_size) == 3 and len(kept()) == 1
 
 
 class Recorder(PosConfig):
@@ -170,78 +145,33 @@ def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     read_dataset(config).build()
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from", "memory_limit"}  # read afterwards
-    later |= {"event_features", "user_features", "MODEL_TYPE", "data_part"}  # parts: own folders
+    later |= {"event_features", "user_features", "MODEL_TYPE"}
     assert config.read - later <= set(cache.READ)
 
 
-def test_damage_is_never_believed(folder: Path, any_size: list[str]) -> None:
+def test_a_damaged_cache_is_made_again(folder: Path, any_size: list[str]) -> None:
     want = all_of(prepared(folder))
-    whole = kept(folder)[0].read_bytes()
-    places = [0, len(whole) // 2, len(whole) - 40, len(whole) - 1]
-    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
-    for damaged in (*flipped, b"", whole[:-1], whole + b"\0"):
-        kept(folder)[0].write_bytes(damaged)
+    (path,) = kept()
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:5000], b"x" * 5000):
+        path.write_bytes(damaged)
         del any_size[:]
         assert all_of(prepared(folder)) == want
-        assert len(any_size) == 3 and kept(folder)[0].read_bytes() == whole, "it is made again"
-    (path,) = kept(folder)
-    path.unlink()
-    path.symlink_to("/dev/zero")  # reading it would never end
-    assert all_of(prepared(folder)) == want and path.read_bytes() == whole
-
-
-def test_a_cache_of_another_user_is_not_read(
-    folder: Path, any_size: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A dataset folder from elsewhere, in which every interaction is item 1."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
-    want = all_of(prepared(folder))
-    (other,) = kept(folder)
-    content = torch.load(other, weights_only=True)
-    content["state"]["log"]["item_id"] = torch.ones_like(content["state"]["log"]["item_id"])
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "here"))
-    prepared(folder)
-    (ours,) = set(kept(folder)) - {other}
-    torch.save(content, ours)  # with a seal of the other user
-    seal = json.loads(json.loads(other.with_suffix(".json").read_text())[0])
-    text = json.dumps({**seal, "digest": cache.digest_file(ours)})
-    key = (tmp_path / "elsewhere" / "recbole-pos" / "cache.key").read_bytes()
-    signed = [text, hmac.new(key, text.encode(), "sha256").hexdigest()]
-    ours.with_suffix(".json").write_text(json.dumps(signed))
-    del any_size[:]
-    assert all_of(prepared(folder)) == want and len(any_size) == 3
-    key = tmp_path / "here" / "recbole-pos" / "cache.key"
-    assert key.stat().st_mode & 0o777 == 0o600
-    (tmp_path / "no one").touch()  # no folder can be made in it
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no one"))
-    assert all_of(prepared(folder)) == want
-
-
-@pytest.mark.parametrize("damaged", ["", "{}", "[1, 2]", '["{}", "x"]'])
-def test_a_damaged_seal_is_replaced(folder: Path, any_size: list[str], damaged: str) -> None:
-    prepared(folder)
-    (path,) = kept(folder)
-    seal = path.with_suffix(".json")
-    seal.write_text(damaged)
-    prepared(folder)
-    del any_size[:]
-    prepared(folder)
-    assert not any_size and len(json.loads(seal.read_text())) == 2
+        assert len(any_size) == 3 and path.read_bytes() == whole
 
 
 def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "MIN_BYTES", 1 << 20)
     prepared(folder)
-    assert not kept(folder)
+    assert not kept()
     monkeypatch.setattr(cache, "MIN_BYTES", 0)
     for least in range(cache.MAX_CACHES + 2):
         prepared(folder, item_inter_num_interval=f"[{least},inf)")
         if least == 0:
-            begun = kept(folder)[0].with_suffix(".part")
+            begun = kept()[0].with_name(".begun.arrow.tmp")
             begun.touch()
             os.utime(begun, (0, 0))  # its writer was killed long ago
-    assert len(kept(folder)) == cache.MAX_CACHES and not begun.exists()
-    assert len(list(begun.parent.iterdir())) == 2 * cache.MAX_CACHES
+    assert len(list(begun.parent.iterdir())) == cache.MAX_CACHES == len(kept())
 
 
 def test_warnings_are_repeated_from_the_cache(
@@ -260,21 +190,29 @@ def test_warnings_are_repeated_from_the_cache(
     assert "40 rows have no user_id" in caplog.text and "12, ... (40 in all)\n" in caplog.text
 
 
-def test_a_file_that_changes_or_a_disk_that_is_full(folder: Path, monkeypatch) -> None:
+def test_a_file_that_changes_or_no_place_for_a_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is kept, and the run goes on."""
 
-    def read(self: TextTable, *args: Any) -> Any:
-        table = TEXT(self, *args)
+    def read_blocks(self: TextTable, kinds: Any) -> Any:
+        yield from TEXT(self, kinds)
         with open(folder / "shop" / "shop.user", "a") as file:
             file.write("\n")
-        return table
 
-    monkeypatch.setattr(TextTable, "read", read)
+    monkeypatch.setattr(TextTable, "read_blocks", read_blocks)
     prepared(folder)
-    monkeypatch.setattr(TextTable, "read", TEXT)
-    monkeypatch.setattr(cache.torch, "save", lambda *_: open("/dev/full", "wb", 0).write(b"x"))
+    monkeypatch.setattr(TextTable, "read_blocks", TEXT)
+    assert not kept()
+    (tmp_path / "home").touch()  # no folder can be made in it
     prepared(folder)
-    assert not kept(folder)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cache.Path, "home", _no_home)
+    prepared(folder)
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
@@ -287,4 +225,4 @@ def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="nothing of the test part can be predicted"):
             read_dataset(PosConfig("PosSASRec", "shop", None, given)).build()
-    assert kept(tmp_path)
+    assert kept()

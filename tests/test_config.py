@@ -15,7 +15,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.sources import FOR, select_parts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.loggers import make_loggers
+from recbole_pos.experiment.callbacks import make_loggers
 from recbole_pos.model.models import BASELINES, MODELS, list_kinds
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import (

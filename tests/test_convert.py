@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.data.tables import TextTable
+from recbole_pos.data.atomic_files import TextTable
 from recbole_pos.errors import UsageError
 from recbole_pos.yaml_files import read_yaml
 
@@ -320,8 +320,6 @@ def test_killed_while_it_replaces_a_dataset(tmp_path: Path, steps: str) -> None:
     folder = tmp_path / "data"
     convert(write_orders(tmp_path / "a.csv", "old"), folder)
     (folder / "shop" / "notes.txt").write_text("mine")
-    (folder / "shop" / ".recbole_pos").mkdir()
-    (folder / "shop" / ".recbole_pos" / "cached").write_text("made of the old one")
     old = {name: (folder / name).read_text() for name in TABLES}
     worker = Path(__file__).with_name("killed_convert.py")
     file = write_orders(tmp_path / "b.csv", "new")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import SMALL, make_log, small, write_atomic
@@ -68,13 +67,6 @@ def test_ranks_suffice_or_not(away, capsys) -> None:
     capsys.readouterr()
     assert main(["evaluate", str(away), "--metrics={"]) == 2
     assert "--metrics: '{'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("metadata", [b"[]", b"null", b'{"index_columns": 5}'])
-def test_ranks_are_read_without_their_metadata_for_pandas(away, metadata) -> None:
-    file = away / "test_ranks.parquet"
-    pq.write_table(pq.read_table(file).replace_schema_metadata({b"pandas": metadata}), file)
-    assert recbole_pos.evaluate(away) == result(away)["test"]
 
 
 @pytest.mark.parametrize("damage", ["zero", "fewer", "result"])

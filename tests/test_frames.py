@@ -200,8 +200,8 @@ def test_own_metrics(fitted: rp.Recommender) -> None:
     assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
     with pytest.raises(UsageError, match="^metrics: "):  # ranks are those of the test
         fitted.evaluate(reciprocal, part="valid")
-    with pytest.raises(UsageError, match="^metrics: .* returned 'a'"):
-        fitted.evaluate(lambda ranks: "a")
+    with pytest.raises(UsageError, match="^metrics: .* different names, found <lambda>, <lambda>"):
+        fitted.evaluate([lambda ranks: ranks.min(), lambda ranks: ranks.max()])
 
 
 def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_path: Path) -> None:

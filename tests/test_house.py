@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "recbole_pos"
 # Rooms from the ground up: what stands in one may import from those before it, and from its own.
 FLOORS = [
-    *("layers", "position", "data", "relations", "model", "config", "conversion"),
+    *("layers", "position", "tables", "data", "relations", "model", "config", "conversion"),
     "experiment",
     *("runs", "inspect", "serve", "public", "study", "tuning", "cli"),
 ]

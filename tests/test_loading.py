@@ -18,8 +18,8 @@ from recbole.data.dataset import Dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.loading import NAMING_FIELDS, AtomicTables, _require_consistent
-from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -29,7 +29,7 @@ TOYSHOP = Path(__file__).parent.parent / "dataset" / "toyshop"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with datasets in ``dataset``, the default data_path, and in ``more``."""
-    for folder in ("dataset/toyshop", "more/toyshop", "flat", "raw/my shop/data"):
+    for folder in ("dataset/toyshop", "more/toyshop", "raw/my shop/data"):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(TOYSHOP / "toyshop.inter", tmp_path / folder)
     folder = tmp_path / "raw" / "my shop" / "data"
@@ -45,7 +45,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("dataset/toyshop/toyshop.item", "`-d toyshop --data_path=dataset`"),
         ("more/toyshop/toyshop.inter", "`-d toyshop --data_path=more`"),
         ("more", "datasets toyshop; type `-d NAME --data_path=more`"),
-        ("flat", "move toyshop.* to flat/toyshop/ and type `-d toyshop --data_path=flat`"),
         ("orders.csv", "type `recbole-pos convert orders.csv --name orders` and then `-d orders`"),
         ("raw/my shop/", "convert 'raw/my shop' --name 'my shop'"),
         ("dataset/toyshpo", "did you mean toyshop?"),
@@ -127,8 +126,6 @@ INTER = ["user_id", "item_id", "timestamp"]
 def test_columns_and_files_that_load_col_names(shop: Path) -> None:
     with pytest.raises(UsageError, match=r"load_col: .*toyshop.inter has no column 'stars'"):
         read(shop, load_col={"inter": [*INTER, "stars"]})
-    with pytest.raises(UsageError, match=r"toyshop.item has it: `convert --table brand=inter`"):
-        read(shop, load_col={"inter": [*INTER, "brand"]})
     (shop / "toyshop" / "toyshop.item").unlink()
     with pytest.raises(UsageError, match=r"load_col: item: found no file .*toyshop.item"):
         read(shop, load_col={"inter": INTER, "item": ["item_id", "brand"]})
@@ -162,12 +159,12 @@ def test_many_repeated_lines_are_compared_at_once(shop: Path) -> None:
     items["brand:token"] = [f"b{n % 7}" for n in items.index % 2000]
     items.to_csv(file, sep="\t", index=False)
     config = PosConfig("FPARec", "toyshop", None, {"data_path": str(shop)})
-    table, started = open_table(file, config).read(["item_id", "price", "brand"]), process_time()
-    _require_consistent(open_table(file, config), table, "item_id")
+    table, started = open_file(file, config).read(["item_id", "price", "brand"]), process_time()
+    _require_consistent(open_file(file, config), table, "item_id")
     assert process_time() - started < 2
     table.loc[[2009, 3999], ["price", "brand"]] = np.nan, "b1"
     with pytest.raises(UsageError, match="2 lines are about item_id 'n9', and price is '9.5' in"):
-        _require_consistent(open_table(file, config), table, "item_id")
+        _require_consistent(open_file(file, config), table, "item_id")
 
 
 @pytest.mark.parametrize("name", ["[PAD]", "a\nb", "a\rb"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import shop
 from conftest import make_log, train, write_atomic
@@ -116,29 +114,13 @@ def test_models_that_read_more_say_why(tmp_path, model, options, needs_data) -> 
         assert len(found) == 3
 
 
-DAMAGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "kind of a column": lambda table: table.assign(token=0.5),
-    "a name twice": lambda table: pd.concat([table, table.iloc[-1:]]),
-    "more items than the model has": lambda table: pd.concat(
-        [table, table.iloc[-1:].assign(token="another", events=1)]
-    ),
-    "order, so every weight would be of another item": lambda table: table.iloc[::-1],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["a name twice", "another order"])
 def test_a_damaged_table_of_names_is_refused(here, damage) -> None:
+    """In another order, every weight would be of another item."""
     table = pd.read_parquet("run/known.parquet").astype({"field": str})
-    DAMAGES[damage](table).to_parquet("run/known.parquet", index=False)
-    assert main("similar run i1".split()) == 2
-    Path("run/known.parquet").write_bytes(b"PAR1")
-    assert main("similar run i1".split()) == 2
-
-
-def test_a_table_of_names_with_damaged_metadata_is_refused(here) -> None:
-    file = "run/known.parquet"
-    metadata = b'{"index_columns": [], "columns": [5], "column_indexes": []}'
-    pq.write_table(pq.read_table(file).replace_schema_metadata({b"pandas": metadata}), file)
+    is_order = damage == "another order"
+    table = table.iloc[::-1] if is_order else pd.concat([table, table.iloc[-1:]])
+    table.to_parquet("run/known.parquet", index=False)
     assert main("similar run i1".split()) == 2
 
 

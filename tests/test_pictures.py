@@ -9,36 +9,27 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import draw_attention
 from recbole_pos.inspect.pictures import new_figure, write
-from recbole_pos.runs.space import Parameter, Space
-from recbole_pos.tuning.plot import draw_pictures
+from recbole_pos.tuning.plot import draw_curves
 from recbole_pos.tuning.record import Trial
 
 METRIC = "giniindex@10"
-
-
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
 
 
-def draw_search(names: list[str], name: str, file: Path) -> None:
+def draw_search(name: str, file: Path) -> None:
     """Draw five trials of a search whose metric is better where lower."""
-    parameters = [Parameter(names[0], "loguniform", [1e-4, 1e-2], "")]
-    choices = [["rope"], ["rope", "kernel"], "a_choice_of_a_very_long_name_indeed"]
-    parameters += [Parameter(option, "choice", choices, "") for option in names[1:]]
     trials = []
     for n, state in enumerate(("finished", "finished", "stopped", "failed", "finished")):
-        options = {p.name: p.values[n % len(p.values)] for p in parameters}
         curve = {epoch: (0.1 + n / 50) * (1 - abs(epoch - 3) / 9) for epoch in range(1, 6)}
         best = max(curve, key=curve.get)
-        trials.append(Trial(n, options, state, score=curve[best], best_epoch=best, curve=curve))
-    space = Space(parameters)
-    draw_pictures(trials, trials[0], space, METRIC, "min", name, file.parent)
+        trials.append(Trial(n, {}, state, score=curve[best], best_epoch=best, curve=curve))
+    draw_curves(trials, trials[0], METRIC, "min", name, file)
 
 
 @pytest.fixture
@@ -63,13 +54,12 @@ def ticks(axis: Axis) -> list[Text]:
 
 @pytest.mark.parametrize("picture", ["attention", "search"])
 def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, picture: str) -> None:
-    """With long names, of four layers or eight options: nothing is cut, no ticks overlap."""
+    """With long names, of four layers or five trials: nothing is cut, no ticks overlap."""
     if picture == "attention":
         weights = [np.tril(np.random.default_rng(0).random((2, 30, 30)))] * 4
         draw_attention(weights, (LONG, "what is shown"), tmp_path / "picture.png")
     else:
-        names = ["learning_rate", *(f"x^{a}$" * 9 for a in "abcdefg")]
-        draw_search(names, LONG, tmp_path / "picture.png")
+        draw_search(LONG, tmp_path / "picture.png")
     assert figures
     for figure in figures.values():
         width, height = figure.get_size_inches()
@@ -94,14 +84,6 @@ def test_colours_go_to_both_sides_of_zero(figures: dict, tmp_path: Path) -> None
     (image,) = figures["a.png"].axes[0].images
     assert image.get_clim() == (-0.5, 0.5)
     assert list(image.get_extent()) == [-1.5, 0.5, 0.5, -1.5]
-
-
-def test_the_best_trial_of_a_search_is_marked(figures: dict, tmp_path: Path) -> None:
-    draw_search(["learning_rate", "position"], "a", tmp_path / "a.png")
-    points = figures["options.png"].axes[0].collections[0]
-    heights, colors = points.get_offsets()[:, 1], map(to_hex, points.get_facecolors())
-    best = [height for height, color in zip(heights, colors, strict=True) if color == "#d55e00"]
-    assert best == [min(heights)]
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

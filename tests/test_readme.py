@@ -29,7 +29,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.runs.space import check_space, read_space
+from recbole_pos.tuning.space import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
 from recbole_pos.yaml_files import read_overall_defaults, read_yaml
 

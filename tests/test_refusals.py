@@ -74,7 +74,7 @@ def test_what_does_not_go_together(experiment, model: str, options: dict, named:
 
 def test_errors_come_back_from_a_pool_of_processes() -> None:
     """Which pickles them: one that cannot be read again breaks the pool."""
-    missing = NeedsDataset("k", {"data_part": "by_rank"})
+    missing = NeedsDataset("k", {"dataset": "shop", "data_path": "dataset/shop"})
     interrupted = Interrupted("a run", ["my_models"])
     for error in (UnknownKey("no key a", "a"), missing, StorageError("a file"), interrupted):
         again = pickle.loads(pickle.dumps(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 from pathlib import Path
 
 import psutil
@@ -143,11 +142,6 @@ def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> Non
     monkeypatch.setattr(memory, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)
-
-
-def test_memory_is_limited_by_the_shell(monkeypatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (12_345, resource.RLIM_INFINITY))
-    assert memory.get_memory_limit() == 12_345
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")

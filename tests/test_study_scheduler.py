@@ -27,7 +27,6 @@ from recbole_pos.study.study_report import describe_protocol
 from recbole_pos.values import use_plain_numbers
 
 GRID = {"learning_rate": [0.01, 0.001]}
-SPACE = {"trials": 2, "space": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}}
 # seed 2020 alone would choose the first trial, the mean of two the second
 VALUES = {(0, 2020): 0.3, (0, 2021): 0.1, (1, 2020): 0.25, (1, 2021): 0.2}
 
@@ -75,7 +74,7 @@ def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(runs, "_start", interrupt)
     command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
     with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):
-        runs.train(scheduler.next_job())
+        runs.train()
     assert collect_results(made, scheduler.folder).command == command
 
 
@@ -101,7 +100,7 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
 
 def test_an_option_is_given_or_tried(tiny: Path, folder: StudyFolder) -> None:
     rows, base = {"NoPE": {**NOPE["NoPE"], "learning_rate": 0.1}}, study(tiny)["base"]
-    for more in ({"rows": rows, "search": SPACE}, {"base": {**base, "n_layers": 1}}):
+    for more in ({"rows": rows, "search": GRID}, {"base": {**base, "n_layers": 1}}):
         with pytest.raises(UsageError, match="learning_rate|n_layers"):
             Scheduler(plan(tiny, **{"search": {"n_layers": [1, 2]}, **more}), folder)
 
@@ -163,12 +162,11 @@ def test_every_trial_has_every_seed(tiny: Path) -> None:
     assert [fit.repeats for fit in list_fits(made)][4:] == [True, True, False]
 
 
-@pytest.mark.parametrize("search", [GRID, SPACE], ids=["grid", "space"])
 def test_the_mean_chooses_and_only_what_is_left_is_trained(
-    tiny: Path, folder: StudyFolder, tmp_path: Path, search: dict[str, Any]
+    tiny: Path, folder: StudyFolder, tmp_path: Path
 ) -> None:
     """Stopped after three runs, it resumes with the same options of all trials."""
-    made = searched(tiny, search=search)
+    made = searched(tiny)
     first = train(Scheduler(made, folder), VALUES, fits=3)
     scheduler = Scheduler(made, folder)
     names = [*first, *train(scheduler, VALUES)]
@@ -180,7 +178,8 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     }
     assert rates["NoPE, trial 1"] == rates["NoPE, trial 1, seed 2021"] == rates["NoPE, seed 2022"]
     assert rates["NoPE, trial 0"] == rates["NoPE, trial 0, seed 2021"] != rates["NoPE, trial 1"]
-    assert set(Scheduler(made, folder).preview().values()) == {"done"}
+    again = Scheduler(made, folder)
+    assert again.next_job() is None and set(again.status.values()) == {DONE}
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
@@ -188,16 +187,11 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     at_once = StudyFolder(tmp_path / "at once")
     train(whole := Scheduler(made, at_once), VALUES)
     assert whole.digests == scheduler.digests
-    # options in the first packs with which its runs were not made, or of another search
-    others = {"learning_rate": {"uniform": [1e-4, 1e-2]}}
-    other = searched(tiny, search={"trials": 2, "space": others})
-    train(Scheduler(other, elsewhere := StudyFolder(tmp_path / "elsewhere")), VALUES)
-    pack(other, elsewhere, tmp_path / "other")
     pack(made, folder, tmp_path / "study")
-    for run in at_once.runs.iterdir():
+    for run in at_once.runs.iterdir():  # what a pack says of the options is not read
         at_once.write_fit(run.name, {"searched": {"learning_rate": 0.005}})
     pack(made, at_once, tmp_path / "odd")
-    packs = [PackedStudy(tmp_path / f"{name}") for name in ("other", "odd", "study")]
+    packs = [PackedStudy(tmp_path / name) for name in ("odd", "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.take_finished()
     assert known.digests == scheduler.digests and known.find_chosen() == {"NoPE": 1}
@@ -223,20 +217,3 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     assert scheduler.find_chosen() == {"NoPE": None}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
     assert collect_results(made, there).searches["value"].isna().all()
-
-
-def test_progress_says_what_is_waited_for(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """After a minute in which no process has begun a run; its configuration is written first."""
-    now = 1000.0
-    monkeypatch.setattr("recbole_pos.study.dispatcher.time.monotonic", lambda: now)
-    scheduler = Scheduler(plan(tiny, seeds=1), StudyFolder(tmp_path))
-    active = ActiveRuns(scheduler, CompareArguments(), Reporter(False), set())
-    first, second = scheduler.next_job(), scheduler.next_job()
-    assert first is not None and second is not None
-    active.running = {"a": (first, now - 70), "b": (second, now - 20)}
-    overview, *lines = active.describe_progress()
-    assert overview.endswith("2 running, 1 of them waiting for Ray to start its process")
-    assert "waits for Ray" in lines[0] and "waits" not in lines[1]
-    scheduler.folder.run(first.digest).path.mkdir(parents=True)
-    scheduler.folder.run(first.digest).write_config({})
-    assert not any("wait" in line for line in active.describe_progress())

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy import stats
 from study_simulation import Case, cover
 
-from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
 from recbole_pos.study.ranks import RankTable, assign_bins, compute_gains, is_from_ranks, name_bins
-from recbole_pos.study.results import TieCount, count_ties
 from recbole_pos.study.statistics import (
     SeedNoise,
     compute_differences,
@@ -274,23 +271,6 @@ def test_a_true_difference_of_the_detectable_size_is_seen_in_four_of_five(rng):
     detectable = np.median([found.detectable for found in estimates])
     assert detectable == pytest.approx(case.truth(), rel=0.2)
     assert 0.65 < seen < 0.92
-
-
-def test_ties_are_those_of_every_order_tried():
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        user, time, item = columns = [rng.integers(high, size=30) for high in (8, 4, 4)]
-        fields = dict(zip("uti", map(torch.from_numpy, columns), strict=True))
-        found = count_ties(EventLog.build(fields, 8, "u", "i", "t"))
-        users, tied = 0, 0
-        for one in np.unique(user):
-            mine = np.flatnonzero(user == one)
-            last = mine[time[mine] == time[mine].max()]  # any of them may be the last in order
-            users += len(mine) > 2
-            tied += len(mine) > 2 and len({item[place] for place in last}) > 1
-        assert (found.users, found.test) == (users, tied)
-    assert "1 of 2 test items (50%)" in TieCount(2, 1).describe("shop", "file")
-    assert "excluded" in TieCount(2, 1).describe("shop", "drop")
 
 
 def test_bins_are_named_by_what_is_in_them():

@@ -196,7 +196,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
         "eval_args": {"split": {"GT": [0.5]}},
     }
     config = PosConfig("BPR", "tiny", None, {**options, **POPULAR})
-    with pytest.raises(UsageError, match="all 3 items that occur in training"):
+    with pytest.raises(UsageError, match="all items that occur in training"):
         make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
 
 
@@ -207,7 +207,7 @@ def test_only_models_that_sample_negatives_refuse_a_user_of_all_items(experiment
     given = {"data_path": str(write_atomic(frame, tmp_path)), "topk": [1], "valid_metric": "MRR@1"}
     for model in ("Pop", "ItemKNN"):
         assert experiment(model, **given).loaders["train"]._sampler is None
-    with pytest.raises(UsageError, match=r"^train_neg_sample_args: user 'a' .*: \"\[0,3\)\""):
+    with pytest.raises(UsageError, match="^train_neg_sample_args: a user has all items"):
         experiment("BPR", **given)
 
 

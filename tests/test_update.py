@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 import warnings
 from collections.abc import Callable
@@ -14,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import make_log, train, wait, write_atomic
-from test_stops import epochs_done
+from conftest import make_log, train, write_atomic
 from test_trainer import assert_same
 
 import recbole_pos
@@ -233,15 +231,12 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
             recbole_pos.update(old, {option: "kernel"}, tmp_path / "new")
     with pytest.raises(UsageError, match="'category'"):
         recbole_pos.update(old, {"new_items": "category"}, tmp_path / "new")
-    write_atomic(make_log().assign(item_id="0" + make_log()["item_id"]), tmp_path)
-    with pytest.raises(UsageError, match=r"no item.*'0i.*'i"):
-        recbole_pos.update(old, run_dir=tmp_path / "new")
     (old / "known.parquet").unlink()
     with pytest.raises(UsageError, match="has no known.parquet"):
         recbole_pos.update(old)
 
 
-# --- an update can be repeated, whatever ended it; an unfinished run says so ---
+# --- unfinished runs ---
 
 
 @pytest.fixture(scope="module")
@@ -259,19 +254,9 @@ def here(shop, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def words(epochs: int = 12) -> list[str]:
+def words(epochs: int) -> list[str]:
     command = ["update", "old", "--run_dir", "new", "--data_path=.", "--quiet"]
     return [*command, f"--epochs={epochs}", "--stopping_step=1000"]
-
-
-def kill_update(is_reached: Callable[[], bool]) -> None:
-    process = multiprocessing.get_context("fork").Process(target=main, args=(words(),))
-    process.start()
-    try:
-        wait(lambda: is_reached() or not process.is_alive())
-    finally:
-        process.kill()
-        process.join()
 
 
 def stop(folder: Path) -> None:
@@ -279,49 +264,16 @@ def stop(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_the_same_line_again_after_kills_at_any_moment(here) -> None:
-    """Of one that began, is in the middle, and has trained; it ends as one never stopped."""
-    folder = here / "new"
-    kill_update(folder.exists)
-    kill_update((folder / "config.yaml").exists)
-    kill_update(lambda: epochs_done(folder) >= 3)
-    kill_update(lambda: epochs_done(folder) >= 12 and (folder / "test_ranks.parquet").exists())
-    assert main(words()) == 0
-    before = (folder / "result.json").read_bytes()
-    assert main(words()) == 0  # nothing is left to do
-    assert (folder / "result.json").read_bytes() == before
-    folder.rename(here / "killed")
-    assert main(words()) == 0
-    assert_same(folder, here / "killed")
-
-
-def test_it_begins_again_if_the_data_have_grown(here) -> None:
+def test_an_update_is_resumed_like_any_run(here, capsys) -> None:
     assert main(words(2)) == 0
-    stop(here / "new")
-    grown = grow(make_log(), shuffle=False)
-    grown.loc[len(grown)] = ("u5", "another", 3e9)
-    write_atomic(grown, here)
-    assert main(words(2)) == 0
-    assert "another" in recbole_pos.Recommender.load("new", ".").items
-    assert epochs_done(Path("new")) == 2
-    grown.loc[len(grown)] = ("u5", "one more", 3e9)
-    write_atomic(grown, here)
-    assert main(words(2)) == 2  # a finished run is never removed
-    assert Path("new/result.json").is_file()
-
-
-def test_another_run_in_the_folder_is_left_alone(here, capsys) -> None:
-    shutil.copytree("old", "new")
+    shutil.copytree("new", "whole")
     stop(here / "new")
     assert main(words(2)) == 2
-    assert "new holds a run already" in capsys.readouterr().err
-    shutil.rmtree("new")
-    assert main(words(2)) == 0
-    stop(here / "new")
-    assert main(words(3)) == 2
-    assert "epochs" in capsys.readouterr().err
-    Path("new/checkpoint.pt").unlink()  # as between removing and beginning
-    assert main(words(2)) == 0 and epochs_done(here / "new") == 2
+    assert "new holds a run already; continue it with `recbole-pos run --resume new`" in (
+        capsys.readouterr().err
+    )
+    assert main(["run", "--resume", "new", "--data_path=.", "--quiet"]) == 0
+    assert_same(here / "whole", here / "new")
 
 
 @pytest.mark.parametrize("more", [False, True])

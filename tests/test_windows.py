@@ -25,7 +25,7 @@ from recbole_pos.data.batch import (
     prefetch,
 )
 from recbole_pos.data.interactions import EventLog
-from recbole_pos.data.loaders import MIXED, WindowLoader
+from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
@@ -110,23 +110,6 @@ def test_batches_are_of_like_lengths_in_random_order(experiment) -> None:
     ordered = sorted(spans)
     assert len(spans) > 4 and spans != ordered
     assert all(one[1] <= two[0] for one, two in itertools.pairwise(ordered))
-
-
-def test_blocks_are_read_together_in_random_order(experiment) -> None:
-    """Each window once an epoch; a block ends within a section of MIXED blocks."""
-    options = {"train_windows": "prefix", "train_batch_size": 3, "length_pool": 4}
-    loader = open_loader(experiment, **options, shuffle_block=2)
-    count, orders = len(loader.windows.start), []
-    for epoch in range(2):
-        loader.set_epoch(epoch)
-        orders.append(np.concatenate(loader._get_batches()).tolist())
-        assert sorted(orders[-1]) == list(range(count))
-        place = np.argsort(loader._order_groups(np.random.default_rng(epoch), count))
-        pairs = place[: count // 2 * 2].reshape(-1, 2)  # of the windows of a block
-        assert count > 96 and abs(np.diff(pairs)).max() < 2 * MIXED
-        assert np.mean(abs(np.diff(pairs)) == 1) < 0.5, "windows of a block are not neighbours"
-        assert abs(np.diff(pairs[:, 0])).max() > 4 * MIXED, "blocks are in random order"
-    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize(("mode", "most"), [("chunk", 1), ("sliding", 7), ("prefix", 30)])

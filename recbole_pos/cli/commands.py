@@ -212,7 +212,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     "tune",
     _MODEL,
     *_DATASET,
-    option("--space FILE", "yaml or .hyper (properties/tune/<model>.yaml)"),
+    option("--space FILE", "yaml (properties/tune/<model>.yaml)"),
     SearchArguments,
     configured=True,
 )

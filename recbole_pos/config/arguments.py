@@ -110,7 +110,7 @@ class SearchArguments(ClusterArguments):
 
     num_samples: int | None = _arg(None, "trials (60; all of a grid)", "N")
     metric: str | None = _arg(None, "validation metric to go by (valid_metric), such as ndcg@10")
-    scheduler: Any = _arg("asha", "asha (stops weak trials early) or none")
+    scheduler: str = _arg("asha", "asha (stops weak trials early) or none")
     grace_epochs: int = _arg(5, "epochs of each trial before asha may stop it (5)", "N")
     searcher: str = _arg("optuna", "optuna (TPE), random or grid")
     seed: int = _arg(0, "of the search (0); that of training is `seed` in a configuration file")

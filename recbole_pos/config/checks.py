@@ -16,7 +16,6 @@ from recbole.utils import EvaluatorType, InputType, ModelType
 
 from recbole_pos.config.options import Option, find_inner
 from recbole_pos.config.sources import starts_from_runs
-from recbole_pos.data.parts import check_parts, is_part
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, is_on_our_base
@@ -179,8 +178,6 @@ def check_together(config: dict[str, Any], model: str) -> None:
     ):
         if is_wrong:
             raise UsageError(message)
-    if is_part(config):
-        check_parts(config)
     if config["benchmark_filename"] is not None:
         check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])

@@ -117,18 +117,11 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return ``load_col``, with the time field added to RecBole's default (user and item).
-
-    Under ``data_part: by_rank`` names of items are loaded too, which number them.
-    """
+    """Return ``load_col``, with the time field added to RecBole's default (user and item)."""
     load_col = config.get("load_col")
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
     if load_col == {"inter": ["user_id", "item_id"]}:
         load_col = {"inter": [config[field] for field in fields]}
-    from recbole_pos.data.parts import is_part  # late: --help imports nothing heavy
-
-    if load_col and is_part(config):
-        load_col = {"item": [config["ITEM_ID_FIELD"]], **load_col}
     return load_col
 
 

@@ -22,7 +22,6 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed
 
 REPORT = "convert.json"
-CACHE = ".recbole_pos"
 TABLES = ("inter", "item", "user")
 HELD_OUT = ("valid", "test")  # parts of the interactions that the user may give
 _BATCH_ROWS = 1 << 17
@@ -130,7 +129,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
     is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
         tuple(f".{name}." for name in files)
     )
-    return is_unfinished or file.name in (*files, CACHE, LOCK)
+    return is_unfinished or file.name in (*files, LOCK)
 
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.data.tables import open_table
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown, suggest
 
@@ -36,7 +36,7 @@ def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ..
             if field in ((config[key] or {}).get(table) or ()):
                 return f"{problem}; {key} leaves it out: take it from {key}: {table}"
         file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
-        if file.is_file() and field in open_table(file, config).kinds:
+        if file.is_file() and field in open_file(file, config).kinds:
             names = (config["load_col"] or {}).get(table) or ids
             names = ", ".join([*names, field]) if isinstance(names, list) else field
             return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 
+from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.data.attributes import read_feature_names, read_features
 from recbole_pos.data.cache import Cache, collect_warnings
 from recbole_pos.data.identity import (
@@ -28,18 +28,15 @@ from recbole_pos.data.identity import (
     divide_interactions,
     keep_known_rows,
 )
-from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog, wrap_read_only
+from recbole_pos.data.interactions import EventLog, wrap_read_only
 from recbole_pos.data.loading import AtomicTables, NameIds, number_names
-from recbole_pos.data.parts import Totals, is_part, join_parts
 from recbole_pos.data.splits import PHASES, TEST, TRAIN
-from recbole_pos.data.tables import LARGEST
 from recbole_pos.data.targets import (
     Split,
     count_items,
     find_selected,
     make_split,
     read_ties,
-    shuffle_ties,
 )
 from recbole_pos.data.windows import (
     TARGET_EVENT,
@@ -67,7 +64,6 @@ class _ExactTimeMixin(AtomicTables):
         held_out: data later than those of the run; None if none were held out.
         user_counts: [users] int64 interactions of each before the split left any out.
         split: the log with the part of every interaction and the targets, see ``targets.py``.
-        totals: counts over the parts of all processes; None if this one has all users.
         phase: train, valid or test; None for the dataset before the split.
         whole: for the part of one phase, the dataset that was split.
         missing: for fields of type float, which cells had no number ([users], [items] or
@@ -75,7 +71,6 @@ class _ExactTimeMixin(AtomicTables):
     """
 
     split: Split
-    totals: Totals | None = None
     phase: str | None = None
     whole: _ExactTimeMixin | None = None
     held_out: HeldOut | None = None
@@ -93,7 +88,7 @@ class _ExactTimeMixin(AtomicTables):
         self._get_field_from_config()
         self.cache = None
         if self.known is None:
-            self.cache = Cache.open(self.config, Path(self.dataset_path), self._list_files())
+            self.cache = Cache.open(self.config, self._list_files())
         if self.cache and self.cache.load_into(self):
             self._take_log()
         else:
@@ -120,18 +115,16 @@ class _ExactTimeMixin(AtomicTables):
             return
         columns = [feat[field] for feat, field, _ in remap_list]
         first_field = remap_list[0][1]
-        if is_part(self.config) and first_field == self.iid_field:  # numbers for all processes
-            columns.insert(0, self.item_feat[first_field])
         if self.known is not None and first_field in self.known.tokens:
             columns.insert(0, pd.Series(self.known.tokens[first_field][1:], dtype=object))
-        names, numbered = number_names(columns, self.scratch)
+        names, numbered = number_names(columns, self.storage)
         ids = NameIds(names)
         interactions = self.inter_feat
         replaced = {}
         for (feat, field, _), column in zip(remap_list, numbered[-len(remap_list) :], strict=True):
             if field not in self.field2id_token:
                 self.field2id_token[field], self.field2token_id[field] = names, ids
-            if self.scratch and feat is interactions:  # setting a column would copy it to memory
+            if feat is interactions:  # setting a column would copy it
                 replaced[field] = column
             else:
                 feat[field] = column
@@ -205,32 +198,27 @@ class _ExactTimeMixin(AtomicTables):
         """Convert tables to tensors; sort the interactions into the log, and split it."""
         Dataset._change_feat_format(self)
         fields, self.inter_feat = dict(self.inter_feat.interaction), None
-        is_selected = find_selected(self, fields, requires_all=True)
-        # masks of missing cells are sorted and cut as columns of the log, then taken out of it
-        mask_names = {field: f"{field} is missing" for field in self.missing if field in fields}
-        for field, name in mask_names.items():
-            fields[name] = torch.from_numpy(self.missing[field])
-        if self.given_part is not None:
-            fields[GIVEN_PART] = torch.from_numpy(self.given_part)
-        if is_selected is not None:
-            fields[IS_SELECTED] = torch.from_numpy(is_selected)
         config, eval_args = self.config, self.config["eval_args"]
-        fields = shuffle_ties(fields, read_ties(eval_args["ties"]))
-        log_fields = self.uid_field, self.iid_field, self.time_field
-        log = EventLog.build(fields, self.user_num, *log_fields, self.scratch)
+        ties = read_ties(eval_args["ties"])
+        log = EventLog.build(
+            fields,
+            self.user_num,
+            *(self.uid_field, self.iid_field, self.time_field),
+            storage=self.storage,
+            tie_seed=ties if isinstance(ties, int) else None,
+            missing={field: mask for field, mask in self.missing.items() if field in fields},
+            given_part=self.given_part,
+            is_selected=find_selected(self, fields, requires_all=True),
+        )
         self.user_counts = log.lengths
         user_tokens = self.field2id_token[self.uid_field]
         options = config["train_fraction"], config["benchmark_filename"], config["timestamp_unit"]
         self.split = make_split(log, eval_args, user_tokens, self.item_num, *options)
         if config["target_events"]:
             self.split.summary["target_events"] = config["target_events"]
-        columns = self.split.log.fields
-        self.missing |= {field: columns.pop(name).numpy() for field, name in mask_names.items()}
-        if self.scratch:
-            part, is_target = map(self.scratch.store, (self.part, self.split.is_target))
-            self.split = replace(self.split, part=part, is_target=is_target)
-            self.scratch.release()
-        self.scratch = None  # columns stay mapped; worker processes need no scratch folder
+        self.missing |= self.log.missing
+        part, is_target = map(self.storage.store, (self.part, self.split.is_target))
+        self.split = replace(self.split, part=part, is_target=is_target)
         if self.cache:
             self.cache.save(self, self.warnings)
         self._take_log()
@@ -242,8 +230,6 @@ class _ExactTimeMixin(AtomicTables):
     @property
     def popularity(self) -> np.ndarray:
         """[items] int64 training interactions of each item."""
-        if self.totals is not None:
-            return self.totals.popularity
         return count_items(self.log, self.part == TRAIN, self.item_num)
 
     @property
@@ -275,8 +261,6 @@ class _ExactTimeMixin(AtomicTables):
         if not hasattr(self, "split"):
             self._drop_unused_col()
             self._change_feat_format()
-        if is_part(self.config) and self.totals is None:
-            join_parts(self)
         datasets = []
         for phase in PHASES:
             dataset = copy.copy(self)
@@ -288,7 +272,7 @@ class _ExactTimeMixin(AtomicTables):
                 f"{shown(self.dataset_name)} has no training target: no user has two interactions"
                 f"{' up to the first boundary' if self.split.summary['boundaries'] else ''}"
             )
-        if self.config["benchmark_filename"] and not is_part(self.config):
+        if self.config["benchmark_filename"]:
             for part, held_out in enumerate(datasets):
                 if not len(held_out):
                     self._require_shared_users(part)
@@ -328,9 +312,7 @@ class _ExactTimeMixin(AtomicTables):
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
-        log_fields = self.missing.keys() & split.log.fields.keys()
-        log_masks = {field: self.missing[field][is_kept] for field in log_fields}
-        reduced.missing = self.missing | log_masks  # masks of users and items stay whole
+        reduced.missing = self.missing | reduced.log.missing
         return reduced
 
 
@@ -371,12 +353,6 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         super()._take_log()
         self._aug_presets()
         self.inter_feat = self._make_prefix_rows(partial(attrgetter("has_history"), self.log))
-        columns = self.inter_feat.columns
-        if repeated := sorted({name for name in columns if columns.count(name) > 1}):
-            raise UsageError(
-                f"ITEM_LIST_LENGTH_FIELD and LIST_SUFFIX make field names that exist already: "
-                f"{', '.join(repeated)}"
-            )
 
     def _make_prefix_rows(self, find_mask: Callable[[], np.ndarray]) -> PrefixRows:
         names = self.config["LIST_SUFFIX"], self.item_list_length_field
@@ -418,8 +394,6 @@ class PosSequentialDataset(_ExactTimeMixin, SequentialDataset):
         Under ``target_window: n`` a state learns the n targets after it, so that a target counts
         once for each learning state among the n before it.
         """
-        if self.totals is not None:
-            return self.totals.target_counts
         learns_from_windows = self.config["augmentation"] == "all_positions"
         window = self.config["target_window"] if learns_from_windows else 1
         is_learned = self._find_learned_targets()

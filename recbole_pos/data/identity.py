@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recbole_pos.data.attributes import map_fields_to_tables
 from recbole_pos.data.clock import counts_time
-from recbole_pos.data.interactions import GIVEN_PART, EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.loading import NameIds, spell_out
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TEST
@@ -105,9 +105,6 @@ class Vocabulary:
         loaded = map_fields_to_tables(dataset)
         tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
-        if dataset.totals is not None:  # a process knows its own users, and no model reads them
-            tokens[dataset.uid_field] = tokens[dataset.uid_field][:1]
-            return cls(tokens, dataset.user_counts[:1], dataset.popularity, is_dated)
         return cls(tokens, dataset.user_counts, dataset.popularity, is_dated)
 
     @property
@@ -152,27 +149,21 @@ class Vocabulary:
         Raises:
             ValueError: if it is not such a table.
         """
-        if tuple(table) != _COLUMNS or item_field not in set(table["field"]):
+        is_dated = table.attrs.get(_COUNTS_TIME)
+        has_columns = tuple(table) == _COLUMNS and item_field in set(table["field"])
+        if not has_columns or table.duplicated(["field", "token"]).any():
             raise ValueError(
-                f"expected columns {', '.join(_COLUMNS)} and names of {shown(item_field)}"
+                f"expected columns {', '.join(_COLUMNS)}, each name of a field once, and names of "
+                f"{shown(item_field)}"
             )
-        is_text = pd.api.types.infer_dtype(table["token"], skipna=False) == "string"
-        if not is_text or table.duplicated(["field", "token"]).any():
-            raise ValueError("token: expected text, each name of a field once")
         rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
         user_counts, popularity = (
             np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
             for field in (user_field, item_field)
         )
-        is_count = table["events"].dtype.kind == "i"
-        if not is_count or user_counts.min() < 0 or popularity.min() < 0:
-            raise ValueError("events: expected whole numbers, at least 0 of each user and item")
         tokens = {user_field: np.array(["[PAD]"])} | {
             str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
         }
-        is_dated = table.attrs.get(_COUNTS_TIME)
-        if is_dated not in (None, True, False):
-            raise ValueError(f"{_COUNTS_TIME}: expected true or false, found {shown(is_dated)}")
         return cls(tokens, user_counts, popularity, is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
@@ -283,8 +274,7 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
         interactions = interactions[interactions[user_field].isin(names)]
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: NameIds(names)}
-    log_fields = dataset.log.fields
-    masks = {field: mask for field, mask in dataset.missing.items() if field not in log_fields}
+    masks = dict(dataset.missing)
     users = dataset.user_feat
     num_new = len(names) - dataset.user_num
     if num_new and users is not None:
@@ -295,40 +285,38 @@ def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
         extended.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
         for field in masks.keys() & columns.keys():
             masks[field] = np.append(masks[field], np.ones(num_new, dtype=bool))
-    extended.split, log_masks = _extend_split(extended, interactions)
-    extended.missing = masks | log_masks
+    extended.split = _extend_split(extended, interactions)
+    extended.missing = masks | extended.log.missing
     return extended
 
 
-def _extend_split(dataset: Any, interactions: pd.DataFrame) -> tuple[Split, dict[str, np.ndarray]]:
-    """Return the split with later interactions in the log; and by field which cells are missing."""
+def _extend_split(dataset: Any, interactions: pd.DataFrame) -> Split:
+    """Return the split with later interactions in the log, none of which is a target."""
     log, split, num_later = dataset.log, dataset.split, len(interactions)
-    columns = {}
-    mask_names = {}  # field -> column of its mask, sorted with the log and then taken out of it
+    columns, missing = {}, {}
     for field, column in log.fields.items():
         ids = dataset.field2token_id.get(field)
         cells = _read_later(interactions, field, column, ids, dataset.config)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
-            mask = torch.from_numpy(dataset.missing.get(field, np.zeros(len(log), dtype=bool)))
-            mask_names[field] = f"{field} is missing"
-            columns[mask_names[field]] = torch.cat((mask, is_missing))
+            mask = log.missing.get(field, np.zeros(len(log), dtype=bool))
+            missing[field] = np.append(mask, is_missing.numpy())
         columns[field] = torch.cat((column, cells))
-    part = torch.from_numpy(split.part)
-    is_target = torch.from_numpy(split.is_target)
-    columns[GIVEN_PART] = torch.cat((part, part.new_full((num_later,), TEST)))
-    columns["is target"] = torch.cat((is_target, is_target.new_zeros(num_later)))
-    num_users = len(dataset.field2id_token[log.user_field])
-    extended = EventLog.build(columns, num_users, log.user_field, log.item_field, log.time_field)
-    new_split = replace(
-        split,
-        log=extended,
-        part=extended.fields.pop(GIVEN_PART).numpy(),
-        is_target=extended.fields.pop("is target").numpy(),
+    extended = EventLog.build(
+        columns,
+        len(dataset.field2id_token[log.user_field]),
+        *(log.user_field, log.item_field, log.time_field),
+        missing=missing,
+        given_part=np.append(split.part, np.full(num_later, TEST, np.int8)),
+        is_selected=np.append(split.is_target, np.zeros(num_later, dtype=bool)),
     )
-    masks = {field: extended.fields.pop(name).numpy() for field, name in mask_names.items()}
-    return new_split, masks
+    return replace(
+        split,
+        log=replace(extended, given_part=None, is_selected=None),
+        part=extended.given_part,
+        is_target=extended.is_selected,
+    )
 
 
 def _read_later(
@@ -358,10 +346,8 @@ def _read_later(
 
 def count_dataset(dataset: Any) -> dict[str, int]:
     """Return the numbers of users, items and interactions of a dataset after ``build``."""
-    users, events = dataset.user_num - 1, len(dataset.log)
-    if dataset.totals is not None:
-        users, events = dataset.totals.users, dataset.totals.events
-    return {"users": users, "items": dataset.item_num - 1, "events": events}
+    users, items = dataset.user_num - 1, dataset.item_num - 1
+    return {"users": users, "items": items, "events": len(dataset.log)}
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:

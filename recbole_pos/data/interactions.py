@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.scratch import Scratch
+from recbole_pos.tables.storage import Storage
 
 # About how many interactions a chunk of a log has that is processed chunk by chunk.
 CHUNK_INTERACTIONS = 1 << 22
-# Columns of a log until it is split: the part that files give (sorted before time), and whether an
-# interaction is of the kind that ``target_events`` selects (without this column all are).
-GIVEN_PART = "given part"
-IS_SELECTED = "of target_events"
+_NUM_PARTS = 3  # training, validation and test
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,11 @@ class EventLog:
     Attributes:
         fields: name -> [interactions] or [interactions, s] tensor, one per interaction field.
         offsets: [users + 1] int64; the interactions of user u are offsets[u] : offsets[u + 1].
+        missing: field of type float -> [interactions] bool, which cells had no number; a field
+            without missing cells need not be there.
+        given_part: [interactions] int8 TRAIN, VALID or TEST, until the log is split, if there is a
+            file for each part; else None.
+        is_selected: [interactions] bool, which ``target_events`` selects; None for all.
     """
 
     fields: dict[str, Tensor]
@@ -35,6 +38,9 @@ class EventLog:
     user_field: str
     item_field: str
     time_field: str
+    missing: dict[str, np.ndarray] = field(default_factory=dict)
+    given_part: np.ndarray | None = None
+    is_selected: np.ndarray | None = None
 
     @classmethod
     def build(
@@ -44,16 +50,21 @@ class EventLog:
         user_field: str,
         item_field: str,
         time_field: str,
-        scratch: Scratch | None = None,
+        storage: Storage | None = None,
+        tie_seed: int | None = None,
+        **known: Any,
     ) -> EventLog:
         """Sort the columns of an interaction table.
 
         Args:
             fields: columns in file order, taken out one by one so that memory holds each once; the
-                time column must be exact (float64 or int64). ``GIVEN_PART`` may be among them.
+                time column must be exact (float64 or int64).
             num_users: number of user ids, padding included.
             user_field, item_field, time_field: names of these columns.
-            scratch: disk space to sort on, where the columns do not fit into memory.
+            storage: space for the sorted columns; memory if None.
+            tie_seed: random state of the order of a user's interactions at the same time; None for
+                that of the file.
+            known: ``missing``, ``given_part`` and ``is_selected``, in file order.
 
         Raises:
             TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
@@ -61,20 +72,36 @@ class EventLog:
         dtype = fields[time_field].dtype
         if dtype not in (torch.float64, torch.int64):
             raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
-        if scratch is not None:
-            offsets = _sort_on_disk(fields, num_users, user_field, time_field, scratch)
-            return cls(fields, offsets, user_field, item_field, time_field)
-        counts = np.bincount(fields[user_field].numpy(), minlength=num_users)
-        order = _find_order(fields[user_field], fields[time_field], fields.get(GIVEN_PART))
+        storage = storage or Storage()
+        unsorted = cls({}, np.zeros(1, np.int64), user_field, item_field, time_field, **known)
+        rows: Any = slice(None)
+        if tie_seed is not None:  # sorting is stable, so only ties keep the random order
+            rows = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
+        users, times = fields[user_field].numpy()[rows], fields[time_field].numpy()[rows]
+        part = None if unsorted.given_part is None else unsorted.given_part[rows]
+        order, offsets = sort_by_user(users, times, part, num_users, storage)
+        if tie_seed is not None:
+            order = rows[order]
+        del users, times  # so that each column is freed as soon as it is sorted
         columns = {}
         for name in list(fields):
-            column = fields.pop(name)
-            if name == user_field:  # the sorted users follow from the counts
-                columns[name] = torch.repeat_interleave(torch.from_numpy(counts))
+            column = fields.pop(name).numpy()
+            sorted_column = storage.empty(column.shape, column.dtype)
+            if name == user_field:  # the sorted users follow from their numbers of interactions
+                sorted_column[:] = np.repeat(np.arange(num_users), np.diff(offsets))
             else:
-                columns[name] = column.index_select(0, order)
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        return cls(columns, offsets, user_field, item_field, time_field)
+                np.take(column, order, axis=0, out=sorted_column, mode="clip")  # "raise" copies
+            columns[name] = torch.from_numpy(sorted_column)
+        return replace(unsorted._select_known(order), fields=columns, offsets=offsets)
+
+    def _select_known(self, rows: np.ndarray | slice) -> EventLog:
+        """Return the log with only some rows of what is known besides its fields."""
+        return replace(
+            self,
+            missing={name: mask[rows] for name, mask in self.missing.items()},
+            given_part=None if self.given_part is None else self.given_part[rows],
+            is_selected=None if self.is_selected is None else self.is_selected[rows],
+        )
 
     def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
         """Yield the rows and the log of each chunk of whole users, to save memory."""
@@ -85,14 +112,16 @@ class EventLog:
             if rows.start == rows.stop:  # the last users may have no interactions
                 continue
             fields = {name: column[rows] for name, column in self.fields.items()}
-            yield rows, replace(self, fields=fields, offsets=offsets - offsets[0])
+            chunk = replace(self, fields=fields, offsets=offsets - offsets[0])
+            yield rows, chunk._select_known(rows)
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
         rows = torch.from_numpy(np.flatnonzero(mask))
         num_before = np.concatenate(([0], np.cumsum(mask)))
         fields = {name: column.index_select(0, rows) for name, column in self.fields.items()}
-        return replace(self, fields=fields, offsets=num_before[self.offsets])
+        kept = replace(self, fields=fields, offsets=num_before[self.offsets])
+        return kept._select_known(rows.numpy())
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -141,8 +170,7 @@ class EventLog:
     @property
     def possible_targets(self) -> np.ndarray:
         """[interactions] bool: those with a history that ``target_events`` selects."""
-        is_selected = self.fields[IS_SELECTED].numpy() if IS_SELECTED in self.fields else True
-        return self.has_history & is_selected
+        return self.has_history & (True if self.is_selected is None else self.is_selected)
 
     def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
         """Return how many possible targets the user of each interaction has: in all, and up to it.
@@ -156,56 +184,51 @@ class EventLog:
         return num_before[end] - num_before[start], num_until - num_before[start]
 
 
-def _find_order(user: Tensor, time: Tensor, given_part: Tensor | None) -> Tensor:
-    """Return [interactions] int64 rows sorted by user, part, time and their order in the file."""
-    key = user.to(torch.int32)
-    if given_part is not None:
-        key = key * 3 + given_part
-    if (time[1:] >= time[:-1]).all():  # many files are sorted by time already
-        return torch.argsort(key, stable=True)
-    by_time = torch.argsort(time, stable=True)
-    key = key[by_time]
-    return by_time[torch.argsort(key, stable=True)]
+def sort_by_user(
+    users: np.ndarray,
+    times: np.ndarray,
+    given_part: np.ndarray | None,
+    num_users: int,
+    storage: Storage | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of interactions by user, given part, time and their order in the file.
 
+    Rows of as many users are sorted at a time as ``storage`` allows.
 
-def _sort_on_disk(
-    fields: dict[str, Tensor], num_users: int, user_field: str, time_field: str, scratch: Scratch
-) -> np.ndarray:
-    """Sort the columns in ``fields`` as ``EventLog.build`` does; return the offsets of users.
+    Args:
+        users, times, given_part: [interactions] of each row; ``given_part`` may be None.
+        num_users: number of user ids, padding included.
+        storage: space for the order; memory if None.
 
-    The first pass distributes interactions to ranges of users that fit into memory (``scratch``);
-    the second sorts each range.
+    Returns:
+        [interactions] int64 rows in that order, and [users + 1] int64 first of each user in it.
     """
-    columns = {name: column.numpy() for name, column in fields.items()}
-    user = columns[user_field]
-    counts = np.zeros(num_users, dtype=np.int64)
-    for rows in scratch.iterate_blocks(len(user)):
-        counts += np.bincount(user[rows], minlength=num_users)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    _, first_users, user_range = np.unique(
-        offsets[:-1] // scratch.block_rows, return_index=True, return_inverse=True
-    )
-    range_starts = offsets[first_users]
-    sorted_columns = {name: scratch.empty(x.shape, x.dtype) for name, x in columns.items()}
-    next_rows = range_starts.copy()  # where the next interaction of each range goes
-    for rows in scratch.iterate_blocks(len(user)):
-        ranges = user_range[user[rows]]
-        order = np.argsort(ranges, kind="stable")
-        sizes = np.bincount(ranges, minlength=len(next_rows))
-        shift = np.repeat(next_rows - (np.cumsum(sizes) - sizes), sizes)
-        new_rows = np.arange(len(order)) + shift
-        next_rows += sizes
-        for name, column in columns.items():
-            sorted_columns[name][new_rows] = column[rows][order]
-    for start, end in itertools.pairwise([*range_starts.tolist(), len(user)]):
-        in_range = {name: column[start:end] for name, column in sorted_columns.items()}
-        keys = [in_range[name] for name in (time_field, GIVEN_PART, user_field) if name in in_range]
-        order = np.lexsort(keys)  # stable: the order of the file breaks ties
-        for column in in_range.values():
-            column[:] = column[order]
-        scratch.release()
-    fields.update({name: torch.from_numpy(column) for name, column in sorted_columns.items()})
-    return offsets
+    storage = storage or Storage()
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(users, minlength=num_users))))
+    order: np.ndarray = storage.empty(len(users), np.int64)
+    # such as [0, 7, 12], if users 0 to 6 have as many rows as are sorted at a time
+    is_first = np.diff(offsets[:-1] // storage.sorted_rows, prepend=-1) != 0
+    bounds = [*np.flatnonzero(is_first).tolist(), len(offsets) - 1]
+    for first, end in itertools.pairwise(bounds):
+        if len(bounds) == 2:
+            order[:] = _sort_rows(users, times, given_part)
+            break
+        rows = np.flatnonzero((users >= first) & (users < end))
+        parts = None if given_part is None else given_part[rows]
+        in_range = _sort_rows(users[rows], times[rows], parts)
+        order[offsets[first] : offsets[end]] = rows[in_range]
+    return order, offsets
+
+
+def _sort_rows(user: np.ndarray, time: np.ndarray, given_part: np.ndarray | None) -> np.ndarray:
+    """Return the order [n] int64 of n rows by user, part and time; ties keep their order."""
+    key = torch.from_numpy(user.astype(np.int32))
+    if given_part is not None:
+        key = key * _NUM_PARTS + torch.from_numpy(given_part)
+    if (time[1:] >= time[:-1]).all():  # many files are sorted by time already
+        return torch.argsort(key, stable=True).numpy()
+    by_time = torch.argsort(torch.from_numpy(time), stable=True)
+    return by_time[torch.argsort(key[by_time], stable=True)].numpy()
 
 
 def wrap_read_only(column: np.ndarray) -> Tensor:

@@ -22,13 +22,12 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from pyarrow import compute
 
-from recbole_pos.data.tables import is_list_type
+from recbole_pos.data.atomic_files import is_list_type
 from recbole_pos.errors import UsageError
 from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # in the folder of a run
-_MAX_SIZE = 16_384  # numbers of a vector; statistics need memory for the square of them
 _BLOCK_NUMBERS = 1 << 24  # that are copied at a time
 
 
@@ -63,11 +62,6 @@ def open_files(source: Any, item_field: str) -> list[VectorFile]:
         if file.names.has_duplicates:
             repeated = file.names[file.names.duplicated()][0]
             raise UsageError(f"item_vectors: {path}: {shown(repeated)} has more than one vector")
-        if not 0 < file.size <= _MAX_SIZE:
-            raise UsageError(
-                f"item_vectors: {path}: vectors have {file.size:,} numbers, expected 1 to "
-                f"{_MAX_SIZE:,}"
-            )
         files.append(file)
     return files
 

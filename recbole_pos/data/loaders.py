@@ -22,14 +22,17 @@ from recbole_pos.data.batch import (
     send_to_device,
 )
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import gather_index
-from recbole_pos.distributed import Shard, current_shard, gather_objects, sum_over_processes
+from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
-MIXED = 16  # blocks whose windows are mixed
+_NO_NEGATIVES = (
+    "train_neg_sample_args: a user has all items that occur in training, which leaves no negative; "
+    "leave such users out, as by user_inter_num_interval, or take a model or loss without sampled "
+    "negatives"
+)
 
 
 class WindowLoader:
@@ -40,12 +43,6 @@ class WindowLoader:
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
     every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
     cut, but never one window (of ``linked`` ones, all of a user's).
-
-    With ``shuffle_block`` windows are not shuffled one by one, but in blocks of neighbours in the
-    log, of which ``MIXED`` are mixed at a time: a log on a disk is read nearly in order.
-
-    Under ``data_part: by_rank`` a process batches its own windows. All take the same number of
-    steps, and their batches of one step count as one.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -59,26 +56,13 @@ class WindowLoader:
         self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-        self.block_size, self.max_inputs = config["shuffle_block"], config["train_batch_events"]
+        self.max_inputs = config["train_batch_events"]
         self.grouped, self.group_sizes = self._group_windows()
         self.num_targets = int(self.windows.num_targets.sum())  # in one epoch
-        self.is_part, self.device = is_part(config), config["device"]
-        if self.is_part:
-            self._count_all_parts()
         self.epoch = 0
         self.shard = Shard()
         self._gatherer = self._make_gatherer(torch.device("cpu"))
         self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
-        self._step_targets = np.empty(0, dtype=np.int64)  # of all parts, by step of the epoch
-
-    def _count_all_parts(self) -> None:
-        """Count the targets of all parts, and reduce the sizes of batches by this part's share."""
-        num_windows = len(self.windows.start)
-        counts = torch.tensor([num_windows, self.num_targets], device=self.device)
-        all_windows, self.num_targets = map(int, sum_over_processes(counts))
-        self.batch_size = math.ceil(self.batch_size * num_windows / all_windows)
-        if self.max_inputs is not None:
-            self.max_inputs = math.ceil(self.max_inputs * num_windows / all_windows)
 
     def divide(self, shard: Shard) -> None:
         """Yield only this process's part of every batch from now on."""
@@ -94,24 +78,8 @@ class WindowLoader:
     def _get_batches(self) -> list[np.ndarray]:
         """Return the windows of each batch of this epoch, from the cache if they are there."""
         if self._cached is None or self._cached[0] != self.epoch:
-            batches = self._make_batches()
-            self._cached = self.epoch, self._spread(batches) if self.is_part else batches
+            self._cached = self.epoch, self._make_batches()
         return self._cached[1]
-
-    def _spread(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the windows of each step of all processes; none in a step that only others take.
-
-        It sets ``_step_targets``.
-        """
-        num_steps = max(gather_objects(len(batches)))
-        batch_steps = np.arange(len(batches)) * num_steps // len(batches)
-        steps = [np.empty(0, dtype=np.int64)] * num_steps
-        num_targets = torch.zeros(num_steps, dtype=torch.float64)
-        for step, batch in zip(batch_steps.tolist(), batches, strict=True):
-            steps[step], num_targets[step] = batch, int(self.windows.num_targets[batch].sum())
-        summed = sum_over_processes(num_targets.to(self.device))
-        self._step_targets = summed.long().cpu().numpy()
-        return steps
 
     def _make_batches(self) -> list[np.ndarray]:
         """Order the groups of windows; return indices of windows, [k], for each batch."""
@@ -121,7 +89,7 @@ class WindowLoader:
         num_inputs = np.add.reduceat(lengths, first)
         num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = self._order_groups(rng, len(first))
+        order = rng.permutation(len(first)) if self.shuffle else np.arange(len(first))
         batches: list[np.ndarray] = []  # of groups
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
         pool = num_before // (self.batch_size * self.pool_size)
@@ -131,27 +99,14 @@ class WindowLoader:
                 batches += np.array_split(groups, min(num_batches, len(groups)))
             else:
                 groups = groups[np.argsort(max_lengths[groups], kind="stable")]
-                in_pool = _split_evenly(groups, num_targets[groups], num_batches)
-                if self.block_size:
-                    rng.shuffle(in_pool)
-                batches += in_pool
+                batches += _split_evenly(groups, num_targets[groups], num_batches)
         if self.max_inputs is not None:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
-        if self.shuffle and not self.block_size:
+        if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if not self.requirements.linked:  # a group is its window
             return batches
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
-
-    def _order_groups(self, rng: np.random.Generator, num_groups: int) -> np.ndarray:
-        """Return [groups] their order in an epoch; without ``shuffle`` that of the log."""
-        if not self.shuffle:
-            return np.arange(num_groups)
-        if not self.block_size:
-            return rng.permutation(num_groups)
-        block = np.arange(num_groups) // self.block_size
-        block_rank = rng.permutation(int(block[-1]) + 1)[block]
-        return np.lexsort((rng.random(num_groups), block_rank // MIXED))
 
     def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
         """Cut a batch of groups into batches of at most ``max_inputs`` inputs, or of one group."""
@@ -177,19 +132,13 @@ class WindowLoader:
         """Yield the batches of this epoch or, with several processes, this one's part of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
         shares = batches  # of this process
-        if self.is_part:  # in a step of others it takes a window, with 0 targets
-            shares = [batch if len(batch) else np.zeros(1, np.int64) for batch in batches]
-        elif not self.shard.is_alone:
+        if not self.shard.is_alone:
             shares = [self.shard.take_rows(batch) for batch in batches]
         windows = torch.from_numpy(np.concatenate(shares))
         windows = windows.to(self._gatherer.device)  # one copy to the device for the whole epoch
         indices = windows.split(list(map(len, shares)))
         for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
-            if self.is_part:
-                self.shard.num_targets = int(num_targets[batch].sum())
-                self.shard.num_batch_targets = int(self._step_targets[step])
-            else:
-                share = self.shard.take(batch, num_targets[batch])
+            share = self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(share, indices[step])
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
@@ -273,7 +222,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
     def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
-        shard = Shard() if is_part(config) else current_shard()
+        shard = current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
@@ -318,7 +267,7 @@ def make_held_out_loaders(
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = {}
-    num_processes = 1 if is_part(config) else current_shard().size
+    num_processes = current_shard().size
     for phase in PHASES[1:]:
         num_targets = len(parts[phase])
         if 0 < num_targets < num_processes:
@@ -347,26 +296,10 @@ def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> 
         try:
             sampler = Sampler(["train"], [train], distribution, options["alpha"])
         except ValueError as error:  # a user has all items, which leaves no negative
-            raise UsageError(_describe_users_of_all_items(train)) from error
+            raise UsageError(_NO_NEGATIVES) from error
         sampler = sampler.set_phase("train")
         max_used = max(map(len, sampler.used_ids))
     num_items = train.inter_feat[train.iid_field].unique().numel()
-    if distribution == "popularity" and max_used == num_items:
-        raise UsageError(  # RecBole would sample forever
-            f"train_neg_sample_args: a user has all {num_items} items that occur in training, "
-            "which leaves none to draw by popularity; use distribution: uniform"
-        )
+    if distribution == "popularity" and max_used == num_items:  # RecBole would sample forever
+        raise UsageError(_NO_NEGATIVES)
     return sampler
-
-
-def _describe_users_of_all_items(train: PosDataset | PosSequentialDataset) -> str:
-    """Return the message about a user that has every item, so that no negative can be sampled."""
-    ids = [train.inter_feat[field].numpy() for field in (train.uid_field, train.iid_field)]
-    users = np.unique(np.stack(ids), axis=1)[0]
-    num_items = train.item_num - 1
-    user = train.field2id_token[train.uid_field][np.bincount(users).argmax()]
-    return (
-        f"train_neg_sample_args: user {shown(str(user))} has all {num_items} items, which leaves "
-        f'no negative for it; leave such users out, as by user_inter_num_interval: "[0,{num_items})'
-        '", or take a model or loss without sampled negatives'
-    )

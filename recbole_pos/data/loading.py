@@ -16,6 +16,7 @@ from pyarrow import compute
 from recbole.data.dataset import Dataset
 from recbole.utils import FeatureSource, FeatureType
 
+from recbole_pos.data.atomic_files import AtomicFile, open_file, read_rows
 from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import (
     UNWRITABLE,
@@ -23,11 +24,10 @@ from recbole_pos.data.location import (
     list_interaction_files,
     require_dataset,
 )
-from recbole_pos.data.parts import is_part, list_parts, require_all_parts
-from recbole_pos.data.scratch import Scratch
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
-from recbole_pos.data.tables import PARQUET, Table, open_table
 from recbole_pos.errors import UsageError
+from recbole_pos.tables.limits import read_limit
+from recbole_pos.tables.storage import Storage
 from recbole_pos.values import Options, listed, shown, suggest
 
 # Options that name fields, and of which type these must be; of any if empty.
@@ -49,7 +49,7 @@ class AtomicTables(Dataset):
     """RecBole's Dataset with an own reader; filters keep the same rows, in the file's order."""
 
     given_part: np.ndarray | None = None  # [interactions] int8, if there is a file for each part
-    scratch: Scratch | None = None  # disk space for interactions that do not fit into memory
+    storage = Storage()  # of the columns of interactions
     inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
     field2seqlen: dict[str, int]
 
@@ -63,17 +63,16 @@ class AtomicTables(Dataset):
         return [*self._list_interaction_files(), self._find_file("user"), self._find_file("item")]
 
     def _list_interaction_files(self) -> list[Path]:
-        parts, folder = list_parts(self.config), Path(self.dataset_path)
-        if is_part(self.config):
-            require_all_parts(folder, self.dataset_name)
-        return list_interaction_files(folder, self.dataset_name, parts)
+        parts = self.config["benchmark_filename"]
+        return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
 
     def _find_file(self, suffix: str) -> Path:
         return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
     def _load_data(self, token: str, dataset_path: str) -> None:
         """Load all tables of a dataset; check that they and the options fit together."""
-        require_dataset(token, Path(dataset_path), ["user", "item"], list_parts(self.config))
+        parts = self.config["benchmark_filename"]
+        require_dataset(token, Path(dataset_path), ["user", "item"], parts)
         for table in ("user", "item"):
             file = self._find_file(table)
             if (self.config["load_col"] or {}).get(table) and not file.is_file():
@@ -147,37 +146,31 @@ class AtomicTables(Dataset):
 
     def _load_inter_feat(self, token: str, dataset_path: str) -> None:
         """Load the interactions: one file, or the files of given parts one below the other."""
-        tables: list[pd.DataFrame] = []
-        seqlens: list[dict[str, int]] = []
-        types: dict[str, FeatureType] = {}
-        self.scratch = Scratch.where_needed(self.config, self._list_interaction_files())
-        for file in self._list_interaction_files():
-            table = self._load_feat(file, FeatureSource.INTERACTION)
-            assert table is not None  # ids are required
-            if missing := int((~np.isfinite(table[self.time_field])).sum()):
+        files = [open_file(path, self.config) for path in self._list_interaction_files()]
+        first, *others = (self._select_columns(file, FeatureSource.INTERACTION) for file in files)
+        for file, kinds in zip(files[1:], others, strict=True):
+            if kinds != first:
                 raise UsageError(
-                    f"{file}: {missing} of {len(table)} interactions have no finite "
-                    f"{shown(self.time_field)}; without a time they have no place in a sequence"
+                    f"{file.path}: loaded are {_list_kinds(kinds)}, but of the file before it "
+                    f"{_list_kinds(first)}; name columns that both have in load_col, and give each "
+                    "one type"
                 )
-            if tables and set(table) != set(tables[0]):
-                raise UsageError(
-                    f"{file}: columns {', '.join(table)} are loaded, but of the file before it "
-                    f"{', '.join(tables[0])}; name columns that both have in load_col"
-                )
-            if tables and (changed := [n for n in table if self.field2type[n] != types[n]]):
-                raise UsageError(
-                    f"{file}: {listed(changed)}: of another type than in the file before it; give "
-                    "a column one type in all files"
-                )
-            types = dict(self.field2type)
-            tables.append(table)
-            seqlens.append(dict(self.field2seqlen))
-        self.inter_feat = tables[0] if len(tables) == 1 else _stack(tables)
-        for field in self.field2seqlen:
-            self.field2seqlen[field] = max(seqlen[field] for seqlen in seqlens)
+        num_cells = sum(file.num_rows for file in files) * len(first)
+        self.storage = Storage(num_cells, read_limit(self.config["memory_limit"]))
+        table, sizes = read_rows(files, first, self.storage)
+        if missing := int((~np.isfinite(table[self.time_field])).sum()):
+            names = listed(file.path.name for file in files)
+            raise UsageError(
+                f"{names}: {missing} of {len(table)} interactions have no finite "
+                f"{shown(self.time_field)}; without a time they have no place in a sequence"
+            )
+        for key in (self.uid_field, self.iid_field):
+            _require_writable(files[0], table, key)
+        self._register_columns(table, first, FeatureSource.INTERACTION)
+        self.inter_feat = table
         if self.config["benchmark_filename"]:
-            parts = np.array((TRAIN, TEST) if len(tables) == 2 else (TRAIN, VALID, TEST), np.int8)
-            self._part_by_row = np.repeat(parts, list(map(len, tables)))
+            parts = np.array((TRAIN, TEST) if len(files) == 2 else (TRAIN, VALID, TEST), np.int8)
+            self._part_by_row = np.repeat(parts, sizes)
 
     def _reset_index(self) -> None:
         """Set ``given_part`` of the remaining interactions, by their rows in all files."""
@@ -197,27 +190,27 @@ class AtomicTables(Dataset):
             self.field2source[field] = FeatureSource(f"{source.value}_id")
         return feat
 
-    def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Return the columns to load of a table, or None without any; note their types."""
+    def _select_columns(self, file: AtomicFile, source: FeatureSource | str) -> dict[str, str]:
+        """Return the columns of a file to load, with their types; check that ids are among them."""
         load_col, unload_col = self._get_load_and_unload_col(source)
-        if load_col == set() and source != FeatureSource.INTERACTION:
-            return None
-        file = open_table(filepath, self.config)
         selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
         kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
         self._require_ids_and_times(file, source, kinds)
         _require_columns(file, self.config, load_col=load_col, unload_col=unload_col)
-        if not kinds:
+        return kinds
+
+    def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
+        """Return the columns to load of a table besides interactions, or None without any."""
+        if self._get_load_and_unload_col(source)[0] == set():
+            return None
+        file = open_file(filepath, self.config)
+        if not (kinds := self._select_columns(file, source)):
             self.logger.warning(f"No columns has been loaded from [{source}]")
             return None
-        table = file.read(kinds, self.scratch if source == FeatureSource.INTERACTION else None)
-        if not isinstance(source, FeatureSource):  # RecBole leaves names there as they are
-            table = spell_out(table)
+        table = file.read(kinds)
         id_fields = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
-        for key in id_fields.values():
-            if key in table and isinstance(source, FeatureSource):
-                _require_writable(file, table, key)
         if source in id_fields:
+            _require_writable(file, table, id_fields[source])
             _require_consistent(file, table, id_fields[source])
         self._register_columns(table, kinds, source)
         return table
@@ -233,15 +226,14 @@ class AtomicTables(Dataset):
                 if (max_length := max_lengths.get(name)) is not None:
                     table[name] = [cell[:max_length] for cell in table[name]]
                 seqlen = int(table[name].map(len).max())
-            if source != "link":  # RecBole's table that names the entities of items
-                self.field2source[name] = source
-                self.field2type[name] = FeatureType(kind)
-                self.field2seqlen[name] = seqlen
-                if "float" in kind:
-                    self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
+            self.field2source[name] = source
+            self.field2type[name] = FeatureType(kind)
+            self.field2seqlen[name] = seqlen
+            if "float" in kind:
+                self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
 
     def _require_ids_and_times(
-        self, file: Table, source: FeatureSource | str, kinds: dict[str, str]
+        self, file: AtomicFile, source: FeatureSource | str, kinds: dict[str, str]
     ) -> None:
         """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
         is_inter = source == FeatureSource.INTERACTION
@@ -255,11 +247,6 @@ class AtomicTables(Dataset):
             actual = kinds.get(field)
             if actual is None and is_needed:
                 columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
-                if f"{self.iid_field}_list" in file.kinds:
-                    raise UsageError(
-                        f"{file.path} has examples that are cut already (columns {columns}); "
-                        "expected an interaction a row: user, item and time"
-                    )
                 if key == "TIME_FIELD" and "float" not in file.kinds.values():
                     raise UsageError(
                         f"{file.path} has no times, its columns are {columns}; if the rows of a "
@@ -269,8 +256,8 @@ class AtomicTables(Dataset):
                     )
                 raise UsageError(
                     f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
-                    f"are {columns}; set {key} or load_col (now {shown(self.config['load_col'])}) "
-                    "accordingly"
+                    f"are {columns}; it needs user, item and time of an interaction in each row. "
+                    f"Set {key} or load_col (now {shown(self.config['load_col'])}) accordingly"
                 )
             if actual not in (None, expected):
                 raise UsageError(
@@ -294,8 +281,7 @@ class AtomicTables(Dataset):
         """Keep the rows of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
         if not mask.all():
             feat = getattr(self, f"{table}_feat")
-            scratch = self.scratch if table == "inter" else None
-            kept = scratch.keep(feat, mask) if scratch else feat.take(np.flatnonzero(mask))
+            kept = _take(feat, mask, self.storage if table == "inter" else Storage())
             setattr(self, f"{table}_feat", kept)
 
     def _filter_nan_user_or_item(self) -> None:
@@ -397,28 +383,19 @@ class AtomicTables(Dataset):
                 self._keep(table, is_left[in_table])
 
 
-def _require_columns(file: Table, config: Options, **names_by_option: Iterable[str] | None) -> None:
+def _require_columns(
+    file: AtomicFile, config: Options, **names_by_option: Iterable[str] | None
+) -> None:
     """Refuse a name in ``load_col`` or ``unload_col`` that is not a column of a file."""
     for option, names in names_by_option.items():
         for name in sorted(set(names or ()) - set(file.kinds)):
             raise UsageError(
                 f"{option}: {file.path} has no column {shown(name)}"
                 f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
-                f"{_find_elsewhere(name, file.path, config)}"
             )
 
 
-def _find_elsewhere(name: str, path: Path, config: Options) -> str:
-    """Return which other table of the dataset has a column, as text; empty if none has."""
-    table = path.name.removesuffix(PARQUET).rpartition(".")[2]
-    for kind, ending in itertools.product(("inter", "item", "user"), ("", PARQUET)):
-        other = path.with_name(f"{config['dataset']}.{kind}{ending}")
-        if kind != table and other.is_file() and name in open_table(other, config).kinds:
-            return f". {other.name} has it: `convert --table {name}={table}` writes it here"
-    return ""
-
-
-def _require_writable(file: Table, table: pd.DataFrame, key: str) -> None:
+def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """Refuse names of users or items, in ``key``, that the files of a run could not hold."""
     names = table[key].cat.categories
     is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
@@ -430,26 +407,22 @@ def _require_writable(file: Table, table: pd.DataFrame, key: str) -> None:
         )
 
 
-def _require_consistent(file: Table, table: pd.DataFrame, key: str) -> None:
+def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """Refuse rows that contradict each other about a user or item, whose name is in ``key``."""
-    repeated = table[table[key].duplicated(keep=False) & table[key].notna()]
-    groups = pd.factorize(repeated[key])[0]  # 0 for the first name that appears
-    first_rows = np.unique(groups, return_index=True)[1]
-    is_wrong = np.zeros(len(repeated), dtype=bool)
-    for _, column in repeated.items():
-        values = pd.factorize(column.map(str) if column.dtype == object else column)[0]
-        is_wrong |= values != values[first_rows][groups]
-    if not is_wrong.any():
+    repeated = table[table[key].duplicated(keep=False) & table[key].notna()].astype(str)
+    different = repeated.drop_duplicates()
+    contradicting = different[different[key].duplicated(keep=False)]
+    if contradicting.empty:
         return
-    rows = repeated[groups == groups[is_wrong].min()]
-    for field in rows.columns:
-        values = list(dict.fromkeys(map(str, rows[field])))
-        if len(values) > 1:
-            raise UsageError(
-                f"{file.path}: {len(rows)} lines are about {key} {shown(rows[key].iloc[0])}, and "
-                f"{field} is {values[0][:40]!r} in one and {values[1][:40]!r} in another; keep one "
-                "line (`recbole-pos convert` takes the first value that is not missing)"
-            )
+    name = contradicting[key].iloc[0]
+    rows = contradicting[contradicting[key] == name]
+    field = next(field for field in rows if rows[field].nunique() > 1)
+    one, other = rows[field].unique()[:2]
+    raise UsageError(
+        f"{file.path}: {(repeated[key] == name).sum()} lines are about {key} {shown(name)}, and "
+        f"{field} is {one[:40]!r} in one and {other[:40]!r} in another; keep one line "
+        "(`recbole-pos convert` takes the first value that is not missing)"
+    )
 
 
 def spell_out(table: pd.DataFrame) -> pd.DataFrame:
@@ -457,13 +430,20 @@ def spell_out(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
 
 
-def _stack(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return one table of tables with the same columns, one below the other."""
+def _list_kinds(kinds: dict[str, str]) -> str:
+    return listed(f"{name}:{kind}" for name, kind in kinds.items())
+
+
+def _take(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.DataFrame:
+    """Return the rows of a table where ``mask`` ([rows] bool) is true, with their index."""
     columns: dict[str, Any] = {}
-    for name, first in tables[0].items():
-        stack = union_categoricals if first.dtype == "category" else np.concatenate
-        columns[name] = stack([table[name] for table in tables])
-    return pd.DataFrame(columns, copy=False)
+    for name, column in table.items():
+        if column.dtype == "category":
+            codes = storage.store(column.cat.codes.to_numpy()[mask])
+            columns[name] = pd.Categorical.from_codes(codes, dtype=column.dtype, validate=False)
+        else:
+            columns[name] = storage.store(column.to_numpy()[mask])
+    return pd.DataFrame(columns, index=table.index[mask], copy=False)
 
 
 def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
@@ -500,7 +480,7 @@ class NameIds(Mapping[str, int]):
 
 
 def number_names(
-    columns: list[pd.Series], scratch: Scratch | None = None
+    columns: list[pd.Series], storage: Storage | None = None
 ) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
     """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
 
@@ -508,12 +488,12 @@ def number_names(
     are names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
     """
     ids: dict[str, int] = {}
-    numbered = [_number_column(column, ids, scratch) for column in columns]
+    numbered = [_number_column(column, ids, storage or Storage()) for column in columns]
     return np.array(["[PAD]", *ids]), numbered
 
 
 def _number_column(
-    column: pd.Series, ids: dict[str, int], scratch: Scratch | None
+    column: pd.Series, ids: dict[str, int], storage: Storage
 ) -> np.ndarray | list[np.ndarray]:
     """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
     has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
@@ -529,9 +509,6 @@ def _number_column(
     id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
     if has_lists:
         return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
-    if scratch is None:
-        return id_by_code[codes]
-    column_ids = scratch.empty(len(codes), np.int64)
-    for rows in scratch.iterate_blocks(len(codes)):
-        column_ids[rows] = id_by_code[codes[rows]]
+    column_ids = storage.empty(len(codes), np.int64)
+    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # -1 is the last
     return column_ids

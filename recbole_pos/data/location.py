@@ -52,14 +52,14 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
 
 
 def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
-    """Return the files of interactions: one, or those of parts (``list_parts``) in their order."""
+    """Return the files of interactions: one, or those of ``benchmark_filename`` in their order."""
     if not parts:
         return [find_atomic_file(folder, name, "inter")]
     files = [find_atomic_file(folder, name, f"{part}.inter") for part in parts]
     for file in files:
         if not file.is_file():
             raise UsageError(
-                f"benchmark_filename, data_part: a part of dataset {name!r} is read from "
+                f"benchmark_filename: a part of dataset {name!r} is read from "
                 f"{shown(file.name)} in the folder {folder}, and there is no such file"
             )
     return files
@@ -132,11 +132,6 @@ def _advise(typed: Path, folder: Path) -> str:
             return f"type `-d {path.name} --data_path={path.parent}`"
         if names := _list_datasets(path):
             return f"{path} holds the datasets {listed(names)}; type `-d NAME --data_path={path}`"
-        if file := next(path.glob("*.inter"), None):
-            return (
-                f"{file} must lie in a folder of its name: move {file.stem}.* to "
-                f"{path / file.stem}/ and type `-d {file.stem} --data_path={path}`"
-            )
     path = typed if len(typed.parts) > 1 else folder  # a path starts in the working directory
     hint = suggest(typed.name, _list_datasets(path.parent))
     return (

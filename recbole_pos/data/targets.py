@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.interactions import GIVEN_PART, IS_SELECTED, EventLog
+from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.splits import (
     PHASES,
     TEST,
@@ -110,18 +110,6 @@ def read_ties(value: Any) -> str | int:
             "random(7)"
         )
     return text
-
-
-def shuffle_ties(fields: dict[str, Tensor], ties: str | int) -> dict[str, Tensor]:
-    """Return the columns [interactions, ...], their rows shuffled if ``ties`` is a seed.
-
-    Sorting by time is stable, so only ties keep the random order.
-    """
-    if isinstance(ties, str):
-        return fields
-    num_rows = len(next(iter(fields.values())))
-    order = torch.from_numpy(np.random.default_rng(ties).permutation(num_rows))
-    return {name: column[order] for name, column in fields.items()}
 
 
 def find_selected(
@@ -220,13 +208,13 @@ def make_split(
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
         train_fraction: share of an ST split's training sessions, the newest; None for all.
-        files: ``benchmark_filename``, where the log has the column ``GIVEN_PART``.
+        files: ``benchmark_filename``, where the log has a ``given_part``.
         time_unit: unit of the times in the log, for dates in ``eval_args.split``.
 
     Returns:
         The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not
-        ``IS_SELECTED``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
+        ``is_selected``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
         ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
         interaction, and ``copied_targets`` among them; ``tied_targets``, held-out ones whose user
         has another item at the same time, so that the order of the file decides;
@@ -239,21 +227,19 @@ def make_split(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
             f"the split is {kind}"
         )
-    given_part = log.fields.pop(GIVEN_PART, None)
-    if given_part is None or not files:
-        part, boundaries = split_log(log, eval_args, time_unit)
-    else:
-        part, boundaries = (
-            _take_given_parts(log, given_part.numpy(), eval_args, len(files), time_unit),
-            [],
-        )
+    has_parts = log.given_part is not None
+    boundaries: list[float] = []
+    if files and has_parts:
         kind, value = "benchmark_filename", list(files)
+        part = _take_given_parts(log, eval_args, time_unit, len(files))
+    else:
+        part, boundaries = split_log(log, eval_args, time_unit)
     sessions: dict[str, int] = {}
     if kind == "ST":
         log, part, sessions = keep_recent_sessions(log, part, train_fraction)
     is_cold = count_items(log, part == TRAIN, item_num) == 0  # by item
-    copies, originals = _find_copies(log, is_by_time=given_part is None)
-    leaks = {} if given_part is None else {"leaks": _count_leaks(log, part, copies, originals)}
+    copies, originals = _find_copies(log, is_by_time=not has_parts)
+    leaks = {"leaks": _count_leaks(log, part, copies, originals)} if has_parts else {}
     part_as_cut = part
     is_copy = np.zeros(len(log), dtype=bool)
     is_copy[copies] = True
@@ -276,7 +262,7 @@ def make_split(
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
-    if log.fields.pop(IS_SELECTED, None) is not None:
+    if log.is_selected is not None:
         parts_by_count["other_events"] = part[has_history & ~is_possible]
     if eval_args.get("ties") == "drop":
         parts_by_count["tied"] = part[is_tied]
@@ -290,17 +276,14 @@ def make_split(
         **{name: count_phases(parts) for name, parts in parts_by_count.items()},
         **leaks,
     }
-    return Split(log, part, is_target, summary)
+    return Split(replace(log, given_part=None, is_selected=None), part, is_target, summary)
 
 
 def _take_given_parts(
-    log: EventLog,
-    given_part: np.ndarray,
-    eval_args: dict[str, Any],
-    num_files: int,
-    time_unit: str,
+    log: EventLog, eval_args: dict[str, Any], time_unit: str, num_files: int
 ) -> np.ndarray:
     """Return [interactions] int8 parts; if two files are given, cut validation from the first."""
+    given_part: Any = log.given_part
     if num_files == 3:
         return given_part
     if eval_args["split"] == _DEFAULT_SPLIT:

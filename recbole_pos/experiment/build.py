@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,10 +14,8 @@ from recbole_pos.data.attributes import check_selected, map_fields_to_tables
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
-from recbole_pos.data.parts import is_part
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import PHASES
-from recbole_pos.distributed import find_different
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
@@ -73,13 +70,6 @@ def prepare(
     data_seconds = time.perf_counter() - started
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, train_data)
-    if is_part(config):
-        tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-        if (different := find_different(tensors)) is not None:
-            raise UsageError(
-                f"data_part: {config['model']}: {different} depends on the users, of whom a "
-                "process has a part; set data_part: none"
-            )
     if config["request_time"] == "target" and not getattr(model, "reads_request", False):
         position = f" with position {shown(config['position'])}" if config["position"] else ""
         raise UsageError(
@@ -113,24 +103,13 @@ def _prepare_data(
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
     except KeyError as error:
-        raise _explain_missing_field(error, config) from error
+        raise UsageError(f"data: an option names the field {error}, which is not loaded") from error
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
             f"{shown(config['dataset'])}; give smaller cutoffs"
         )
     return dataset, parts["train"], loaders
-
-
-def _explain_missing_field(error: KeyError, config: PosConfig) -> UsageError:
-    """Return the error to raise where options such as alias_of_item_id name a missing field."""
-    field = error.args[0] if error.args else ""
-    quoted = f"'{field}'"
-    options = [key for key, value in config.plain.items() if quoted in repr(value)]
-    return UsageError(
-        f"data: {', '.join(options) or 'an option'}: names a field that is not loaded: "
-        f"{shown(field)}"
-    )
 
 
 def read_dataset(
@@ -141,9 +120,7 @@ def read_dataset(
     Users and items keep the ids that they have in an earlier run, by default ``update_from``;
     interactions that it did not have are held out if ``hold_out_later``.
     """
-    vocabulary = None  # parts number items by their file, and users each for itself
-    if folder is not None and not is_part(config):
-        vocabulary = load_vocabulary(folder, config)
+    vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
         vocabulary = load_vocabulary(require_updatable(config["update_from"]), config)
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL

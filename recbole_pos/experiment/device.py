@@ -50,10 +50,10 @@ def check_device(config: PosConfig) -> None:
             "--use_gpu=False trains on the CPU"
         )
     precision = config["precision"]
-    if config["enable_amp"] and precision not in ("auto", "bf16"):
-        raise UsageError(f"enable_amp: True is precision: bf16, found {precision}; leave one out")
-    if config["enable_scaler"] and precision != "fp16":
-        raise UsageError("enable_scaler: only precision: fp16 has a scaled loss; leave it out")
+    allowed = {"enable_amp": ("auto", "bf16"), "enable_scaler": ("fp16",)}
+    for option, precisions in allowed.items():
+        if config[option] and precision not in precisions:
+            raise UsageError(f"{option}: it is precision: {precisions[-1]}, found {precision}")
     if on_cpu and precision == "fp16":
         raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import torch
 from recbole.evaluator import Evaluator
 from recbole.evaluator.collector import DataStruct
@@ -22,7 +21,7 @@ from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished, list_warnings, read_result
 from recbole_pos.experiment.run import load, load_config
-from recbole_pos.values import check_choice, shown
+from recbole_pos.values import check_choice, listed
 
 PARTS = ("test", "valid")
 RankMetric = Callable[[np.ndarray], float]
@@ -78,12 +77,10 @@ def evaluate(
         has_same_targets = part == "test" and mask_history is None
         ranks = _read_final_ranks(folder, trained) if has_same_targets else None
         if ranks is None:
-            advice = "leave part and mask_history out"
-            if has_same_targets:
-                advice = f"{folder.path} has none of its best weights; {folder.how_to_finish}"
             raise UsageError(
                 "metrics: a function takes the ranks that a finished run keeps, of its test "
-                f"targets under its own mask_history; {advice}"
+                "targets under its own mask_history; leave part and mask_history out, or "
+                f"{folder.how_to_finish}"
             )
         custom_values = _compute_custom_metrics(functions, ranks + 1)
         if not names:
@@ -150,22 +147,10 @@ def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, An
 
 def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
     """Return name -> value of custom metrics, from the ranks [targets], which count from 1."""
-    values = {}
-    for function in functions:
-        name = getattr(function, "__name__", type(function).__name__)
-        if name in values:
-            raise UsageError(
-                f"metrics: two functions are called {name}; define them by `def`, each with a name "
-                "of its own, or set __name__"
-            )
-        value = function(ranks)
-        try:
-            values[name] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise UsageError(
-                f"metrics: {name} returned {shown(value)}, expected one number"
-            ) from None
-    return values
+    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
+    if len(set(names)) < len(names):
+        raise UsageError(f"metrics: expected functions with different names, found {listed(names)}")
+    return {name: float(function(ranks)) for name, function in zip(names, functions, strict=True)}
 
 
 def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
@@ -185,15 +170,8 @@ def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | Non
     """
     if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
         return None
-    try:
-        ranks = pq.read_table(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    except (OSError, LookupError, pa.ArrowException) as error:
-        raise UsageError(f"{folder.ranks} is damaged: {error}") from error
-    result = read_result(folder)
-    is_complete = np.issubdtype(ranks.dtype, np.integer) and len(ranks) == result.test_targets
-    if not is_complete or len(ranks) == 0 or ranks.min() < 0:
-        return None
-    test = result.test or {}
+    ranks = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
+    test = read_result(folder).test or {}
     values = _compute_metrics(ranks, trained)
     return ranks if all(test.get(name) == value for name, value in values.items()) else None
 

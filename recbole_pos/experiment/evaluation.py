@@ -19,10 +19,9 @@ from recbole.evaluator import Collector
 from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
-from recbole_pos.data.parts import is_part
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, find_excluded_items, masks_history
-from recbole_pos.distributed import current_shard, gather_objects, gather_rows
+from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.state import load_best
 from recbole_pos.layers.catalogue import (
@@ -243,8 +242,7 @@ class TargetCollector(Collector):
         self.last = super().get_data_struct()
         if not current_shard().is_alone:
             collected = self.last._data_dict.items()
-            own = (RANK, EVENT) if is_part(self.config) else ()  # rows of this part of the log
-            rows = {n: value for n, value in collected if n.startswith("rec.") and n not in own}
+            rows = {name: value for name, value in collected if name.startswith("rec.")}
             for name, value in gather_rows(rows).items():
                 self.last.set(name, value)
         for name in (RANK, EVENT):
@@ -254,19 +252,12 @@ class TargetCollector(Collector):
 
 
 def collect_test_ranks(collector: TargetCollector, dataset: Any) -> pd.DataFrame | None:
-    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks.
-
-    Under ``data_part: by_rank`` all processes must call it, and the first gets all rows.
-    """
+    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks."""
     if collector.last is None or RANK not in collector.last:
         return None
     targets = collector.last.get(EVENT).cpu().numpy()
     ranks = collector.last.get(RANK).cpu().numpy()
-    table = make_rank_table(dataset, targets, ranks, collector.config["timestamp_unit"])
-    if dataset.totals is None:
-        return table
-    tables = gather_objects(table, only_first=True)
-    return pd.concat(tables, ignore_index=True) if tables else None
+    return make_rank_table(dataset, targets, ranks, collector.config["timestamp_unit"])
 
 
 def make_rank_table(

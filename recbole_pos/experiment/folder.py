@@ -27,7 +27,7 @@ from recbole_pos.files import (
     remove_unfinished,
     write_text,
 )
-from recbole_pos.values import short, shown
+from recbole_pos.values import shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
@@ -95,16 +95,12 @@ class RunFolder:
 
     def require_unused(self) -> None:
         """Raise a UsageError, which says how to continue, if the folder holds a run or a search."""
-        if self.holds_run:
-            raise UsageError(
-                f"{self.path} holds a run already; continue it with `{self.resume_command}` "
-                "or choose another --run_dir"
-            )
-        if (self.path / SEARCH).exists():
+        is_search = (self.path / SEARCH).exists()
+        if self.holds_run or is_search:
             command = make_resume_command(self.path, command="tune")
             raise UsageError(
-                f"{self.path} holds a search already; continue it with `{command}` or choose "
-                "another --run_dir"
+                f"{self.path} holds a {'search' if is_search else 'run'} already; continue it with "
+                f"`{command if is_search else self.resume_command}` or choose another --run_dir"
             )
 
     def require(self, option: str = "") -> RunFolder:
@@ -146,13 +142,7 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Read what :meth:`write_config` wrote; ``PosConfig`` checks its options."""
-        plain = read_yaml(self.config)
-        for key in ("model", "dataset"):
-            if not isinstance(name := plain.get(key), str):
-                raise UsageError(
-                    f"{self.config} is damaged: {key}: expected a name, found {shown(name)}"
-                )
-        return plain
+        return read_yaml(self.config)
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs: a resumed run drops the epochs after them."""
@@ -180,8 +170,7 @@ class RunFolder:
         try:
             return Vocabulary.from_table(pd.read_parquet(self.known), user_field, item_field)
         except Exception as error:  # the table's description of itself makes pandas raise anything
-            problem = short(" ".join(str(error).split()))
-            raise CheckpointError(f"{self.known} is damaged: {problem}") from error
+            raise CheckpointError(f"{self.known} is damaged: {shown(str(error))}") from error
 
 
 def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:

@@ -20,15 +20,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from recbole_pos.config.arguments import RunArguments
@@ -37,7 +36,6 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import (
     CheckpointError,
     Interrupted,
-    PosError,
     StorageError,
     TrainingError,
     UsageError,
@@ -77,65 +75,52 @@ def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
 def run_in_parallel(
     args: RunArguments, config: PosConfig, run_dir: str | Path | None
 ) -> Result | None:
-    """Train in ``nproc`` processes of this machine; start them again when one is killed.
+    """Train in ``nproc`` processes of this machine; torch starts them again when one is killed.
 
     Raises:
         PosError: the error of a process, or a TrainingError after too many restarts.
         Interrupted: at Ctrl-C, when all processes have ended and an epoch was kept.
     """
-    path = args.resume or run_dir or find_unused_path(config["dataset"], config["model"])
-    folder = RunFolder(path)
-    run_dir = None if args.resume else path
+    folder = RunFolder(
+        args.resume or run_dir or find_unused_path(config["dataset"], config["model"])
+    )
+    run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
-    packed = pack(config["model"])
-    num_restarts = 0
-    while True:
-        results = None
+    with tempfile.TemporaryDirectory() as work:
+        error_file = Path(work, "error")
+        job = args, config.plain, run_dir, gpus, pack(config["model"]), error_file
+        failure = None
         try:
-            results = _launch(args, config.plain, run_dir, gpus, packed)
+            results = _launch(args, work, *job)
         except KeyboardInterrupt:
             if folder.checkpoint.is_file():
                 raise Interrupted(str(folder.path), config["plugins"]) from None
             raise  # there is nothing to continue
         except ChildFailedError as failed:
             _, failure = failed.get_first_failure()
-        gc.collect()  # torch's store; a process forked from this one would hang at its destructor
-        if results is not None:
-            return results[0]
-        if error := _find_error(failure):
-            raise error
-        if num_restarts == args.max_restarts:
-            raise TrainingError(
-                f"a process of the run was lost after {num_restarts} restarts ({failure.message}); "
-                "memory may have run out"
+        finally:
+            gc.collect()  # torch's store; a process forked from this one would hang at its end
+        if error_file.is_file():
+            name, _, text = error_file.read_text("utf-8").partition(": ")
+            raise _ERRORS[name](text) if name in _ERRORS else TrainingError(f"{name}: {text}")
+    if failure is not None:
+        reason = failure.message
+        if failure.exitcode > 0:
+            reason = (
+                "it could not begin. In a script, what calls recbole_pos.run must stand under "
+                '`if __name__ == "__main__":`'
             )
-        num_restarts += 1
-        logging.getLogger(__name__).warning(
-            "a process was lost; all resume from the last checkpoint "
-            f"(restart {num_restarts} of {args.max_restarts})"
+        raise TrainingError(
+            f"a process of the run was lost after {args.max_restarts} restarts: {reason}"
         )
-        if folder.checkpoint.is_file():
-            args, run_dir = replace(args, resume=folder.path), None
+    return results[0]
 
 
-def _find_error(failure: ProcessFailure) -> PosError | None:
-    """Return the error of a process that failed; None if it was killed or lost another process."""
-    if failure.exitcode < 0:
-        return None
-    if isinstance(failure.message, str):  # it has not even begun: torch has no error of it
-        return TrainingError(
-            "a process of the run could not begin. In a script, what calls recbole_pos.run must "
-            'stand under `if __name__ == "__main__":`'
-        )
-    name, _, text = failure.message["message"].partition(": ")
-    return _ERRORS[name](text) if name in _ERRORS else TrainingError(f"{name}: {text}")
-
-
-def _launch(args: RunArguments, *job: Any) -> dict[int, Result | None]:
+def _launch(args: RunArguments, log_folder: str, *job: Any) -> dict[int, Result | None]:
     """Start the processes of this machine; return the result of each by its rank.
 
     Raises:
-        ChildFailedError: if a process has failed, when the others have ended.
+        ChildFailedError: if a process was lost too often, when the others have ended.
         KeyboardInterrupt: after a signal, when all processes have ended.
     """
     for module in ("elastic.multiprocessing.api", "elastic.agent.server.api"):
@@ -143,26 +128,24 @@ def _launch(args: RunArguments, *job: Any) -> dict[int, Result | None]:
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    with tempfile.TemporaryDirectory() as errors:
-        # as `torchrun --standalone`; torch's own restarts would repeat a UsageError as well
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=args.nproc,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            logs_specs=DefaultLogsSpecs(log_dir=errors),
-            max_restarts=0,
-        )
-        try:
-            # torch replaces the handlers of these signals, and does not put them back
-            with _safe_path(), handle_signals(signal.default_int_handler, *stops):
-                return elastic_launch(config, _run_process)(args, *job)
-        except SignalException as stop:
-            signal.raise_signal(stop.sigval)
-            raise KeyboardInterrupt from None  # this process ignores the signal
+    config = LaunchConfig(  # as `torchrun --standalone`
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=args.nproc,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        logs_specs=DefaultLogsSpecs(log_dir=log_folder),
+        max_restarts=args.max_restarts,
+    )
+    try:
+        # torch replaces the handlers of these signals, and does not put them back
+        with _safe_path(), handle_signals(signal.default_int_handler, *stops):
+            return elastic_launch(config, _run_process)(*job)
+    except SignalException as stop:
+        signal.raise_signal(stop.sigval)
+        raise KeyboardInterrupt from None  # this process ignores the signal
 
 
 @contextmanager
@@ -184,8 +167,18 @@ def _run_process(
     run_dir: str | Path | None,
     gpus: list[str],
     packed: bytes,
+    error_file: Path,
 ) -> Result | None:
-    """Train as a process that ``--nproc`` starts; ``packed`` has the classes to register."""
+    """Train as a process that ``--nproc`` starts.
+
+    Args:
+        args, plain, run_dir, gpus: as of :func:`run_as_rank`.
+        packed: classes to register.
+        error_file: the first process with an error writes it there. torch starts all processes
+            again, as after a kill, and they end at once: the error would only come again.
+    """
+    if error_file.is_file():
+        return None
 
     def interrupt(*_: Any) -> None:
         """Interrupt once: a terminal sends Ctrl-C to this process and its parent, which ends it."""
@@ -200,6 +193,10 @@ def _run_process(
         return run_as_rank(args, plain, run_dir, gpus)
     except KeyboardInterrupt:
         signal.raise_signal(signal.SIGKILL)  # Python's own end takes a second
+        raise
+    except Exception as error:
+        with suppress(FileExistsError), error_file.open("x", encoding="utf-8") as file:
+            file.write(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -226,6 +223,10 @@ def run_as_rank(
     if folder is None and run_dir and _count_restarts():
         folder = RunFolder(run_dir) if RunFolder(run_dir).checkpoint.is_file() else None
     with _process_group("nccl" if gpu else "gloo") as rank:
+        if rank == 0 and _count_restarts():
+            logging.getLogger(__name__).warning(
+                f"a process was lost; all resume from the last epoch (restart {_count_restarts()})"
+            )
         config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         reporter = Reporter(False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings, warn_of_repeats
 from recbole_pos.data.windows import describe_candidates, masks_history
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.checkpoint import Count
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, find_versions, peak_rss_mb
 from recbole_pos.values import shown
@@ -42,14 +42,14 @@ class Result:
     run_dir: str
     best_valid: dict[str, float] | None
     test: dict[str, float] | None
-    epochs: Count
+    epochs: int
     best_epoch: int | None
     seconds: dict[str, float]
     targets_per_second: float
-    parameters: Count
+    parameters: int
     candidates: str
-    valid_targets: Count
-    test_targets: Count
+    valid_targets: int
+    test_targets: int
     split: dict[str, Any]
     peak_rss_mb: float | None
     seed: int
@@ -57,8 +57,6 @@ class Result:
     device: dict[str, Any] = field(default_factory=dict)
     request_time: str = "none"
     warnings: list[str] = field(default_factory=list)
-    # for pydantic, which reads the file again
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in (self.test or {}).items())
@@ -69,19 +67,11 @@ class Result:
 
 def read_result(folder: RunFolder) -> Result:
     """Return the result in ``result.json``; a UsageError if the file is missing or damaged."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
-        return TypeAdapter(Result).validate_json(folder.result.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field_name = shown(".".join(map(str, first["loc"])))
-        raise UsageError(
-            f"{folder.result}: {field_name}: {first['msg'][:200]}; "
-            f"`{folder.resume_command}` writes the file again"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{folder.result} cannot be read: {error.strerror}") from error
+        return Result(**json.loads(folder.result.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        problem = f"{folder.result} cannot be read: {shown(str(error))}"
+        raise UsageError(f"{problem}; `{folder.resume_command}` writes it again") from error
 
 
 def is_unfinished(folder: RunFolder) -> bool:

@@ -17,7 +17,6 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.frames import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
-from recbole_pos.data.parts import is_part
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.build import (
@@ -129,8 +128,7 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
     config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
     if config["precision"] == "fp16" and config["device"].type == "cpu":
         raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
-    if not is_part(config):
-        _require_dataset(config)
+    _require_dataset(config)
     return config
 
 
@@ -138,13 +136,7 @@ class NeedsDataset(UsageError):
     """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
-        """Make the message: that the dataset is in parts, or where it was not found."""
-        if is_part(config):
-            super().__init__(
-                f"{missing} must be read from all users, and under data_part: by_rank no process "
-                "has more than its part; recommend --histories, serve and export need none"
-            )
-            return
+        """Make the message, which says where the dataset was not found."""
         name = config["dataset"]
         data_path = Path(config["data_path"]).parent
         super().__init__(
@@ -259,9 +251,7 @@ def finds_dataset(path: str | Path) -> bool:
 
 
 def _has_dataset(config: PosConfig) -> bool:
-    """Return whether one process can read all interactions of a configuration."""
-    if is_part(config):
-        return False
+    """Return whether there are files of interactions for a configuration."""
     name = glob.escape(config["dataset"])
     return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
 

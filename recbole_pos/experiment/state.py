@@ -1,8 +1,8 @@
 """Capture the state of a trainer for a checkpoint, and restore it.
 
-Nothing of a file is used before it was compared with what this trainer would have written: names,
-shapes, types, finite values. Fused Adam writes to a tensor of another shape as if it had the shape
-of the parameter, and the process dies. The optimiser's options follow from configuration and epoch.
+Tensors of a file are compared with those of the trainer before they are used: names, shapes, types,
+finite values. Fused Adam writes to a tensor of another shape as if it had the shape of the
+parameter, and the process dies. The optimiser's options follow from configuration and epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.data.identity import Vocabulary, find_changed_fields
-from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.files import atomic_write
@@ -120,16 +120,26 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         UsageError: if the file is of another model.
     """
     state = checkpoint.load(file, RESUMABLE)
-    if (model := state["config"].get("model")) != trainer.config["model"]:
+    try:
+        _restore(trainer, state, file, train_data)
+    except PosError:
+        raise
+    except Exception as error:  # a part that is of another kind raises something else everywhere
+        raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
+
+
+def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: Any) -> None:
+    """Restore the state of a file in a trainer, see :func:`restore`."""
+    if (model := state["config"]["model"]) != trainer.config["model"]:
         raise UsageError(f"{file} is of model {shown(model)}, not {trainer.config['model']}")
     if train_data is not None:
         checkpoint.require_same_data(state, train_data._dataset.identity, file)
-    trainer.progress = checkpoint.make_progress(state["progress"], file)
+    trainer.progress = checkpoint.Progress(**state["progress"])
     # the trainer writes to its tensors; those of the file stay mapped, and may share memory
     trainer.best_weights = checkpoint.copy_to_cpu(state["best_weights"])
     for weights in filter(None, (state["best_weights"], state["weights"])):  # checks both
         load_weights(trainer.model, weights, file)
-    moments = checkpoint.copy_to_cpu(state["optimizer"].get("state"))
+    moments = checkpoint.copy_to_cpu(state["optimizer"]["state"])
     _require_moments(trainer.optimizer, moments, file)
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
     trainer.steps = state["steps"]
@@ -137,39 +147,22 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         _require_like(state["average"], trainer.average.weights, "average", file)
         for name, average in trainer.average.weights.items():
             average.copy_(state["average"][name])
-    try:
-        trainer.scaler.load_state_dict(state["scaler"])
-        checkpoint.set_random_state(state["random"])
-        if state["loader"] is not None and train_data is not None:
-            train_data.generator.set_state(state["loader"])
-    except Exception as error:  # torch, numpy and Python raise different ones
-        raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
+    trainer.scaler.load_state_dict(state["scaler"])
+    checkpoint.set_random_state(state["random"])
+    if state["loader"] is not None and train_data is not None:
+        train_data.generator.set_state(state["loader"])
 
 
-def _require_moments(optimizer: torch.optim.Optimizer, moments: Any, file: str | Path) -> None:
-    """Refuse moments that are not as an optimiser keeps them; some parameters may have none."""
-    examples = _make_example_moments(type(optimizer))
+def _require_moments(
+    optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]], file: str | Path
+) -> None:
+    """Refuse moments of an optimiser that do not fit its parameters; some may have none."""
     indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not isinstance(moments, dict) or not moments.keys() <= set(indices):
-        raise CheckpointError(f"{file} cannot be used: its optimizer has other parameters")
     for index, parameter in zip(indices, parameters, strict=True):
-        if index not in moments:
-            continue
-        expected = {
-            name: parameter if isinstance(value, Tensor) and value.dim() else torch.as_tensor(value)
-            for name, value in examples.items()
-        }
-        _require_like(moments[index], expected, f"optimizer.state.{index}", file)
-
-
-def _make_example_moments(optimizer_class: Any) -> dict[str, Any]:
-    """Return what an optimiser keeps of a parameter [1]: numbers, and tensors of its shape."""
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.ones(1)
-    optimizer = optimizer_class([parameter], lr=0.1)
-    optimizer.step()
-    return optimizer.state[parameter]
+        tensors = {name: moment for name, moment in moments.get(index, {}).items() if moment.dim()}
+        expected = dict.fromkeys(tensors, parameter)
+        _require_like(tensors, expected, f"optimizer.state.{index}", file)
 
 
 def extract_weights(model: Any) -> dict[str, Any]:

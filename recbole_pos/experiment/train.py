@@ -12,15 +12,13 @@ from typing import Any
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import keep_vectors, make_absolute
-from recbole_pos.data.parts import is_part
 from recbole_pos.data.targets import describe_split
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.callbacks import Callback, call
+from recbole_pos.experiment.callbacks import Callback, call, make_loggers
 from recbole_pos.experiment.evaluation import collect_test_ranks
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.loggers import make_loggers
 from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.result import Result, make_result, make_start_facts
 from recbole_pos.files import write_json
@@ -70,8 +68,6 @@ def train(
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
-            if loaders["test"] and is_part(config):
-                collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
             return None
         if folder is None:  # created only now, so that wrong options leave no folder behind
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])

@@ -206,8 +206,6 @@ class PosTrainer(EvaluatingTrainer):
             self.writer.flush()  # before the line of metrics, so that the run can be resumed
         if self.run:
             self.run.add_metrics(line)
-        scalars = {"epoch": epoch, "train/loss": line["loss"], **(valid or {})}
-        self.wandblogger.log_metrics(scalars, head="train")
 
     def _train_epoch(
         self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
@@ -388,18 +386,16 @@ class PosTrainer(EvaluatingTrainer):
 
 def _require_shareable(config: Options, model: Any) -> None:
     """Raise a UsageError if several processes cannot train a model together."""
+    reads_later = getattr(model, "targets_meet", False) and model.later_targets is not None
+    problem = ""
     if model.type == ModelType.TRADITIONAL:
-        raise UsageError(f"nproc: {config['model']} has no gradients to share; use one process")
-    if getattr(model, "needs_events", False):
-        raise UsageError(
-            f"nproc: the sequences of a batch of {config['model']} read each other, and a process "
-            "would have a part of them; use one process, with threads or a GPU"
-        )
-    if getattr(model, "targets_meet", False) and model.later_targets is not None:
-        raise UsageError(
-            f"nproc: target_window: {config['target_window']} is for one process where targets of "
-            "a batch meet (SCE, in_batch); use target_window: 1 or another loss_type"
-        )
+        problem = "has no gradients to share"
+    elif getattr(model, "needs_events", False):
+        problem = "compares the sequences of a batch, of which a process would have a part"
+    elif reads_later:
+        problem = "with target_window and this loss_type compares the targets of a batch"
+    if problem:
+        raise UsageError(f"nproc: {config['model']} {problem}; use one process")
 
 
 class LossWatch:

@@ -50,13 +50,15 @@ def apply_start_options(
 def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
     """Freeze all parameters except the parameters of the named schemes."""
     trained: set[nn.Parameter] = set()
+    missing = []
     for name in names:
         schemes = [module for module in model.modules() if type(module) is SCHEMES[name]]
-        if not schemes:
-            raise UsageError(f"train_only: the model has no scheme {shown(name)}")
         trained |= {parameter for scheme in schemes for parameter in scheme.parameters()}
-    if not trained:
-        raise UsageError(f"train_only: {', '.join(names)} has no parameters to train")
+        if not schemes:
+            missing.append(name)
+    if missing or not trained:
+        schemes_without = ", ".join(missing or names)
+        raise UsageError(f"train_only: the model has no parameters of {schemes_without}")
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in trained)
 
@@ -66,12 +68,8 @@ def _load_init_weights(
 ) -> None:
     """Load the best weights of a run with fewer schemes; added schemes keep their initial ones."""
     earlier = source.read_config()
-    if not starts_from_runs(str(earlier.get("model"))):
-        raise UsageError(
-            f"init_from: {source.path} is of {earlier.get('model')}, not a plugin model"
-        )
     _require_same_function(earlier, config, "init_from")
-    state, best_weights = _read_best(source, "init_from")
+    state, best_weights = _read_best(source)
     try:
         checkpoint.require_same_data(state, identity, source.checkpoint)
     except CheckpointError as error:
@@ -93,17 +91,19 @@ def _load_init_weights(
     model.load_state_dict(weights, strict=False)
 
 
-def _read_best(source: RunFolder, option: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the checkpoint of a run, and its best weights by the name in ``state_dict``."""
-    state = checkpoint.load(source.checkpoint, ("best_weights", *checkpoint.IDENTITY))
-    weights = (state["best_weights"] or {}).get("state_dict")
-    if not isinstance(weights, dict):
-        raise UsageError(f"{option}: {source.path} has no trained epoch yet")
-    return state, weights
+    state = checkpoint.load(source.checkpoint, ("weights", "best_weights", *checkpoint.IDENTITY))
+    return state, (state["best_weights"] or state["weights"])["state_dict"]
 
 
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
-    """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes."""
+    """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes.
+
+    A model of the plugin has a declared list of the options that shape it; other models have none.
+    """
+    if not starts_from_runs(str(earlier["model"])):
+        raise UsageError(f"{option}: its run is of {earlier['model']}, not a plugin model")
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     current = scheme_names(config["position"]) if present else []
     if missing := set(present) - {*current, "nope"}:
@@ -112,6 +112,8 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
     keys |= {"MAX_ITEM_LIST_LENGTH", "timestamp_unit", *SIDE_FEATURES}
+    if option == "update_from":
+        keys.add("model")
     for key in ("dataset", *sorted(keys)):
         value = earlier.get(key)
         if value != config[key]:
@@ -164,13 +166,9 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """
     source = require_updatable(config["update_from"])
     earlier = source.read_config()
-    if earlier["model"] != config["model"]:
-        raise UsageError(
-            f"update_from: {source.path} is of {earlier['model']}, this run of {config['model']}"
-        )
     _require_same_function(earlier, config, "update_from")
     item_field = config["ITEM_ID_FIELD"]
-    state, weights = _read_best(source, "update_from")
+    state, weights = _read_best(source)
     vocabulary = source.read_vocabulary(config["USER_ID_FIELD"], item_field)
     assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
@@ -188,12 +186,6 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         known_part.copy_(weights[name])
     _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
     num_known = len(vocabulary.tokens[item_field])
-    names, items = dataset.field2id_token[item_field], dataset.log.items
-    if not (items < num_known).any():
-        raise UsageError(
-            f"update_from: no item of the data, such as {shown(str(names[items[0]]))}, is known to "
-            f"{source.path}, which knows such as {shown(str(names[1]))}"
-        )
     if num_new := dataset.item_num - num_known:
         model.notices.append(
             f"update_from: new items since {source.path.name} was trained: {num_new:,}"

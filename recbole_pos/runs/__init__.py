@@ -1,7 +1,7 @@
 """Training runs on Ray, for ``tune`` and ``compare``: one machine or a cluster, kept and resumed.
 
-``worker`` trains one run in a process of Ray's; ``cluster`` starts Ray, ``progress`` shows what
-happens; ``space`` and ``searchers`` say which configurations a search tries.
+``worker`` trains one run in a process of Ray's; ``cluster`` starts Ray; ``progress`` shows what
+happens.
 """
 
 DONE, FAILED = "done", "failed"  # statuses of a run that has ended

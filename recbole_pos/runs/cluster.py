@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
 import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -58,16 +56,14 @@ def connect(address: str | None) -> bool:
     except Exception as error:  # Ray raises that class itself where a start takes too long
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if address is None:
-            advice = "if the machine is busy, try again"
-            if isinstance(error, OSError):
-                advice = "set RAY_TMPDIR (/tmp) to a folder with a short path that you can write to"
-            raise UsageError(f"Ray cannot start on this machine: {reason}; {advice}") from error
+            raise UsageError(
+                f"Ray cannot start on this machine: {reason}; if it is busy, try again; if /tmp "
+                "cannot be written, set RAY_TMPDIR to a folder with a short path"
+            ) from error
         raise UsageError(
             f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
-            "or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token; without "
-            "--address this machine is used alone "
-            f"({reason})"
+            f"or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token ({reason})"
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
@@ -75,31 +71,21 @@ def connect(address: str | None) -> bool:
 
 
 def _require_answer(address: str) -> None:
-    """Raise a UsageError if the address is malformed, or nothing listens there.
+    """Raise a UsageError if nothing listens at ``HOST:PORT``; Ray would try for minutes.
 
-    Ray would print its own lines, or try for minutes.
+    For ``auto`` Ray itself looks for a head node on this machine, unless RAY_ADDRESS names one.
     """
-    if address == "auto":  # where `ray start` left the address
-        file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-        address = os.environ.get("RAY_ADDRESS", "").strip()
-        if address in ("", "auto"):
-            address = file.read_text().strip() if file.is_file() else ""
-        if not address:
-            return  # Ray looks for a head node among the processes of this machine
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+    if address == "auto":
+        return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise UsageError(
-            f"--address: {shown(address)} is no address; expected HOST:PORT, or auto, "
-            "which takes that of RAY_ADDRESS or of a head node on this machine"
-        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
-        option = "--ray-client-server-port" if address.startswith("ray://") else "--port"
+    except (OSError, ValueError, OverflowError) as error:  # the latter for a port or name like x
         raise UsageError(
-            f"--address: no Ray cluster answers at {shown(address)} ({error}); start one there "
-            f"with `ray start --head {option}={port}`, or leave --address out to run on this "
-            "machine"
+            f"--address: no Ray cluster answers at {shown(address)} ({error}); expected HOST:PORT "
+            "of `ray start --head --port=PORT`, or auto; without --address this machine is used"
         ) from error
 
 

@@ -1,16 +1,18 @@
 """One training run in a process of Ray, which resumes from the last checkpoint of a lost process.
 
-A run is trained in its own folder, which all machines must reach.
+A run is trained in its own folder, which all machines must reach. Its data were read once, by the
+command, and are shared by all runs.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
@@ -18,6 +20,8 @@ import torch
 
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.interactions import wrap_read_only
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
@@ -32,6 +36,37 @@ QUIET = {"show_progress": False}  # which has no use in a process of Ray
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE
 )
+
+
+class SharedData:
+    """A prepared dataset as plain arrays, which Ray's object store keeps once per machine.
+
+    Arrays are mapped into every process on the machine that reads them; tensors would be copied.
+    Test interactions are cut out first: a trial cannot read what it does not have.
+
+    Attributes:
+        columns: the arrays of the interactions, by field.
+        template: the dataset without them.
+    """
+
+    def __init__(
+        self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
+    ) -> None:
+        """Separate the columns of a copy of the dataset, after ``build``, from the rest."""
+        template = copy.copy(dataset) if includes_test else dataset.without_test()
+        template.identity = dataset.identity  # computed while the columns are still there
+        split = template.split
+        self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
+        template.split = replace(split, log=replace(split.log, fields={}))
+        template.config = template.inter_feat = None
+        self.template = template
+
+    def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
+        """Return the dataset for the configuration of a run; it reads the shared arrays."""
+        dataset = copy.copy(self.template)
+        fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
+        dataset.split = replace(dataset.split, log=replace(dataset.split.log, fields=fields))
+        return dataset.for_config(config)
 
 
 def train_run(

@@ -133,9 +133,8 @@ class FittedModel:
             raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
         make_folder(target.path)
         if data:
-            without_cache = shutil.ignore_patterns(".recbole_pos")
             copy = target.data / self.config["dataset"]
-            shutil.copytree(dataset_folder, copy, ignore=without_cache, dirs_exist_ok=True)
+            shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
         config = folder.read_config()
         if not data and dataset_folder.is_dir():  # the run may name a folder that is gone
             config["data_path"] = self.config.plain["data_path"]

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic import Field as Bounds
 from torch import Tensor
 
-from recbole_pos.data.tables import LARGEST
+from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features

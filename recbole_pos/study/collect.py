@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
 from recbole_pos.data.targets import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
-from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.result import KNOWS_WHEN, read_result
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
+from recbole_pos.study.configs import require_same_candidates, require_twins
+from recbole_pos.study.digests import INDIFFERENT
 from recbole_pos.study.plan import METRICS, Plan, list_fits
-from recbole_pos.study.ranks import RankTable, is_from_ranks, require_metrics
+from recbole_pos.study.ranks import RankTable, is_from_ranks
 from recbole_pos.study.result_tables import render_markdown, tabulate
 from recbole_pos.study.results import RUN_FOLDERS, VALIDATION, Results, select_protocol
 from recbole_pos.study.scheduler import average_seeds
@@ -32,16 +31,13 @@ from recbole_pos.study.study_folder import (
     StudyFacts,
     StudyFolder,
     read_curve,
-    read_run_facts,
 )
 from recbole_pos.study.study_report import render_report
 from recbole_pos.study.study_source import Source
-from recbole_pos.values import escape_formula, is_whole, short
+from recbole_pos.values import escape_formula
 from recbole_pos.yaml_files import read_yaml
 
-_NAME_FIELDS = (("USER_ID_FIELD", "user_id"), ("ITEM_ID_FIELD", "item_id"))  # and defaults
 _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
-_DECIMALS = 6  # default of metric_decimal_place
 # Options that runs must share, to be compared without a plan.
 _SHARED = (
     *("dataset", "eval_args"),
@@ -85,7 +81,7 @@ class _Collector:
             if version := (facts.get("versions") or {}).get(package):
                 rows.setdefault(version, []).append(row)
         if facts["status"] == DONE and run.ranks.is_file():
-            self.ranks[row, seed] = _read_ranks(facts, run)
+            self.ranks[row, seed] = pd.read_parquet(run.ranks)
         if is_trained:
             for epoch, value in read_curve(run, self.metric).items():
                 self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
@@ -110,8 +106,7 @@ class _Collector:
         for package, by_version in self.rows_by_version.items():
             if len(by_version) > 1:
                 parts = [
-                    f"{version} ({', '.join(dict.fromkeys(by_version[version]))})"
-                    for version in sorted(by_version)
+                    f"{v} ({', '.join(dict.fromkeys(by_version[v]))})" for v in sorted(by_version)
                 ]
                 warnings.append(
                     f"runs were made with different versions of {package}: {', '.join(parts)}; "
@@ -125,7 +120,6 @@ class _Collector:
             searches=pd.DataFrame() if searches is None else searches,
             command=command,
             split=facts.split,
-            ties=facts.ties,
             warnings=tuple(dict.fromkeys(warnings)),
             data=facts.data,
             versions=facts.versions,
@@ -194,26 +188,6 @@ def _describe_device(device: Mapping[str, Any]) -> str:
     return f"{device['name']}{processor}, {threads}, {device['precision']}"
 
 
-def _read_ranks(facts: Mapping[str, Any], run: RunFolder) -> pd.DataFrame:
-    """Return a line for each target of a run; a UsageError if the metrics do not agree."""
-    name, test = str(run.ranks), facts.get("test") or {}
-    try:
-        frame = pd.read_parquet(run.ranks)
-        rank = frame["rank"].to_numpy(dtype=float)
-    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
-        advice = f"delete {run.path}, and make the run again"
-        raise UsageError(f"{name} is damaged: {short(str(error))}; {advice}") from error
-    try:
-        require_metrics(test, rank, _DECIMALS, name)
-    except UsageError:  # the run may round more than by default
-        decimals: Any = read_yaml(run.config).get("metric_decimal_place")
-        rounds_more = is_whole(decimals) and 0 < decimals < _DECIMALS
-        if not rounds_more or any(round(value, decimals) != value for value in test.values()):
-            raise
-        require_metrics(test, rank, decimals, name)
-    return frame
-
-
 def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     """Return the results of runs in folders, which must be finished, of the same data and split.
 
@@ -236,9 +210,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     _require_same_data(paths, configs)
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
         if (name, config["seed"]) in collector.ranks:
-            raise UsageError(
-                f"compare: {path} is a run of {name} with a seed that is there already"
-            )
+            raise UsageError(f"compare: {path} is a second run of {name} with one seed")
         identity = {"row": name, "seed": config["seed"], "status": DONE}
         collector.add({**asdict(result), **identity}, RunFolder(path))
         rows[name] = {"model": config["model"]}
@@ -270,29 +242,10 @@ def _require_same_data(paths: Sequence[Path], configs: Sequence[Mapping[str, Any
             if config.get(key) != configs[0].get(key):
                 values = f"{config.get(key)} and {configs[0].get(key)}"
                 raise UsageError(f"{prefix}{key} is not the same: {values}")
-        if not _have_same_data(RunFolder(path), RunFolder(paths[0]), config):
-            raise UsageError(f"{prefix}the interactions, or what is held out of them, differ")
-
-
-def _have_same_data(run: RunFolder, other: RunFolder, config: Mapping[str, Any]) -> bool:
-    """Return whether two runs have the same interactions and split, whatever the order of ids."""
-    digests = [checkpoint.load(r.checkpoint, ("data",))["data"] or "" for r in (run, other)]
-    if digests[0][:32] == digests[1][:32]:  # the rest of a digest is of times
-        return True
-    # of other ids: counts by name; that the targets are the same, ``RankTable`` requires
-    fields = [str(config.get(key, default)) for key, default in _NAME_FIELDS]
-    known = [r.read_vocabulary(*fields) for r in (run, other)]
-    counts = [k and k.count_by_name(*fields) for k in known]
-    return counts[0] is not None and counts[0] == counts[1]
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
     """Return the configuration of a run; a UsageError if it has no weights, ranks or result."""
-    if source := read_run_facts(RunFolder(path)).get(KNOWN_FROM):
-        raise UsageError(
-            f"compare: {path} was taken from {source}, without weights; give that file to its "
-            "study, `compare STUDY --known`"
-        )
     run = RunFolder(path).require()
     for file in (run.result, run.ranks):
         if not file.is_file():

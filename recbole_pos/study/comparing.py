@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.parts import list_parts
 from recbole_pos.data.windows import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
@@ -49,19 +47,12 @@ from recbole_pos.study.ranks import is_from_ranks
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import Results, concatenate
-from recbole_pos.study.scheduler import CONTINUED, NEW, OPEN, Scheduler
+from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.statistics import ALL
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.study.study_source import Source
-from recbole_pos.values import check_choice, shown, use_plain_numbers
-
-_STATE_TEXTS = {  # state of a fit -> text of a preview
-    DONE: "finished",
-    CONTINUED: "to resume from a checkpoint",
-    NEW: "to be trained",
-    OPEN: "that a search decides first",
-}
+from recbole_pos.values import check_choice, listed, use_plain_numbers
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,26 +172,17 @@ def compare(
     note_unread(plan, complete_options)
     _require_same_study(plan, folder)
     packed = [PackedStudy(path) for path in as_list(args.known)]
-    unmade: dict[str, str] = {}
     if packed or not args.report:
         models = _check_rows(plan)
-        datasets: dict[str, Any] = {}
-        if packed or args.dry_run:
-            rehearsal = Scheduler(plan, folder, args.rows, packed)
-            if args.dry_run:
-                _preview(rehearsal, reporter)
-                return None
-            rehearsal.preview()  # raises for a damaged pack before any run is copied from it
-            datasets = rehearsal.datasets
-        scheduler = Scheduler(plan, folder, args.rows, packed, datasets)
+        scheduler = Scheduler(plan, folder, args.rows, packed)
+        if args.dry_run:
+            _preview(scheduler, reporter)
+            return None
         _train_missing(scheduler, args, models, reporter)
-        unmade = scheduler.explain_unmade()
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
     compared = _show(results, reporter, folder.path)
-    for name, reason in unmade.items():
-        reporter.line(f"{name}: failed: {reason}")
     for study in packed:
         reporter.line(str(study))
     if args.pack:
@@ -228,14 +210,11 @@ def _find_run_folders(argument: Any) -> list[Path]:
     """Return the folders of runs in an argument, two or more; empty for models or a study."""
     items = argument if isinstance(argument, (list, tuple)) else [argument]
     runs = [item for item in items if _is_run(item)]
-    others = [item for item in items if item not in runs]
-    if len(items) > 1 and others and (runs or any(isinstance(item, Path) for item in items)):
+    if runs and len(runs) < max(len(items), 2):
         raise UsageError(
-            f"compare: {shown(str(others[0]))} is not the folder of a run: it has no config.yaml. "
-            "Of several paths each is a run; a study is given alone"
+            "compare: expected the folders of two runs or more, each with a config.yaml, or one "
+            f"study; found {listed(items)}"
         )
-    if len(runs) == 1:
-        raise UsageError(f"compare: {runs[0]} is one run; name two folders of runs or more")
     return [Path(run) for run in runs]
 
 
@@ -305,7 +284,8 @@ def _check_rows(plan: Plan) -> set[str]:
             }
         )
     for config in configs.values():
-        require_dataset(plan.dataset, Path(config["data_path"]), [], list_parts(config))
+        parts = config["benchmark_filename"]
+        require_dataset(plan.dataset, Path(config["data_path"]), [], parts)
         if config["item_vectors"]:
             open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
@@ -326,7 +306,7 @@ def _train_missing(
                 scheduler.take_finished()
                 write_state(scheduler)
             else:
-                ActiveRuns(scheduler, args, reporter, models).train(scheduler.next_job())
+                ActiveRuns(scheduler, args, reporter, models).train()
     finally:
         stop(is_started)
 
@@ -359,29 +339,26 @@ def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
 
 
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations of a study, and how many of their runs are in each state."""
+    """Print the configurations of a study, and how many of their runs are finished."""
     plan, folder = scheduler.plan, scheduler.folder
-    states: dict[str, str] = {}
-    if folder.runs.is_dir() or scheduler.packed:
-        states = scheduler.preview()  # reads the data, to find which runs are still of the study
-    fits = [fit for fit in scheduler.fits if not fit.repeats]
-    num_trials = sum(fit.trial is not None for fit in fits)
+    num_fits = sum(not fit.repeats for fit in scheduler.fits)
+    num_trials = sum(fit.trial is not None for fit in scheduler.fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
     search = ""
     if num_trials:
-        search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)"
+        search = f" ({num_trials} of a search, {num_fits - num_trials} after it)"
     reporter.line(
         f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
-        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {len(fits)} runs{search} on {plan.dataset}; "
+        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {num_fits} runs{search} on {plan.dataset}; "
         f"differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
-    if states:
-        # a final run that a trial has trained counts only if it has to be trained again
-        fits = [fit for fit in scheduler.fits if not fit.repeats or states[fit.name] == NEW]
-        counts = Counter(states[fit.name] for fit in fits)
-        texts = [f"{counts[state]} {text}" for state, text in _STATE_TEXTS.items() if counts[state]]
-        reporter.line(f"In {folder.path}: {', '.join(texts)}")
+    if folder.runs.is_dir() or scheduler.packed:
+        scheduler.take_finished(restore=False)  # reads the data, on which the names of runs depend
+        num_done = sum(
+            scheduler.status[fit.name] == DONE for fit in scheduler.fits if not fit.repeats
+        )
+        reporter.line(f"In {folder.path}: {num_done} of {num_fits} runs are finished")
     for study in scheduler.packed:
         reporter.line(str(study))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -20,16 +19,13 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
-from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.study.configs import digest_data_options
+from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
+from recbole_pos.study.digests import digest_data_options
 from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.study.results import count_ties, select_protocol
+from recbole_pos.study.results import select_protocol
 from recbole_pos.study.scheduler import Job, Scheduler
-from recbole_pos.study.study_folder import StudyFacts
+from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
-
-_PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
 
 
 class ActiveRuns:
@@ -41,7 +37,6 @@ class ActiveRuns:
 
     Attributes:
         running: Ray task of an active run -> its job and start time.
-        twins: jobs whose run another job is training.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
     """
@@ -57,7 +52,6 @@ class ActiveRuns:
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.twins: list[Job] = []
         self.durations: list[float] = []
 
     def share(self, config: PosConfig, includes_test: bool) -> ray.ObjectRef:
@@ -71,15 +65,11 @@ class ActiveRuns:
             self.shared[key] = ray.put(SharedData(dataset, includes_test))
         return self.shared[key]
 
-    def note_begin(self, job: Job) -> bool:
-        """Write the facts of a run that begins; return False if another fit is training the run."""
-        if any(job.digest == other.digest for other, _ in self.running.values()):
-            self.twins.append(job)
-            return False
+    def note_begin(self, job: Job) -> None:
+        """Write the facts of a run that begins."""
         facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
         self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
-        return True
 
     def end(self, task: Any, facts: dict[str, Any]) -> None:
         """Record the facts of a run that has ended, and print a line about it."""
@@ -87,9 +77,6 @@ class ActiveRuns:
         self.folder.write_fit(job.digest, facts)
         status, reason = facts["status"], facts.get("reason", "")
         self.scheduler.end(job.fit, status, reason, facts)
-        for twin in [twin for twin in self.twins if twin.digest == job.digest]:
-            self.scheduler.end(twin.fit, status, reason, facts)
-            self.twins.remove(twin)
         # written after every run, since a report may be made meanwhile, or after a kill
         _write_outcomes(self.scheduler, self.folder.read_facts())
         if status == DONE:
@@ -114,51 +101,40 @@ class ActiveRuns:
         """Return the lines of the progress: an overview, and one for each active run."""
         statuses = list(self.scheduler.status.values())
         running = list(self.running.values())
-        num_fits = len(self.scheduler.fits)
+        num_fits, num_failed = len(self.scheduler.fits), statuses.count(FAILED)
         states = [f"{statuses.count(DONE)} of {num_fits} runs done", f"{len(running)} running"]
-        if num_failed := statuses.count(FAILED):
+        if num_failed:
             states.append(f"{num_failed} failed")
-        num_left = num_fits - len(statuses)
-        if self.durations and num_left > 0:
-            seconds = statistics.mean(self.durations) * (num_left / max(len(running), 1))
-            states.append(f"about {format_duration(seconds)} left")
+        if self.durations and running:
+            num_rounds = (num_fits - len(statuses)) / len(running)
+            left = format_duration(statistics.mean(self.durations) * num_rounds)
+            states.append(f"about {left} left")
         lines = []
-        num_waiting = 0
         for job, start in running:
-            run, seconds = self.folder.run(job.digest), time.monotonic() - start
-            state = ""
-            with suppress(OSError):  # there is no file before the first epoch
-                num_epochs = run.metrics.read_bytes().count(b"\n")
-                state = f"epoch {num_epochs} of {job.config['epochs']}, "
-            if not run.config.is_file() and seconds > _PATIENCE:  # a process writes it first
-                num_waiting += 1
-                state = "waits for Ray to start its process, "
-            lines.append(f"  {job.fit.name}: {state}{format_duration(seconds)}")
-        if num_waiting:
-            states.append(f"{num_waiting} of them waiting for Ray to start its process")
+            num_epochs = len(read_epochs(self.folder.run(job.digest)))
+            duration = format_duration(time.monotonic() - start)
+            state = f"epoch {num_epochs} of {job.config['epochs']}, {duration}"
+            lines.append(f"  {job.fit.name}: {state}")
         return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
 
-    def train(self, waiting: Job | None) -> None:
-        """Train all fits as Ray tasks; ``waiting`` is the scheduler's first job, None without any.
-
-        A KeyboardInterrupt has the command that resumes the study.
-        """
+    def train(self) -> None:
+        """Train all fits as Ray tasks; a KeyboardInterrupt has the command that resumes them."""
+        job = self.scheduler.next_job()
         write_state(self.scheduler)
-        if waiting is None:
+        if job is None:
             return
         is_started = connect(self.args.address)
         try:
-            num_slots = count_concurrent_runs(self.resources)
-            max_running = self.args.max_concurrent or num_slots
+            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
             with live_view(self.reporter, self.describe_progress):
-                while waiting is not None or self.running:
-                    while waiting is not None and len(self.running) < max_running:
-                        if self.note_begin(waiting):
-                            self.running[self._start(waiting)] = waiting, time.monotonic()
-                        waiting = self.scheduler.next_job()
+                while job is not None or self.running:
+                    while job is not None and len(self.running) < max_running:
+                        self.note_begin(job)
+                        self.running[self._start(job)] = job, time.monotonic()
+                        job = self._next_job()
                     for task in ray.wait(list(self.running), timeout=1.0)[0]:
                         self.end(task, _get_facts(task))
-                    waiting = waiting or self.scheduler.next_job()
+                    job = job or self._next_job()
         except KeyboardInterrupt:
             for task in self.running:
                 ray.cancel(task, force=True)
@@ -169,6 +145,10 @@ class ActiveRuns:
         finally:
             write_state(self.scheduler)
             stop(is_started)
+
+    def _next_job(self) -> Job | None:
+        """Return the next job of the scheduler; None if none can be trained now."""
+        return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
 
     def _explain_resume(self) -> str:
         """Return the advice on unfinished runs, the end of a message."""
@@ -210,15 +190,11 @@ def write_state(scheduler: Scheduler) -> None:
 
 
 def _add_data(facts: StudyFacts, dataset: Any) -> None:
-    """Add the size of a dataset, its warnings, and how many test items depend on ties of times."""
+    """Add the size of a dataset, its warnings, and what of it is held out."""
     summary = dataset.split.summary
     facts.data = {**count_dataset(dataset), "checksum": dataset.identity["data"][:16]}
     facts.warnings = make_warnings(summary)
     facts.split = select_protocol(summary)
-    if "LS" in (summary.get("split") or {}):
-        ties = count_ties(dataset.log)
-        if ties.test or not facts.warnings:  # "none depends on ties" would mislead beside one
-            facts.ties = ties
 
 
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:

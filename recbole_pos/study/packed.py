@@ -25,17 +25,7 @@ from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import atomic_write, write_json
 from recbole_pos.runs import DONE
 from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import require_metrics
-from recbole_pos.study.study_folder import (
-    KNOWN_FROM,
-    Layout,
-    RunFacts,
-    StudyFolder,
-    parse,
-    parse_epochs,
-    read_file,
-)
-from recbole_pos.values import short
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder, read_epochs, read_json
 
 _FACTS, _EPOCHS, _RANKS = "facts.json", "epochs.parquet", "ranks.parquet"
 # Facts of a run that others may read: no paths, no names of machines, no times of the split.
@@ -45,12 +35,6 @@ _PUBLIC_FACTS = (
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
-
-
-class _Facts(Layout):
-    """``facts.json``: digest of a run -> its facts."""
-
-    __pydantic_extra__: dict[str, RunFacts]
 
 
 class PackedStudy:
@@ -66,55 +50,36 @@ class PackedStudy:
         """Read the facts and the epochs of the runs."""
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
-            raise UsageError(
-                f"--known: {short(str(path))} is not a folder of `compare --pack`: it has no "
-                f"{_FACTS}"
-            )
-        content = read_file(self.path / _FACTS)
-        facts = parse(_Facts, content, str(self.path / _FACTS)).model_dump(exclude_unset=True)
+            raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
+        facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
-        self.epochs = self._read(_EPOCHS).to_pandas()
+        self.epochs = pd.read_parquet(self.path / _EPOCHS)
         self.used: set[str] = set()
 
-    def read_ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame | None:
-        """Return the table of ranks that the folder of a run has; None if the run has no ranks.
-
-        A UsageError refuses ranks that do not fit the dataset, or the metrics of the run.
-
-        Args:
-            digest: digest of a kept run.
-            config: configuration of the run, with paths of this machine.
-            dataset: dataset of the configuration.
-        """
-        test = self.fits[digest].get("test")
-        if test is None:  # trials of a search are not tested
-            return None
-        prefix = f"{self.path / _RANKS}: run {digest}"
-        columns = self._read(_RANKS, [digest])
-        if digest not in columns.column_names:
-            raise UsageError(f"{prefix}: it has no ranks, and was tested")
-        rank = columns[digest].drop_null().to_numpy().astype(np.int64)
+    def _read_ranks(self, digest: str, config: PosConfig, dataset: Any) -> pd.DataFrame:
+        """Return the table of ranks that the folder of a tested run has."""
+        ranks = pd.read_parquet(self.path / _RANKS, columns=[digest])[digest].dropna()
         targets = np.flatnonzero(dataset.split.find_targets(TEST))
-        if len(rank) != len(targets):
-            raise UsageError(f"{prefix}: {len(rank):,} ranks of {len(targets):,} targets")
-        require_metrics(test, rank, config["metric_decimal_place"], prefix)
-        return make_rank_table(dataset, targets, rank, config["timestamp_unit"])
+        return make_rank_table(dataset, targets, ranks.to_numpy(np.int64), config["timestamp_unit"])
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
-        The other arguments and the errors are as of :meth:`read_ranks`. An error leaves no file.
+        Args:
+            digest: digest of a kept run.
+            folder: folder of the study.
+            config: configuration of the run, with paths of this machine.
+            dataset: dataset of the configuration.
         """
-        ranks = self.read_ranks(digest, config, dataset)
         run = folder.run(digest)
         make_folder(run.path)
         run.write_config(config.plain)
         lines = self.epochs[self.epochs["digest"] == digest].drop(columns="digest")
         epochs = [line.dropna().to_dict() for _, line in lines.iterrows()]
         run.write_metrics({"epoch": int(valid.pop("epoch")), "valid": valid} for valid in epochs)
-        if ranks is not None:
-            run.write_ranks(ranks)
+        if self.fits[digest].get("test") is not None:  # trials of a search are not tested
+            run.write_ranks(self._read_ranks(digest, config, dataset))
         folder.write_fit(digest, self.fits[digest])  # last: it marks the run as done
 
     def __str__(self) -> str:
@@ -123,13 +88,6 @@ class PackedStudy:
         if len(self.used) < len(self.fits):
             summary += "; the others are of other configurations, data or seeds"
         return summary
-
-    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """Return the columns of a parquet file of the folder, those of them that it has."""
-        try:
-            return pq.ParquetFile(self.path / name).read(columns)
-        except (OSError, pa.ArrowException) as error:
-            raise UsageError(f"{self.path / name} cannot be read: {error}") from error
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
@@ -146,8 +104,8 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         if fit.get("status") != DONE:
             continue
         facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
-        for epoch in parse_epochs(read_file(run.metrics), str(run.metrics)):
-            epochs.append({"digest": digest, "epoch": epoch.epoch, **(epoch.valid or {})})
+        for epoch in read_epochs(run):
+            epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].to_numpy()
     if not facts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import graphlib
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,25 +27,12 @@ METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
 
 
-@dataclass(frozen=True)
-class Search:
-    """How the configuration of a row is searched, by validation only.
+Grid = dict[str, list[Any]]  # option -> values, of which a search tries every combination
 
-    Attributes:
-        trials: number of configurations to try.
-        grid: option -> values, of which every combination is tried; None for a space.
-        space: option -> how it is sampled, as in a space file, or the name of a space file, from
-            which random configurations are tried; None for a grid.
-    """
 
-    trials: int
-    grid: dict[str, list[Any]] | None = None
-    space: dict[str, Any] | str | None = None
-
-    def list_points(self) -> list[dict[str, Any]]:
-        """Return the options of all points of the grid, the last option changing first."""
-        grid = self.grid or {}
-        return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+def list_points(grid: Grid) -> list[dict[str, Any]]:
+    """Return the options of all points of a grid, the last option changing first."""
+    return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
 
 def _parse_names(value: Any) -> tuple[str, ...]:
@@ -54,10 +40,9 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ValueError("expected a list of names")
-    if repeated := find_repeated(names):
-        raise ValueError(f"{repeated[0]} is given twice")
+    is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not is_list or find_repeated(names):
+        raise ValueError("expected a list of different names")
     return tuple(names)
 
 
@@ -87,45 +72,34 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
 def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
     """Return kind -> edges, or True for cold items, without ``cold: false``."""
     for kind, edges in bins.items():
-        if kind == COLD:
-            if not isinstance(edges, bool):
-                raise ValueError("cold is true or false")
-            continue
-        if kind not in KINDS:
+        if kind not in (*KINDS, COLD):
             raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
-        has_edges = isinstance(edges, list) and edges and all(map(is_number, edges))
-        if not has_edges or edges != sorted(set(edges)):
-            raise ValueError(f"{kind}: expected edges between bins, ascending, such as [5, 15]")
-        if repeated := find_repeated(name_bins(kind, edges)):
-            raise ValueError(f"{kind}: two bins would be {repeated[0]!r}; take other edges")
+        if kind == COLD and isinstance(edges, bool):
+            continue
+        is_list = isinstance(edges, list) and edges and all(map(is_number, edges))
+        is_ascending = is_list and edges == sorted(set(edges))
+        if kind == COLD or not is_ascending or find_repeated(name_bins(kind, edges)):
+            raise ValueError(
+                f"{kind}: expected edges between bins, ascending and with different names, such "
+                "as [5, 15]; of cold items true or false"
+            )
     return {kind: edges for kind, edges in bins.items() if edges}
 
 
-def _parse_search(value: Any) -> Search | Literal[True] | None:
-    """Return a search from a grid, ``option: [values]``, or from ``{trials: 20, space: ...}``."""
+def _parse_grid(value: Any) -> Grid | Literal[True] | None:
+    """Return a grid, ``option: [values]``; True for the study's, and None for no search."""
     if value is None or isinstance(value, bool) or value == {}:
         return value or None
-    if not isinstance(value, dict):
-        raise ValueError("expected options and their values, {hidden_dropout_prob: [0.2, 0.3]}")
-    if "trials" in value or "space" in value:
-        return _parse_space_search(value)
-    for name, values in value.items():
-        if isinstance(values, dict):
-            raise ValueError(f"{name} is sampled: write {{trials: 20, space: {{{name}: ..}}}}")
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{name}: expected a list of values")
-        if find_repeated(values):
-            raise ValueError(f"{name}: a value is listed twice")
-    return Search(math.prod(map(len, value.values())), grid=value)
-
-
-def _parse_space_search(value: dict[str, Any]) -> Search:
-    """Return the search of a space from ``{trials: 20, space: ...}``."""
-    trials, space = value.get("trials"), value.get("space")
-    is_space = isinstance(space, (str, dict)) and bool(space)
-    if set(value) != {"trials", "space"} or not (is_space and is_whole(trials) and trials > 0):
-        raise ValueError("expected {trials: NUMBER, space: options or a file}")
-    return Search(trials, None, space)
+    is_grid = isinstance(value, dict) and all(
+        isinstance(values, list) and values and not find_repeated(values)
+        for values in value.values()
+    )
+    if not is_grid:
+        raise ValueError(
+            "expected options with a list of different values, {hidden_dropout_prob: [0.2, 0.3]} "
+            "(`recbole-pos tune` samples from ranges)"
+        )
+    return value
 
 
 def _refuse(value: Any) -> None:
@@ -139,7 +113,7 @@ Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lo
 Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
-Searched = Annotated[Search | Literal[True] | None, BeforeValidator(_parse_search)]
+Searched = Annotated[Grid | Literal[True] | None, BeforeValidator(_parse_grid)]
 
 
 class _Layout(BaseModel):
@@ -174,7 +148,8 @@ class Row(Options):
     Attributes:
         attach: schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
-        search: search of the row; True for the search of the study, None for no search.
+        search: grid of the row; True for that of the study, until the plan is complete; None for
+            no search.
         unread: options of the base that only models of other rows read.
     """
 
@@ -182,6 +157,11 @@ class Row(Options):
     retest: str | None = None
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid of its search in a complete plan; None if nothing is searched."""
+        return self.search if isinstance(self.search, dict) else None
 
     @property
     def parent(self) -> str | None:
@@ -270,20 +250,8 @@ class Plan(_Layout):
         row, options = self.rows[name], self.make_options(name)
         if row.parent:
             return {**self.make_first_options(row.parent), **options}
-        point = row.search.list_points()[0] if isinstance(row.search, Search) else {}
+        point = list_points(row.grid or {})[0]
         return {**options, **point, "seed": self.seeds[0]}
-
-    def locate_searched(self, name: str) -> dict[str, str]:
-        """Return option -> file and line of what a search tries; empty if a space file has them."""
-        search = self.rows[name].search
-        if not isinstance(search, Search) or isinstance(search.space, str):
-            return {}
-        is_shared = search is self.search  # by all rows of the study
-        path = ("search",) if is_shared else ("rows", name, "search")
-        if search.space:  # options of a grid stand in the search itself
-            path = (*path, "space")
-        options = search.grid or search.space or {}
-        return {option: self.source.locate(*path, option) for option in options}
 
     def sort_rows(self) -> list[str]:
         """Return the names of all rows, each after its parent; a UsageError refuses a circle."""
@@ -315,7 +283,7 @@ class Fit:
         stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
         trial: number of the trial, from 0; None in the other stages.
         options: model, dataset, options and config_files that the plan gives. They lack what a
-            trial samples from a space, and what a search chooses for a final fit.
+            search chooses for a final fit.
         after: names of fits that must have ended: all trials of the row, or the fit of its parent.
         repeats: whether a trial trains the same run: this fit has a seed of the trials, and the
             configuration that their search chooses.
@@ -351,12 +319,11 @@ def list_fits(plan: Plan) -> list[Fit]:
 
 def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
     """Return a fit for each trial and trial seed of a row; none if the row is not searched."""
-    search = plan.rows[row_name].search
-    if not isinstance(search, Search):
+    grid = plan.rows[row_name].grid
+    if grid is None:
         return []
-    points = search.list_points() if search.grid else [{}] * search.trials
     fits = []
-    for trial, point in enumerate(points):
+    for trial, point in enumerate(list_points(grid)):
         for seed in plan.trial_seeds:
             options = {**plan.make_options(row_name), **point, "seed": seed}
             suffix = f", seed {seed}" if seed != plan.seeds[0] else ""

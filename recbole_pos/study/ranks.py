@@ -51,31 +51,6 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
         return np.where(rank < k, _GAINS[name](rank, k), 0.0)
 
 
-def require_metrics(
-    metrics: Mapping[str, float], rank: np.ndarray, decimals: int, name: str
-) -> None:
-    """Raise a UsageError for a metric of a test that does not agree with its ranks.
-
-    Args:
-        metrics: name -> value; a metric that does not follow from ranks is not checked.
-        rank: [targets] ranks.
-        decimals: number of decimals that the values are rounded to.
-        name: of the file, for messages.
-    """
-    if not len(rank):
-        return
-    rounding_error = 0.5001 * 10.0**-decimals + 1e-9
-    for metric, reported in metrics.items():
-        if not is_from_ranks(metric):
-            continue
-        computed = float(compute_gains(rank, metric).mean())
-        if abs(computed - reported) > rounding_error:
-            raise UsageError(
-                f"{name}: {metric} of these ranks is {computed:.6f}, expected the {reported:g} "
-                "that the run says about its test"
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class RankTable:
     """Ranks of the same targets in several runs.
@@ -146,14 +121,10 @@ class RankTable:
 
 def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the targets of a run in an order that all runs share, and their ranks [targets]."""
-    name = f"ranks of {row}, seed {seed}"
-    if not {"user", "rank"} <= set(frame.columns):
-        raise UsageError(f"{name}: expected columns user and rank, found {', '.join(frame)}")
     columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame.columns)]
-    targets = frame[columns]
-    rank = frame["rank"].to_numpy(dtype=float)
-    if not len(rank) or not (rank >= 0).all():  # NaN is not >= 0 either
-        raise UsageError(f"{name}: expected numbers from 0, a rank for each target")
+    targets, rank = frame[columns], frame["rank"].to_numpy(dtype=float)
+    if not (rank >= 0).all():  # NaN is not >= 0 either
+        raise UsageError(f"ranks of {row}, seed {seed}: expected a number from 0 for each target")
     # lexsort sorts by its last key first
     order = np.lexsort([targets[column].to_numpy() for column in reversed(columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]

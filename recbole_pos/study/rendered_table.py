@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.cells import cell_len
@@ -74,46 +75,32 @@ class RenderedTable:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table in the width of the console.
-
-        If it is too wide, numbers are folded, then columns left out, which a note names.
-        """
+        """Yield the table in the width of the console; a note names columns that do not fit."""
+        widths = [self._compute_width(column) for column in range(len(self.columns))]
         columns = list(range(len(self.columns)))  # indices of the columns to show
-
-        def fits(fold: bool) -> bool:
-            width = sum(self._compute_width(column, fold) + 3 for column in columns) + 1
-            return width <= options.max_width
-
-        fold = not fits(fold=False)
         omittable = [*self.omittable, *(i for i in columns[:0:-1] if i not in self.omittable)]
-        while len(omittable) > 1 and not fits(fold):
+        while len(omittable) > 1 and sum(widths[i] + 3 for i in columns) + 1 > options.max_width:
             columns.remove(omittable.pop(0))
         notes = [*self.notes]
-        omitted = [name for index, name in enumerate(self.columns) if index not in columns]
-        if omitted:
+        if omitted := [name for index, name in enumerate(self.columns) if index not in columns]:
             names = join_names(omitted)
             notes.append(f"Left out for want of width: {names}; table.md has all columns.")
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
         table.title_justify = table.caption_justify = "left"
         for column in columns:
-            name = Text(self.columns[column])
-            if column in self.text_columns:
-                table.add_column(name, overflow="fold")
-            else:
-                width = self._compute_width(column, fold)
-                table.add_column(name, justify="right", width=width)
+            justify: Any = "left" if column in self.text_columns else "right"
+            name, width = Text(self.columns[column]), widths[column]
+            table.add_column(name, justify=justify, overflow="fold", min_width=width)
         for line in self.lines:
-            table.add_row(*(_make_rich_cell(line[column], fold) for column in columns))
+            table.add_row(*(_make_rich_cell(line[column]) for column in columns))
         yield table
 
-    def _compute_width(self, column: int, fold: bool) -> int:
+    def _compute_width(self, column: int) -> int:
         """Return the least width in which no word and no number of a column is broken."""
-        has_words = column in self.text_columns
-        parts = self.columns[column].split()
+        words = self.columns[column].split()
         for line in self.lines:
-            for text in (line[column].text, line[column].detail):
-                parts += text.split() if has_words else _fold_number(text, fold).splitlines()
-        return max(map(cell_len, parts), default=0)
+            words += f"{line[column].text} {line[column].detail}".split(" ")
+        return max(map(cell_len, words))
 
 
 def _escape_markdown(text: str) -> str:
@@ -129,15 +116,10 @@ def _format_markdown_cell(cell: Cell) -> str:
     return f"{text} ({detail})" if detail else text
 
 
-def _fold_number(text: str, fold: bool) -> str:
-    """Return a number; if ``fold``, with its deviation or interval on a line of its own."""
-    return text.replace(" ±", "\n±").replace(" [", "\n[") if fold else text
-
-
-def _make_rich_cell(cell: Cell, fold: bool) -> Text:
+def _make_rich_cell(cell: Cell) -> Text:
     """Return a cell for a terminal, with its detail on a line of its own."""
-    text = Text(_fold_number(cell.text, fold), style="bold" if cell.bold else "")
-    return text.append(f"\n{_fold_number(cell.detail, fold)}", "dim") if cell.detail else text
+    text = Text(cell.text, style="bold" if cell.bold else "")
+    return text.append(f"\n{cell.detail}", "dim") if cell.detail else text
 
 
 def format_number(value: float, sign: bool = False) -> str:

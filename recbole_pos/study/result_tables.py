@@ -95,8 +95,12 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
         outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
         facts.append(f"{repeated} of them items that their user has had before{outcome}")
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
-    if results.ties is not None:
-        sentences.append(results.ties.describe(plan.dataset, plan.ties))
+    if num_tied := split.get("tied_targets", {}).get("test", 0):
+        order = "that of the file" if plan.ties == "file" else plan.ties
+        sentences.append(
+            f"{num_tied:,} test targets have another item of their user at the same time; their "
+            f"order is {order}."
+        )
     return sentences
 
 
@@ -127,7 +131,7 @@ def make_differences_table(comparison: Comparison) -> RenderedTable | None:
         *_select_seed_noise_notes(differences),
     )
     title = f"{table.title}: difference in {format_metric(table.metrics[0])} from {table.reference}"
-    return _make_table(title, columns, notes, omittable=(1, 4, 6, 5))
+    return _make_table(title, columns, notes)
 
 
 def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> RenderedTable:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-from pydantic import Field
 
-from recbole_pos.data.interactions import EventLog
-from recbole_pos.data.targets import find_ties
 from recbole_pos.runs import DONE
 from recbole_pos.study.plan import Plan, TablePlan
 from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
@@ -24,43 +21,9 @@ _CONTENT = ("item_vectors", "item_features")  # options to score cold items by
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 
 
-@dataclass(frozen=True)
-class TieCount:
-    """How many test items of leave-one-out depend on the order of interactions at one time.
-
-    Attributes:
-        users: users with a test item.
-        test: users whose test item another order would change.
-    """
-
-    users: Annotated[int, Field(ge=0, lt=2**64)]
-    test: Annotated[int, Field(ge=0, lt=2**64)]
-
-    def __post_init__(self) -> None:
-        if self.test > self.users:
-            raise ValueError(f"test: expected at most the {self.users:,} users")
-
-    def describe(self, dataset: str, ties: str) -> str:
-        """Return a sentence on the ties of a dataset, and the order ``ties`` that a study uses."""
-        if not self.test:
-            return f"No test item of {dataset} depends on the order of equal times."
-        orders = {"file": "it is that of the file", "drop": "these users are excluded"}
-        return (
-            f"On {dataset}, {self.test:,} of {self.users:,} test items "
-            f"({self.test / self.users:.0%}) depend on the order of interactions with equal times; "
-            f"here {orders.get(ties, f'it is {ties}')}."
-        )
-
-
-def count_ties(log: EventLog) -> TieCount:
-    """Count users of 3 interactions or more, and those with several items at their last time."""
-    last = log.offsets[1:][log.lengths >= 3] - 1
-    return TieCount(len(last), int(find_ties(log)[last].sum()))
-
-
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tables say of a split, from its summary, empty if unknown."""
-    keys = ("split", "target", "targets", "repeated_targets")
+    keys = ("split", "target", "targets", "repeated_targets", "tied_targets")
     return {key: summary[key] for key in keys if key in summary}
 
 
@@ -78,9 +41,8 @@ class Results:
         searches: a line for each trial: row, trial, options (text), value (in validation), metric
             (of the value), chosen (bool).
         command: command that repeats the study.
-        split: split, target, and by phase targets and repeated_targets, as
+        split: split, target, and by phase targets, repeated_targets and tied_targets, as
             :func:`recbole_pos.data.targets.make_split` gives them; empty if unknown.
-        ties: how many test items depend on the order of equal times; None if unknown.
         warnings: sentences on what in the data inflates the metrics.
         data: facts about the data: name -> number or text.
         versions: package -> version.
@@ -93,7 +55,6 @@ class Results:
     searches: pd.DataFrame = field(default_factory=pd.DataFrame)
     command: str = ""
     split: Mapping[str, Any] = field(default_factory=dict)
-    ties: TieCount | None = None
     warnings: tuple[str, ...] = ()
     data: Mapping[str, int | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.windows import masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.searchers import ResumableSampler, create_study
-from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
-from recbole_pos.study.configs import (
-    attach_schemes,
-    digest_data_options,
-    digest_run,
-    make_row_config,
-)
+from recbole_pos.study.configs import attach_schemes, make_row_config
+from recbole_pos.study.digests import digest_data_options, digest_run
 from recbole_pos.study.packed import PackedStudy
-from recbole_pos.study.plan import Fit, Plan, Search, list_fits
+from recbole_pos.study.plan import Fit, Plan, list_fits, list_points
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
 
 _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
-CONTINUED, NEW, OPEN = "continued", "new", "open"  # states of a fit, beside done
 
 
 @dataclass(frozen=True)
@@ -49,14 +41,13 @@ class Scheduler:
     Args:
         rows: names of rows to train, besides the rows they start from; all if empty.
         packed: packed studies, whose runs need no training.
-        datasets: digest of data options -> dataset, of those that have been read.
 
     Attributes:
         status: name of a fit that has ended -> done or failed.
         reasons: name of a fit that has failed -> why.
         digests: name of a fit -> digest of its run.
         configs: digest of a run -> its configuration.
-        earlier: name of a fit -> its run in an earlier call, as in ``current.json``.
+        datasets: digest of data options -> dataset, of those that have been read.
     """
 
     def __init__(
@@ -65,7 +56,6 @@ class Scheduler:
         folder: StudyFolder,
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
-        datasets: Mapping[str, Any] | None = None,
     ) -> None:
         """List the runs of the rows to train and of all rows that these start from; all wait."""
         self.plan, self.folder, self.packed = plan, folder, packed
@@ -79,35 +69,28 @@ class Scheduler:
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.configs: dict[str, PosConfig] = {}
-        self.earlier = folder.read_current()
-        self.only_reports = False
-        self.datasets = dict(datasets or {})
-        self.searches = {
-            name: RowSearch(plan, name) for name in self.rows if plan.rows[name].search
-        }
+        self.datasets: dict[str, Any] = {}
+        self.trains = True  # False for a report, which tries no fit
+        self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
-    def next_job(self, restore: bool = True) -> Job | None:
+    def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
         Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
 
         Args:
-            restore: whether runs of packed studies are copied into the folder, or only validated.
-
-        Raises:
-            UsageError: for a damaged run in the folder or a packed study.
+            running: digests of runs in training, whose other fits wait for them.
+            restore: whether runs of packed studies are copied into the folder.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
                 continue
-            self.waiting.remove(fit)
-            if reason := self._explain_failure(fit):
-                self.end(fit, FAILED, reason)
+            job = self._try_job(fit)
+            if isinstance(job, Job) and job.digest in running:
                 continue
-            try:
-                job = self._make_job(fit)
-            except UsageError as error:
-                self.end(fit, FAILED, str(error))
+            self.waiting.remove(fit)
+            if not isinstance(job, Job):
+                self.end(fit, FAILED, job)
                 continue
             facts = self._find_facts(job, restore)
             is_done = facts.get("status") == DONE
@@ -121,42 +104,26 @@ class Scheduler:
             self.end(fit, DONE, facts=facts)
         return None
 
-    def take_finished(self) -> None:
-        """Record finished runs, also of packed studies, for a report; others count as failed."""
-        while job := self.next_job():
+    def _try_job(self, fit: Fit) -> Job | str:
+        """Return the job of a fit, or why the fit cannot be trained."""
+        if reason := self._explain_failure(fit):
+            return reason
+        try:
+            return self._make_job(fit)
+        except UsageError as error:
+            return str(error)
+
+    def take_finished(self, restore: bool = True) -> None:
+        """Record finished runs, also of packed studies; others count as failed."""
+        while job := self.next_job(restore=restore):
             self.end(job.fit, FAILED, _UNTRAINED)
-        self.only_reports = True
+        self.trains = False
 
     def explain_unmade(self) -> dict[str, str]:
         """Return name -> reason of the fits that failed without a run; empty for a report."""
-        if self.only_reports:
+        if not self.trains:
             return {}
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
-
-    def preview(self) -> dict[str, str]:
-        """Return the state of every fit, and write nothing; the scheduler has ended then.
-
-        Returns:
-            Name of a fit -> ``done``, ``continued`` (from its checkpoint), ``new``, or ``open``
-            (its run depends on a search that has not ended).
-
-        Raises:
-            UsageError: for a damaged run of a packed study; nothing has been written.
-        """
-        states = {}
-        while job := self.next_job(restore=False):
-            if self.folder.run(job.digest).checkpoint.is_file():
-                states[job.fit.name] = CONTINUED
-            else:
-                is_trained = job.fit.repeats and job.tested_run
-                states[job.fit.name] = DONE if is_trained else NEW
-        for fit in self.fits:
-            if self.status.get(fit.name) == DONE:
-                state = DONE
-            else:
-                state = OPEN if fit.stage == "final" and fit.after else NEW
-            states.setdefault(fit.name, state)
-        return states
 
     def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
         """Return the facts of a run: of the folder if it is finished there, else of a pack."""
@@ -166,19 +133,19 @@ class Scheduler:
             packed.used.add(job.digest)
         if facts.get("status") == DONE or not packed_studies:
             return facts
-        packed, dataset = packed_studies[0], self.prepare(job.config)
         if restore:
-            packed.restore(job.digest, self.folder, job.config, dataset)
-        else:
-            packed.read_ranks(job.digest, job.config, dataset)  # raises if the run is damaged
-        return packed.fits[job.digest]
+            dataset = self.prepare(job.config)
+            packed_studies[0].restore(job.digest, self.folder, job.config, dataset)
+        return packed_studies[0].fits[job.digest]
 
     def _explain_failure(self, fit: Fit) -> str:
         """Return why a fit cannot be trained after those it depends on; empty if it can."""
         if fit.has_parent:
             (parent,) = fit.after
-            is_failed = self.status[parent] == FAILED
-            return f"{parent} failed: {self.reasons.get(parent, '')}" if is_failed else ""
+            if self.status[parent] != FAILED:
+                return ""
+            reason = self.reasons[parent]
+            return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
         if not fit.after:
             return ""
         if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
@@ -210,21 +177,9 @@ class Scheduler:
             self.datasets[key].build()
         return self.datasets[key]
 
-    def _digest(self, config: PosConfig, *, is_trial: bool) -> str:
-        """Return the digest of a run that does not start from another."""
-        return digest_run(config, self._identify(config), is_trial)
-
-    def _identify(self, config: PosConfig) -> dict[str, Any]:
-        """Return the identity of a run's data; with it how repeated targets count, if that matters.
-
-        They matter where seen items are excluded and targets are repeated. Elsewhere runs that are
-        older than the option ``repeated_targets`` are the same.
-        """
-        dataset = self.prepare(config)
-        num_repeated = sum(dataset.split.summary["repeated_targets"].values())
-        if not num_repeated or not masks_history(config):
-            return dataset.identity
-        return {**dataset.identity, "repeated_targets": config["repeated_targets"]}
+    def _digest(self, config: PosConfig, origin: bool | str) -> str:
+        """Return the digest of a run; ``origin`` is as of :func:`digest_run`."""
+        return digest_run(config, self.prepare(config).identity, origin)
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
         """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
@@ -262,7 +217,7 @@ class Scheduler:
             assert best_trial is not None  # else the fit has failed
             config = make_row_config(fit.options, search.points[best_trial])
             tested_run = self._find_trained_run(fit, best_trial)
-        digest = self._digest(config, is_trial=fit.trial is not None)
+        digest = self._digest(config, fit.trial is not None)
         return Job(fit, config, digest, tested_run)
 
     def _find_trained_run(self, fit: Fit, best_trial: int) -> str | None:
@@ -285,7 +240,7 @@ class Scheduler:
             options["init_from"] = str(self.folder.run(parent_run).path.resolve())
             options["train_only"] = list(schemes)
         config = make_row_config(parent_options, options)
-        digest = digest_run(config, self._identify(config), parent_run)
+        digest = self._digest(config, parent_run)
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def find_metric(self, row: str) -> str:
@@ -304,8 +259,6 @@ class Scheduler:
 class RowSearch:
     """The trials of a row, which have no test interactions and are compared by validation.
 
-    Their options are known before the first trial: the points of a grid, or random ones of a space.
-
     Attributes:
         num_seeds: number of seeds of every trial.
         metric: validation metric of early stopping, by which trials are compared.
@@ -318,25 +271,22 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        """Read the metric, and the grid or space from which the options of trials are taken."""
-        search = plan.rows[name].search
-        assert isinstance(search, Search)
+        """Read the metric and the grid from which the options of trials are taken."""
+        grid = plan.rows[name].grid
+        assert grid is not None
+        for path, layer in ((("base",), plan.base), (("rows", name), plan.rows[name])):
+            for option in grid.keys() & layer.options.keys():
+                raise plan.source.error(
+                    (*path, option),
+                    f"{name}: {option} is given here, and its search tries it as well; take it out "
+                    "of one (`search: false` for a configuration that is not searched)",
+                )
         config = make_row_config(plan.make_first_options(name))
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
+        self.points = list_points(grid)
         self.values: dict[int, list[float | None]] = {}
-        if search.grid:
-            self.points = search.list_points()
-            searched = list(search.grid)
-        else:
-            space = _read_space(plan, name, search, config)
-            study = create_study(self.mode, ResumableSampler(plan.seeds[0], is_random=True))
-            sampled = [space.suggest(study.ask()) for _ in range(search.trials)]
-            self.points = [{**space.fixed, **point} for point in sampled]
-            searched = space.names
-        for option in searched:
-            _require_not_given(plan, name, option)
 
     def tell(self, trial: int, value: float | None) -> None:
         """Record the best validation value of a trial with one of its seeds; None if it failed."""
@@ -351,30 +301,6 @@ class RowSearch:
                 means[trial] = mean
         select_best = max if self.mode == "max" else min
         return select_best(means, key=means.__getitem__, default=None)
-
-
-def _read_space(plan: Plan, name: str, search: Search, config: PosConfig) -> Space:
-    """Return the checked space of a row; the user's options win over its fixed ones."""
-    if isinstance(search.space, str):
-        space = read_space(find_space_file(search.space, ""))
-    else:
-        space = parse_space(search.space or {}, plan.locate_searched(name))
-    given = config.external_config_dict
-    space.fixed = {key: value for key, value in space.fixed.items() if key not in given}
-    options = {**plan.make_options(name), "seed": plan.seeds[0]}
-    check_space(space, lambda sampled: make_row_config(options, {**space.fixed, **sampled}))
-    return space
-
-
-def _require_not_given(plan: Plan, row: str, option: str) -> None:
-    """Raise a UsageError for an option that a search tries and that its row or the base sets."""
-    for path, layer in ((("base",), plan.base), (("rows", row), plan.rows[row])):
-        if option in layer.options:
-            raise plan.source.error(
-                (*path, option),
-                f"{row}: {option} is given here, and its search tries it as well; take it out of "
-                "one (`search: false` for a configuration that is not searched)",
-            )
 
 
 def average_seeds(values: Sequence[float | None], num_seeds: int) -> float | None:

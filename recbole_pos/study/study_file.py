@@ -14,14 +14,13 @@ from pydantic import ValidationError
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.study.plan import Attach, Plan, Search, TablePlan, find_repeated
+from recbole_pos.study.plan import Attach, Plan, TablePlan, find_repeated, list_points
 from recbole_pos.study.study_source import Source, read_source
 from recbole_pos.values import is_whole, listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_yaml
 
 # Options that a trained model may be tested again with.
 _RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
-_MOST_RUNS = 100_000  # of a study, as many as the points of a grid
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
@@ -53,13 +52,7 @@ def make_plan(source: Source) -> Plan:
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
     plan.sort_rows()  # raises if rows are made of each other
-    num_trials = _require_equal_trials(plan)
-    num_runs = len(plan.rows) * len(plan.seeds) + num_trials * plan.search_seeds
-    if num_runs > _MOST_RUNS:
-        key = "search" if num_trials else "seeds"
-        raise source.error(
-            (key,), f"{key}: the study has {num_runs:,} runs; at most {_MOST_RUNS:,}"
-        )
+    _require_equal_trials(plan)
     return plan
 
 
@@ -115,11 +108,9 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
     plan.source.require_choice((*path, "reference"), table.reference, table.rows)
 
 
-def _require_equal_trials(plan: Plan) -> int:
-    """Return the number of trials of all rows; require as many of each, and seeds for them."""
-    num_trials = {
-        name: row.search.trials for name, row in plan.rows.items() if isinstance(row.search, Search)
-    }
+def _require_equal_trials(plan: Plan) -> None:
+    """Require that all searched rows have the same number of trials, and seeds for them."""
+    num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
     if plan.search_seeds > (len(plan.seeds) if num_trials else 1):
         raise plan.source.error(
             ("search_seeds",),
@@ -134,7 +125,6 @@ def _require_equal_trials(plan: Plan) -> int:
                 f"{name} is searched with {number} trials and {first} with {num_trials[first]}; "
                 "give all as many, or those that need none `search: false`",
             )
-    return sum(num_trials.values())
 
 
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
@@ -146,10 +136,9 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         base: options over those of its base; its config_files are read after those of the base, and
             what they set is no longer taken from it.
 
-    Raises:
-        UsageError: for an option that all configurations set themselves.
+    A RunWarning names options of the base that configurations set themselves.
     """
-    _require_effect(plan, base)
+    _warn_of_no_effect(plan, base)
     if "dataset" in changes:  # the paper's values are of the plan's dataset
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
@@ -167,23 +156,12 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     return make_plan(replace(plan.source, content=content))
 
 
-def _require_effect(plan: Plan, base: Mapping[str, Any]) -> None:
-    """Refuse options of the base that no configuration takes from it; warn of those that some set.
-
-    Rows with a parent have only options of their own.
-    """
-    rows = {name: row for name, row in plan.rows.items() if not row.parent}
+def _warn_of_no_effect(plan: Plan, base: Mapping[str, Any]) -> None:
+    """Warn of options of the base that some configurations do not take, since they set them."""
     for key in base.keys() - {"config_files"}:
-        setting = [name for name, row in rows.items() if key in row.options]
-        if not setting:
-            continue
-        if len(setting) == len(rows):
-            raise UsageError(
-                f"{key}: changes nothing, since all configurations of the study set it; leave it "
-                "out, or change the study's file"
-            )
-        message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
-        warnings.warn(message, RunWarning, stacklevel=2)
+        if setting := [name for name, row in plan.rows.items() if key in row.options]:
+            message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
+            warnings.warn(message, RunWarning, stacklevel=2)
 
 
 def _read_files(files: Iterable[str]) -> dict[str, Any]:
@@ -214,11 +192,10 @@ def plan_models(
     Raises:
         UsageError: for a value that cannot be read, or a name that is given twice.
     """
-    if not models:
-        raise UsageError("-m: name the models that are compared, as in -m FPARec,SASRec")
     parsed = [_parse_vary(text) for text in vary]
     names = [name for name, _ in parsed]
-    if repeated := find_repeated([*names, *models]):
+    base = base or {}
+    if repeated := find_repeated([*base, *names, *models]):
         raise UsageError(f"{repeated[0]} is given twice")
     rows = {}
     for model, *values in itertools.product(models, *(values for _, values in parsed)):
@@ -230,9 +207,6 @@ def plan_models(
     by_options = f" by {' and '.join(names)}" if names else ""
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
-    base = base or {}
-    if twice := sorted(base.keys() & set(names)):
-        raise UsageError(f"{twice[0]}: it is given and varied (--vary); leave one out")
     given = _read_files(base.get("config_files", ())) | base
     if given.keys() & {"metrics", "topk"} and (metrics := _list_metrics(given)):
         content["metrics"] = metrics
@@ -253,13 +227,12 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
     name, _, values_text = text.partition("=")
     name = name.strip().removeprefix("--")
     values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
-    if not name or not isinstance(values, list) or len(values) < 2:
+    is_list = isinstance(values, list) and len(values) > 1
+    if not name or not is_list or find_repeated(values):
         raise UsageError(
-            f"--vary: {name}: expected option=value,value,..., two values or more; found "
+            f"--vary: {name}: expected option=value,value,..., two different values or more; found "
             f"{shown(text)}"
         )
-    if repeated := find_repeated(values):
-        raise UsageError(f"--vary: {name}: {shown(repeated[0])} is given twice")
     return name, values
 
 

@@ -6,7 +6,7 @@ import yaml
 
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.charts import draw_charts
-from recbole_pos.study.plan import Plan, Search
+from recbole_pos.study.plan import Plan, list_points
 from recbole_pos.study.rendered_table import PAGES, format_duration, format_number, join_names
 from recbole_pos.study.result_tables import (
     format_metric,
@@ -119,14 +119,14 @@ def describe_protocol(results: Results) -> list[str]:
 
 def _describe_search(plan: Plan) -> str:
     """Return the sentence on the tuning budget of the configurations."""
-    searches = [row.search for row in plan.rows.values() if isinstance(row.search, Search)]
-    if not searches:
+    grids = [row.grid for row in plan.rows.values() if row.grid]
+    if not grids:
         return "Nothing was searched: every configuration has the options given in the study."
-    unsearched = [name for name, row in plan.rows.items() if not row.search and not row.parent]
+    unsearched = [name for name, row in plan.rows.items() if not row.grid and not row.parent]
     exceptions = f" ({join_names(unsearched)}: none)" if unsearched else ""
-    is_same_search = all(search == searches[0] for search in searches)
+    is_same_search = all(grid == grids[0] for grid in grids)
     budget = "the same tuning budget" if is_same_search else "a search of its own"
-    num_trials = searches[0].trials  # the same for all searches of a plan
+    num_trials = len(list_points(grids[0]))  # the same for all searches of a plan
     if plan.search_seeds == 1:
         seeds = f"seed {plan.seeds[0]}"
     else:

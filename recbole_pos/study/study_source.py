@@ -12,7 +12,6 @@ from recbole_pos.values import nearest, shown
 from recbole_pos.yaml_files import read_with_lines
 
 LIKE = "like"  # the key that names another study
-_MERGED = ("base", "rows")  # keys that are inherited option by option
 _Path = tuple[Any, ...]
 
 
@@ -73,26 +72,22 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 def _merge(source: Source, parent: Source) -> dict[str, Any]:
     """Return the content of a study and its parent; base and rows are merged option by option."""
     content, inherited = source.content, parent.content
-    for key in _MERGED:
-        if not isinstance(inherited.get(key) or {}, dict):
-            raise parent.error((key,), f"{key}: expected a mapping")
     merged = {**inherited, **content}
     if merged.get("dataset") != inherited.get("dataset") and "paper" not in content:
         merged.pop("paper", None)  # values of a paper are of one dataset
     merged["base"] = _merge_options(inherited.get("base"), content.get("base"))
     inherited_rows, rows = inherited.get("rows") or {}, content.get("rows")
-    if isinstance(rows, (list, str)):
+    if isinstance(rows, (list, str)):  # the names of inherited rows
         names = [rows] if isinstance(rows, str) else rows
         for name in names:
             source.require_choice(("rows",), name, inherited_rows)
         merged["rows"] = {name: inherited_rows[name] for name in names}
         for key in {"reference", "tables", "paper"} - set(content):
             merged[key] = _restrict(merged.get(key), names)
-    elif rows is None or isinstance(rows, dict):
-        rows = rows or {}
+    else:
         merged["rows"] = {
-            name: _merge_options(inherited_rows.get(name), rows.get(name))
-            for name in {**inherited_rows, **rows}
+            name: _merge_options(inherited_rows.get(name), (rows or {}).get(name))
+            for name in {**inherited_rows, **(rows or {})}
         }
     return {key: value for key, value in merged.items() if value is not None}
 
@@ -105,21 +100,17 @@ def _merge_options(inherited: Any, options: Any) -> Any:
 
 
 def _restrict(value: Any, names: list[str]) -> Any:
-    """Return an inherited reference, paper or tables for the named rows; None if none is left."""
-    if isinstance(value, str):
-        return value if value in names else None
+    """Return an inherited reference, paper or tables for the named rows; None if none is left.
+
+    A table stays if it has all its rows and its reference.
+    """
     if isinstance(value, dict):
         return {row: values for row, values in value.items() if row in names}
-    tables = value if isinstance(value, list) else []
-    restricted = [_restrict_table(table, names) for table in tables]
-    return [table for table in restricted if table is not None] or None
-
-
-def _restrict_table(table: Any, names: list[str]) -> dict[str, Any] | None:
-    """Return a table with the named rows; None if it has none of them, or loses its reference."""
-    if not isinstance(table, dict) or not isinstance(table.get("rows", names), list):
-        return None
-    rows = [row for row in table.get("rows", names) if row in names]
-    if not rows or table.get("reference", rows[0]) not in rows:
-        return None
-    return {**table, "rows": rows} if "rows" in table else table
+    if isinstance(value, list):
+        tables = [
+            table
+            for table in value
+            if {*table.get("rows", names), table.get("reference", names[0])} <= set(names)
+        ]
+        return tables or None
+    return value if value in names else None

@@ -13,13 +13,12 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.files import write_text
-from recbole_pos.runs.space import Parameter, Space
+from recbole_pos.tuning.space import Parameter, Space
 from recbole_pos.values import escape_formula
 
 # States of a trial. A trial with one of the first two has a result; others are trained on resume.
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 LOST, UNFINISHED = "lost", "unfinished"
-STATES = (FINISHED, STOPPED, FAILED, LOST, UNFINISHED)
 
 
 @dataclass
@@ -98,22 +97,25 @@ class TrialTable:
         write_text(self.file, text.getvalue())
 
     def _read(self) -> list[Trial]:
-        """Return the trials of the file."""
+        """Return the trials of the file; a UsageError names a row that is damaged."""
         with self.file.open(newline="", encoding="utf-8") as opened:
             columns, *rows = list(csv.reader(opened)) or [[]]
-        try:
-            if columns != self.columns:
-                raise ValueError(f"expected the columns {', '.join(self.columns)}")
-            return [self._parse_row(number, row) for number, row in enumerate(rows)]
-        except ValueError as error:
-            raise UsageError(f"{self.file}: {error}; restore the file") from error
+        if columns != self.columns:
+            raise UsageError(f"{self.file}: expected the columns {', '.join(self.columns)}")
+        trials = []
+        for number, row in enumerate(rows):
+            try:
+                trials.append(self._parse_row(number, dict(zip(columns, row, strict=True))))
+            except (ValueError, IndexError) as error:
+                problem = f"the row of trial {number} is damaged: {error}"
+                raise UsageError(f"{self.file}: {problem}; restore the file") from error
+        return trials
 
-    def _parse_row(self, number: int, row: list[str]) -> Trial:
-        """Return the trial of a row; a ValueError if it is damaged."""
-        if len(row) != len(self.columns) or row[0] != str(number) or row[1] not in STATES:
-            raise ValueError(f"the row of trial {number} is damaged")
-        cells = dict(zip(self.columns, row, strict=True))
-        score, best_epoch, epochs, seconds, parameters = row[2:7]
+    def _parse_row(self, number: int, cells: dict[str, str]) -> Trial:
+        """Return the trial of a row; a ValueError or IndexError if it is damaged."""
+        score, best_epoch, parameters = (
+            cells[name] for name in (self.columns[2], "best_epoch", "parameters")
+        )
         options: dict[str, Any] = {}
         for parameter in self.space.parameters:
             if self.space.exists(parameter, options):
@@ -124,19 +126,16 @@ class TrialTable:
             cells["state"],
             float(score) if score else None,
             int(best_epoch) if best_epoch else None,
-            int(epochs),
-            float(seconds),
+            int(cells["epochs"]),
+            float(cells["seconds"]),
             int(parameters) if parameters else None,
             cells["reason"],
         )
 
 
 def _parse_option(parameter: Parameter, cell: str) -> Any:
-    """Return the value of an option from its cell; a ValueError if the space does not have it."""
+    """Return the value of an option from its cell; an IndexError if it is no choice of it."""
     if parameter.kind == "choice":
-        values = [value for value in parameter.values if escape_formula(str(value)) == cell]
-        if not values:
-            raise ValueError(f"{parameter.name} is {cell[:100]}")
-        return values[0]
+        return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
     value = float(cell)
     return value if parameter.codes is None else parameter.decode(round(parameter.encode(value)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
-from recbole_pos.runs.space import Space, check_space, find_space_file, parse_space, read_space
-from recbole_pos.study.configs import digest_run, make_row_config
-from recbole_pos.study.study_folder import Layout, parse, read_file
+from recbole_pos.study.configs import make_row_config
+from recbole_pos.study.digests import digest_run
+from recbole_pos.study.study_folder import read_json
+from recbole_pos.tuning.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.values import check_choice, is_whole, shown
 
 SEARCHERS = ("optuna", "random", "grid")
@@ -25,7 +27,8 @@ _RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial
 _RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
 
 
-class SearchFacts(Layout):
+@dataclass
+class SearchFacts:
     """The content of ``search.json``: what decides the trials of a search.
 
     Attributes:
@@ -33,7 +36,7 @@ class SearchFacts(Layout):
         space: the searched options, as in a space file.
         num_samples: number of trials.
         searcher, seed: optuna, random or grid, and the seed from which it samples.
-        scheduler: asha, none, or the name of a class of Ray's.
+        scheduler: asha or none.
         grace_epochs: epochs before ASHA may stop a trial.
         inputs: digest of the data, the code of the model, and the weights that trials start from.
     """
@@ -99,8 +102,7 @@ def check_arguments(args: SearchArguments) -> None:
     """Raise a UsageError for an argument of a search that has a wrong value."""
     require_shares(args)
     check_choice("--searcher", args.searcher, SEARCHERS)
-    if isinstance(args.scheduler, str):
-        check_choice("--scheduler", args.scheduler, SCHEDULERS)
+    check_choice("--scheduler", args.scheduler, SCHEDULERS)
     for name, least in (("num_samples", 1), ("grace_epochs", 1), ("seed", 0)):
         value = getattr(args, name)
         if value is not None and not (is_whole(value) and value >= least):
@@ -114,8 +116,8 @@ def plan_search(
     config_file_list: list[str] | None,
     config_dict: dict[str, Any],
     args: SearchArguments,
-) -> tuple[Search, list[str]]:
-    """Return a new search, and the options of the space that are given and so not searched.
+) -> Search:
+    """Return a new search; options of the space that are given are not searched.
 
     Args:
         model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.tune`.
@@ -131,9 +133,9 @@ def plan_search(
     if "position" in {*whole_space.names, *whole_space.fixed}:
         _require_no_parts(config)
     searched = whole_space.without(user_options)
-    overruled = [option for option in whole_space.names if option in user_options]
     if not searched.parameters:
-        raise UsageError(f"nothing is left to search: all of {', '.join(overruled)} are given")
+        names = ", ".join(whole_space.names)
+        raise UsageError(f"nothing is left to search: all of {names} are given")
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()
@@ -144,15 +146,10 @@ def plan_search(
         num_samples=num_samples,
         searcher=args.searcher,
         seed=args.seed,
-        scheduler=_name_scheduler(args.scheduler),
+        scheduler=args.scheduler,
         grace_epochs=args.grace_epochs,
     )
-    return Search(facts, searched), overruled
-
-
-def _name_scheduler(scheduler: Any) -> str:
-    """Return the name of a scheduler, or that of the class of a scheduler object."""
-    return scheduler if isinstance(scheduler, str) else type(scheduler).__name__
+    return Search(facts, searched)
 
 
 def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
@@ -188,41 +185,24 @@ def resume_search(
         not_allowed: further arguments by name, none of which may have a value.
 
     Raises:
-        UsageError: for an argument that may not change, fewer trials than there are, or a folder
-            without a search.
+        UsageError: for an argument that may not change, or a folder without a search.
     """
-    allowed = (*_RESUME_ARGUMENTS, "resume", "verbose", "scheduler")
+    if not (content := read_json(folder / SEARCH)):
+        raise UsageError(f"--resume: {folder} is not the folder of a search")
+    facts = SearchFacts(**content)
+    allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
     refused = [name for name in list_changed(args) if name not in allowed]
-    if args.scheduler == "none":
-        refused.append("scheduler")
     refused += [name for name, value in not_allowed.items() if value]
     refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
+    moved = {"item_vectors", "init_from"} - facts.options.keys()  # of which this search has none
+    refused += [name for name in config_dict if name in moved]
     if refused:
         names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
         raise UsageError(
             f"--resume takes everything from its folder but {names}; leave out "
             f"{', '.join(map(shown, refused))}"
         )
-    file = folder / SEARCH
-    if not (content := read_file(file)):
-        raise UsageError(f"--resume: {folder} is not the folder of a search")
-    facts = parse(SearchFacts, content, f"--resume: {file}")
-    for name in ("item_vectors", "init_from"):
-        if name in config_dict and name not in facts.options:
-            raise UsageError(f"--{name}: this search has none; leave it out")
-    schedulers = {facts.scheduler, _name_scheduler(args.scheduler)}
-    if len(schedulers) > 1 and not schedulers <= set(SCHEDULERS):
-        raise UsageError(
-            f"--resume: the scheduler of this search is {shown(facts.scheduler)}; an object of "
-            "Ray's must be given again, recbole_pos.tune(resume=..., scheduler=...), and no other"
-        )
-    if args.num_samples is not None:
-        if args.num_samples < facts.num_samples:
-            raise UsageError(
-                f"--num_samples: this search has {facts.num_samples} trials already; expected at "
-                "least as many"
-            )
-        facts.num_samples = args.num_samples
+    facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
     space = parse_space(facts.space, {})
     if facts.searcher == "grid":

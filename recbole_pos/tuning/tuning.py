@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,9 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
 from recbole_pos.runs.progress import format_options, live_view
-from recbole_pos.runs.shared_data import SharedData
-from recbole_pos.runs.worker import MOST_LOSSES, QUIET, train_run
+from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData, train_run
 from recbole_pos.study.study_folder import read_curve
-from recbole_pos.tuning.plot import draw_pictures
+from recbole_pos.tuning.plot import draw_curves
 from recbole_pos.tuning.record import FAILED, FINISHED, LOST, STOPPED, Trial, TrialTable
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
 from recbole_pos.tuning.trials import BEST, TrialSearch, find_run, quiet_tune, run_trial
@@ -95,7 +94,7 @@ def tune(
     Args:
         model: name or class of the model, as of :func:`recbole_pos.run`.
         dataset: the dataset, as of :func:`recbole_pos.run`.
-        space: a yaml or .hyper file; the model's own in ``properties/tune/`` when None.
+        space: a yaml file; the model's own in ``properties/tune/`` when None.
         config_file_list: configuration of all trials.
         config_dict: options over these files; an option given here is the same in all trials,
             also if the space has it.
@@ -104,9 +103,9 @@ def tune(
             :class:`~recbole_pos.config.arguments.SearchArguments`: ``num_samples``,
             ``max_concurrent``, ``metric``, ``grace_epochs``, ``searcher``, ``run_dir``,
             ``address``, ``cpus_per_trial``, ``gpus_per_trial`` and ``verbose`` mean the same as in
-            the command; ``scheduler`` may also be a scheduler object of Ray's; ``seed`` is the
-            searcher's; ``resume`` is the folder of a search to continue or, with more
-            ``num_samples``, to extend.
+            the command, as do ``scheduler`` (asha or none) and ``seed``, of the searcher;
+            ``resume`` is the folder of a search to continue or, with more ``num_samples``, to
+            extend.
 
     Raises:
         UsageError: if something given is wrong, before any trial starts.
@@ -123,9 +122,8 @@ def tune(
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:
         name = read_dataset_name(dataset)
-        overruled: list[str] = []  # options of the space that are given
         if args.resume is None:
-            search, overruled = plan_search(model, name, space, config_file_list, config_dict, args)
+            search = plan_search(model, name, space, config_file_list, config_dict, args)
             path = _choose_path(search, args, dataset)
             folder = Path(path)
         else:
@@ -144,8 +142,8 @@ def tune(
         if args.resume is None:  # only now, so that wrong arguments leave no folder behind
             RunFolder.create(path, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
-        write_json(folder / SEARCH, search.facts.model_dump())
-        _print_settings(runs, overruled, reporter)
+        write_json(folder / SEARCH, asdict(search.facts))
+        _print_settings(runs, reporter)
         try:
             runs.train(reporter)
             best = runs.find_best()
@@ -262,7 +260,7 @@ class _Runs:
         # hundred machines would be idle for long
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
         facts, epochs = self.search.facts, self.search.config["epochs"]
-        scheduler = self.args.scheduler  # perhaps an object of Ray's
+        scheduler = None
         if facts.scheduler == "asha":
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
@@ -280,7 +278,7 @@ class _Runs:
                 metric=BEST,
                 mode=self.search.mode,
                 search_alg=searcher,
-                scheduler=None if facts.scheduler == "none" else scheduler,
+                scheduler=scheduler,
                 num_samples=self.num_left,
                 max_concurrent_trials=self.args.max_concurrent,
                 reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
@@ -330,7 +328,7 @@ class _Runs:
         return run
 
 
-def _print_settings(runs: _Runs, overruled: list[str], reporter: Reporter) -> None:
+def _print_settings(runs: _Runs, reporter: Reporter) -> None:
     """Print the settings of the search, and facts and warnings about its data."""
     search, facts = runs.search, runs.search.facts
     reporter.line(
@@ -340,8 +338,6 @@ def _print_settings(runs: _Runs, overruled: list[str], reporter: Reporter) -> No
     )
     if num_ended := facts.num_samples - runs.num_left:
         reporter.line(f"{num_ended} trials have ended before")
-    if overruled:
-        reporter.line(f"given, so not searched: {', '.join(overruled)}")
     if text := describe_split(runs.data.split.summary):
         reporter.line(text)
     for text in make_warnings(runs.data.split.summary):
@@ -369,7 +365,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
 
 
 def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> None:
-    """Write tune.json and the pictures, and print the result."""
+    """Write tune.json and the picture, and print the result."""
     trials, best, folder = result.trials, result.best, result.folder
     states = [trial.state for trial in trials]
     content = {
@@ -384,12 +380,12 @@ def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> 
         "versions": {**find_versions(), "ray": ray.__version__},
     }
     write_json(folder / "tune.json", content)
-    pictures = draw_pictures(
-        trials, best, search.space, search.metric, search.mode, search.title, folder
+    picture = draw_curves(
+        trials, best, search.metric, search.mode, search.title, folder / "curves.png"
     )
     reporter.show_results(
         f"best of {len(trials)} trials is {best.number}: {format_options(best.options)}",
         {"valid": read_result(RunFolder(result.run_dir)).best_valid, "test (once)": result.test},
     )
-    for file in (folder / "best.yaml", folder / "trials.csv", *pictures):
+    for file in (folder / "best.yaml", folder / "trials.csv", picture):
         reporter.line(str(file))

@@ -1,11 +1,9 @@
-"""Reading and sorting in less memory than interactions need: the same, and nothing left behind."""
+"""Columns on disk, where interactions exceed memory_limit: the same, and nothing is left."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ from test_cache import facts
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.cache import capture
-from recbole_pos.data.scratch import Scratch
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
+from recbole_pos.tables import limits
+from recbole_pos.tables.storage import Storage
 
 EVENTS = 6_000
 COLUMNS = ["user_id", "item_id", "timestamp", "stars", "channel", "note"]
@@ -73,57 +72,43 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], monkeypatch) -> None:
-    sizes, empty = [], Scratch.empty
+    sizes, empty = [], Storage.empty
 
-    def counted(self: Scratch, shape: Any, dtype: Any) -> np.ndarray:
-        sizes.append(self.block_rows)
+    def counted(self: Storage, shape: Any, dtype: Any) -> np.ndarray:
+        sizes.append(self.sorted_rows if self.is_on_disk else None)
         return empty(self, shape, dtype)
 
-    monkeypatch.setattr(Scratch, "empty", counted)
+    monkeypatch.setattr(Storage, "empty", counted)
     plain, before = read(folder, name, memory_limit="4GB", **options), set(folder.rglob("*"))
-    assert not sizes
+    assert set(sizes) == {None}
     monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 500)
     small = read(folder, name, memory_limit="100KB", **options)
-    assert set(sizes) == {1024} and set(folder.rglob("*")) == before
+    assert set(sizes) == {None, 1024} and set(folder.rglob("*")) == before
     assert facts(capture(plain)) == facts(capture(small))
-    assert not (small.split.part.flags.owndata or small.split.is_target.flags.owndata)  # on disk
+    columns = *small.log.fields.values(), small.split.part, small.split.is_target
+    assert all(isinstance(np.asarray(column).base, np.memmap) for column in columns[-2:])
 
 
-def test_auto_is_half_of_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [folder / "text" / "text.inter"]
-    config = PosConfig("PosSASRec", "text", None, {"data_path": str(folder)})
-    needed = 3 * files[0].stat().st_size
-    for free, fits in ((2 * needed, True), (2 * needed - 2, False)):
-        monkeypatch.setattr("recbole_pos.data.scratch.get_free_memory", lambda free=free: free)
-        assert (Scratch.where_needed(config, files) is None) == fits
+def test_auto_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "get_free_memory", lambda: 4800)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert limits.read_limit("auto") == 2400 and limits.read_limit("1.5 kb") == 1500
+    assert not Storage(100, 2400).is_on_disk and Storage(101, 2400).is_on_disk
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert limits.read_limit("auto") == 1200
     for wrong in ("4 horses", -1):
         with pytest.raises(UsageError, match="memory_limit"):
-            PosConfig("PosSASRec", "text", None, {"memory_limit": wrong})
+            limits.read_limit(wrong)
 
 
-@pytest.mark.parametrize("when", ["read", "sorted"])
-def test_a_full_disk_is_one_line(folder: Path, monkeypatch, capsys, when: str) -> None:
+def test_a_full_disk_is_one_line(folder: Path, monkeypatch, capsys) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if when == "read":
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "r+b"))
-    else:
-        monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     words = f"run -m PosSASRec -d text --memory_limit 100KB --data_path {folder} --quiet"
     before = set(folder.rglob("*"))
     assert main([*words.split(), "--run_dir", str(folder / "run")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "raise memory_limit" in error
-    assert set(folder.rglob("*")) == before
-
-
-def test_a_killed_process_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(folder.rglob("*"))
-    child = os.fork()
-    if not child:
-        monkeypatch.setattr("numpy.lexsort", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-        read(folder, "text", memory_limit="100KB")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert set(folder.rglob("*")) == before

@@ -1,17 +1,16 @@
-"""Search spaces: the searched options, how each is sampled, and the files that list them.
+"""Search spaces: the searched options, how each is sampled, and the yaml files that list them.
 
-All searchers use the same space: Optuna samples values by name, the grid lists them. A file is
-yaml, or RecBole's ``.hyper``; a wrong line is an error before the first trial.
+All searchers use the same space: Optuna samples values by name, the grid lists them. A wrong line
+of a file is an error before the first trial.
 """
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from optuna.distributions import (
     BaseDistribution,
@@ -23,7 +22,7 @@ from optuna.distributions import (
 from recbole_pos.config.options import DATA, SCHEDULE, find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.values import is_number, is_whole, shown, suggest
-from recbole_pos.yaml_files import ROOT, parse_scalar, read_with_lines
+from recbole_pos.yaml_files import ROOT, read_with_lines
 
 Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]
 KINDS: dict[Kind, str] = {
@@ -33,10 +32,6 @@ KINDS: dict[Kind, str] = {
     "quniform": "[low, high, step], the step above 0",
     "randint": "[low, high], whole numbers, both included",
 }
-RECBOLE_SUFFIX = ".hyper"
-RECBOLE_KINDS = ("choice", "uniform", "loguniform", "quniform")
-
-_MAX_LOG = 700  # natural logarithm of the largest floats
 _ROUNDING = 1e-9  # error of a division: from 0 to 0.3 there are three steps of 0.1
 
 
@@ -62,7 +57,10 @@ class Parameter:
     def __post_init__(self) -> None:
         """Raise a UsageError for values that the kind does not take."""
         if not (isinstance(self.values, list) and self._has_valid_values()):
-            self._refuse(f"{self.kind} takes {KINDS[self.kind]}, found {shown(self.values)}")
+            raise UsageError(
+                f"{self.location}: {self.name}: {self.kind} takes {KINDS[self.kind]}, found "
+                f"{shown(self.values)}"
+            )
 
     def _has_valid_values(self) -> bool:
         """Return whether the values are what the kind takes, see ``KINDS``."""
@@ -80,9 +78,6 @@ class Parameter:
         if self.kind == "randint":
             return is_whole(low) and is_whole(high) and low <= high
         return low < high and (low > 0 or self.kind == "uniform")
-
-    def _refuse(self, problem: str) -> NoReturn:
-        raise UsageError(f"{self.location}: {self.name}: {problem}")
 
     @property
     def codes(self) -> range | None:
@@ -129,7 +124,10 @@ class Parameter:
     def list_values(self) -> list[Any]:
         """Return every value, for a grid; a UsageError if there are infinitely many."""
         if self.codes is None:
-            self._refuse(f"a grid needs values to list, and {self.kind} has none; use choice")
+            raise UsageError(
+                f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
+                "none; use choice"
+            )
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
@@ -259,27 +257,20 @@ class Space:
 
     def _meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
         """Return values of searched options under which a parameter exists."""
-        allowed: dict[str, list[Any]] = {}  # option -> values that all conditions allow
-        # conditions name earlier parameters only: go back from the parameter to all it depends on
-        for dependent in reversed(self.parameters):
-            if dependent is parameter or dependent.name in allowed:
-                for name, values in dependent.when.items():
-                    earlier = allowed.get(name, values)
-                    allowed[name] = [value for value in earlier if value in values]
+        searched = {earlier.name: earlier for earlier in self.parameters}
+        parents = [name for name in parameter.when if name in searched]
         options: dict[str, Any] = {}
-        searched = {searched.name: searched for searched in self.parameters}
-        for name, values in allowed.items():
-            if name in searched:
-                possible = [value for value in values if searched[name].has(value)]
-            else:
-                possible = [value for value in values if value == self.context.get(name)]
-            if not possible:
-                raise UsageError(
-                    f"{parameter.location}: {parameter.name}: its condition "
-                    f"{shown(parameter.when)} never holds"
-                )
-            if name in searched:
-                options[name] = possible[0]
+        for name in parents:
+            options |= self._meet_conditions(searched[name])
+        for name in parents:  # its own conditions win over those of the options in them
+            possible = [value for value in parameter.when[name] if searched[name].has(value)]
+            options[name] = possible[0] if possible else None
+        dependents = [parameter, *(searched[name] for name in options)]
+        if None in options.values() or not all(self.exists(p, options) for p in dependents):
+            raise UsageError(
+                f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
+                "never holds"
+            )
         return options
 
 
@@ -290,83 +281,26 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
         UsageError: if there is no such file.
     """
     folder = ROOT / "tune"
-    if name is None:
-        candidates = [folder / f"{model}.yaml"]
-        problem = f"{model} has no space of its own"
-    else:
-        candidates = [Path(name), folder / name, folder / Path(name).name]
-        problem = f"no file {shown(str(name))}"
-    with suppress(OSError):  # no file can have some names
-        for candidate in candidates:
-            if candidate.is_file():
-                return candidate
+    name = f"{model}.yaml" if name is None else name
+    for file in (Path(name), folder / Path(name).name):
+        if os.path.isfile(file):  # False if the name is too long, where pathlib may raise
+            return file
     choices = ", ".join(sorted(file.name for file in folder.glob("*.yaml")))
     raise UsageError(
-        f"--space: {problem}; write one (docs/tuning.md shows how) or take one of {choices}"
+        f"--space: no file {shown(str(name))}; write one (docs/tuning.md shows how) or take one of "
+        f"{choices}"
     )
 
 
 def read_space(path: str | Path) -> Space:
-    """Return the search space in a yaml file, or in a file of RecBole's (.hyper).
-
-    Raises:
-        UsageError: naming file and line of what is wrong.
-    """
-    path = Path(path)
-    if path.suffix == RECBOLE_SUFFIX:
-        return parse_space(*_read_recbole(path))
-    content, lines_by_key = read_with_lines(path, "space file")
+    """Return the search space in a yaml file; a UsageError names file and line of a mistake."""
+    content, lines_by_key = read_with_lines(Path(path), "space file")
     lines = {str(key[0]): line for key, line in lines_by_key.items() if len(key) == 1}
     return parse_space(content, lines)
 
 
-def _read_recbole(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Return a file of RecBole's as the content of a yaml file, and option -> file and line."""
-    content: dict[Any, Any] = {}
-    lines: dict[str, str] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read space file {path}: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split(maxsplit=2)
-        location = f"{path}, line {number}"
-        # RecBole silently skips lines of fewer than three words, too
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) < 3 or words[1] not in RECBOLE_KINDS or words[0] in lines:
-            raise UsageError(
-                f"{location}: expected `option kind values`, each option once and the kind one of "
-                f"{', '.join(RECBOLE_KINDS)}; found {shown(line.strip())}"
-            )
-        name, kind, values_text = words
-        content[name] = {kind: _parse_recbole_values(kind, values_text, location)}
-        lines[name] = location
-    return content, lines
-
-
-def _parse_recbole_values(kind: str, text: str, location: str) -> Any:
-    """Return the values of an option in a RecBole file, as a yaml file would have them."""
-    values = parse_scalar(text if text.startswith("[") else f"[{text}]", location)
-    if not isinstance(values, list):
-        return values  # which Parameter refuses
-    if kind == "choice":
-        return [_parse_choice(value, location) for value in values]
-    if kind == "loguniform" and all(map(is_number, values)):  # logarithms, as for hyperopt
-        return [math.exp(value) if value < _MAX_LOG else math.inf for value in values]
-    return values
-
-
-def _parse_choice(value: Any, location: str) -> Any:
-    """Return a choice of a RecBole file, in which None, lists and mappings are written as text."""
-    if value == "None":
-        return None
-    is_text = isinstance(value, str) and value[:1] in ("[", "{")
-    return parse_scalar(value, location) if is_text else value
-
-
 def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
-    """Return the space that the mapping of a file, or of a part of a study, describes.
+    """Return the space that the mapping of a file describes.
 
     Args:
         content: option -> how it is sampled, or its fixed value.
@@ -378,12 +312,8 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}
     for name, value in content.items():
-        location = lines.get(str(name), str(name))
-        if not isinstance(name, str) or len(name) > 100:
-            raise UsageError(
-                f"{location[:200]}: the name of an option is text of at most 100 characters, found "
-                f"{shown(name)}"
-            )
+        name = str(name)
+        location = lines.get(name, name)
         if parameter := _parse_parameter(name, value, location):
             parameters.append(parameter)
         else:
@@ -454,17 +384,10 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
 
 def _require_searchable(parameter: Parameter) -> None:
     """Raise a UsageError for an option that must be the same in all trials."""
-    role = find_option(parameter.name).role
-    location = f"{parameter.location}: {parameter.name}"
-    if role == DATA:
+    if find_option(parameter.name).role in (DATA, SCHEDULE):
         raise UsageError(
-            f"{location} cannot be searched: data, split and metrics are the same for all trials; "
-            "run one search for each value"
-        )
-    if role == SCHEDULE:
-        raise UsageError(
-            f"{location} cannot be searched: the scheduler and early stopping decide how long a "
-            f"trial trains; give one value, {parameter.name}: ..."
+            f"{parameter.location}: {parameter.name} cannot be searched: data, split, metrics and "
+            "the length of training are the same for all trials; give one value"
         )
 
 

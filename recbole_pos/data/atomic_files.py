@@ -1,0 +1,470 @@
+"""Files of a dataset, text or parquet, whose columns are named as name:type.
+
+DuckDB splits them into cells, and Arrow and Python convert these. A text in which DuckDB finds
+anything unusual (a cell too many, a line of blanks) is read again, line by line in Python, which
+accepts more or reports the line and cell of the error.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import compute
+
+from recbole_pos.data.location import KINDS, MISSING, PARQUET
+from recbole_pos.errors import UsageError
+from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
+from recbole_pos.tables.limits import read_limit
+from recbole_pos.tables.storage import Storage
+from recbole_pos.tables.text import TextForm, find_form, is_utf8, iterate_lines, write_as_utf8
+from recbole_pos.values import Options, listed, shown
+
+_MISSING = frozenset(MISSING)
+_BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
+LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
+_BLOCK_LINES = 1 << 16  # that Python reads at a time
+_MAX_TOKEN_BYTES = 1 << 33  # of the array in which RecBole keeps the tokens of a column
+_EXPECTED = {
+    "token": "text or whole numbers",
+    "float": "numbers (a time as a number, such as seconds since 1970)",
+    "token_seq": "lists of text or numbers, or text",
+    "float_seq": "lists of numbers, or text",
+}
+# Columns of some rows: names as dictionaries, numbers as arrays of float64, lists of arrays.
+Block = dict[str, Any]
+
+
+def open_file(path: str | Path, config: Options) -> AtomicFile:
+    """Open a file of a dataset, by the end of its name."""
+    return (ParquetTable if str(path).endswith(PARQUET) else TextTable)(Path(path), config)
+
+
+def read_rows(
+    files: Sequence[AtomicFile], names: Iterable[str], storage: Storage | None = None
+) -> tuple[pd.DataFrame, list[int]]:
+    """Read columns of every row of files that have the same columns, one below the other.
+
+    Args:
+        files: the files.
+        names: the columns.
+        storage: space for numbers and codes of names; memory if None.
+
+    Returns:
+        A row per line, and the number of rows of each file. Columns hold categories of str (token,
+        nan if missing), float64 (float, nan if missing) or arrays (token_seq and float_seq, empty
+        if missing).
+
+    Raises:
+        UsageError: for the first row that is wrong, or a file without rows.
+    """
+    kinds = {name: files[0].kinds[name] for name in names}
+    num_rows = sum(file.num_rows for file in files)
+    storage = storage or Storage()
+    columns = {name: _Column(kind, num_rows, storage) for name, kind in kinds.items()}
+    row, sizes = 0, []
+    for file in files:
+        first_row = row
+        for start, block in file.read_blocks(kinds):
+            row = first_row + start
+            for name, column in columns.items():
+                column.write(row, block[name])
+            row += len(next(iter(block.values())))
+        sizes.append(row - first_row)
+        if not sizes[-1]:
+            raise UsageError(
+                f"{file.path} has no line of data; fill it; a .user or .item file may also be "
+                "removed"
+            )
+    table = {name: column.finish(name, files[0].path, row) for name, column in columns.items()}
+    pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
+    return pd.DataFrame(table, copy=False), sizes
+
+
+class _Column:
+    """A column that is filled block by block: codes of names, numbers or lists."""
+
+    def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
+        self.kind = kind
+        self.codes: dict[str, int] = {}  # of names, by first appearance
+        self.lists: list[np.ndarray] = []
+        if not kind.endswith("seq"):
+            self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
+
+    def write(self, row: int, block: Any) -> None:
+        """Write the cells of a block, of which the first is that of ``row``."""
+        if self.kind.endswith("seq"):
+            self.lists[row:] = block
+            return
+        if self.kind == "token":
+            codes, names = self.codes, block.dictionary.to_pylist()
+            code_by_index = [codes.setdefault(name, len(codes)) for name in names]
+            indices = block.indices.fill_null(-1).to_numpy()
+            block = np.array([*code_by_index, -1], np.int32)[indices]
+        self.values[row : row + len(block)] = block
+
+    def finish(self, name: str, path: Path, num_rows: int) -> Any:
+        """Return the column ``name`` of a file, with its first ``num_rows`` cells."""
+        if self.kind.endswith("seq"):
+            return pd.Series(self.lists, dtype=object)
+        if self.kind == "float":
+            return self.values[:num_rows]
+        longest = max(self.codes, key=len, default="")
+        if 4 * len(longest) * len(self.codes) > _MAX_TOKEN_BYTES:
+            raise UsageError(
+                f"{path}: {name} has {len(self.codes):,} different tokens of up to "
+                f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
+                "are kept at the length of the longest. Shorten it, or leave the column out"
+            )
+        names = pd.Index(list(self.codes), dtype=object)
+        return pd.Categorical.from_codes(self.values[:num_rows], names, validate=False)
+
+
+class AtomicFile:
+    """A file of one table, with ``kinds`` of columns by name; subclasses read its format.
+
+    Raises:
+        UsageError: for a column that is wrong.
+    """
+
+    def __init__(self, path: Path, config: Options) -> None:
+        self.path, self.seq_separator = path, config["seq_separator"]
+        self.memory_limit = read_limit(config["memory_limit"])
+        self.kinds: dict[str, str] = {}
+        if self.seq_separator == "":
+            raise UsageError("seq_separator is empty: nothing stands between names or numbers")
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, or of lines where some may be blank."""
+        raise NotImplementedError
+
+    def read(self, names: Iterable[str]) -> pd.DataFrame:
+        """Return columns of every row, as :func:`read_rows` does."""
+        return read_rows([self], names)[0]
+
+    def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        """Yield number of the first row, from 0, and columns of each block of rows.
+
+        After an error of a fast reader the rows are yielded again from the first.
+        """
+        raise NotImplementedError
+
+    def _add_column(self, name: str, kind: str) -> None:
+        """Add a column to ``kinds``, or refuse a name that is there already."""
+        if name in self.kinds:
+            raise UsageError(
+                f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
+            )
+        self.kinds[name] = kind
+
+    def _make_cell_error(self, place: str, name: str, cell: Any) -> UsageError:
+        """Return the error about a cell of a column ``name`` that is not a number."""
+        return UsageError(
+            f"{self.path}, {place}: {name} ({self.kinds[name]}) is {str(cell)[:80]!r}, in which "
+            "something is not a number; correct the cell or leave it empty"
+        )
+
+    def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
+        """Return a cell of a sequence (text or list) as an array, or raise ValueError."""
+        if isinstance(cell, str):
+            cell = () if cell in _MISSING else cell.split(self.seq_separator)
+        texts = [str(value) for value in cell or () if value is not None and value != ""]
+        if kind == "token_seq":
+            return np.array(texts)
+        numbers = np.array(list(map(float, texts)))
+        if not (np.abs(numbers) <= LARGEST).all():  # no mean can be filled in within a sequence
+            raise ValueError("nan or inf")
+        return numbers
+
+
+class TextTable(AtomicFile):
+    """Text whose first line names the columns, with a cell of each in every line."""
+
+    def __init__(self, path: Path, config: Options) -> None:
+        super().__init__(path, config)
+        self.separator = config["field_separator"]
+        self.encoding = config["encoding"] or "utf-8"  # RecBole's own Config has no default
+        if len(self.separator) != 1 or self.separator in '"\r\n\0':
+            raise UsageError(
+                f"field_separator: {shown(self.separator)} must be one character, and neither a "
+                'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
+            )
+        try:
+            "".encode(self.encoding)  # raises for codecs that do not encode text
+        except (LookupError, ValueError) as error:
+            raise UsageError(
+                f"encoding: {shown(self.encoding)} is not one that Python knows"
+            ) from error
+        self.header_line = self._read_names()
+
+    def _make_line_error(self, line_number: int, problem: str) -> UsageError:
+        return UsageError(f"{self.path}, line {line_number}: {problem}")
+
+    def _read_names(self) -> int:
+        """Read names and types of the columns; return the number of their line."""
+        lines = iterate_lines(self.path, self.encoding)
+        number, line = next(((n, text) for n, text in lines if text.strip()), (0, ""))
+        if not line:
+            raise UsageError(
+                f"{self.path} is empty: its first line must name the columns as name:type, such as "
+                "user_id:token"
+            )
+        for i, cell in enumerate(self._split_line(number, line), 1):
+            name, _, kind = cell.partition(":")
+            if not name or kind not in KINDS:
+                raise self._make_line_error(
+                    number,
+                    f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
+                    f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
+                    f"Cells are separated by {shown(self.separator)} (field_separator)",
+                )
+            self._add_column(name, kind)
+        return number
+
+    @cached_property
+    def _utf8_copy(self) -> Any:
+        """A temporary file with the text in UTF-8; None if the file itself is UTF-8."""
+        return None if is_utf8(self.encoding) else write_as_utf8(self.path, self.encoding)
+
+    @property
+    def _utf8_path(self) -> Path:
+        return self.path if self._utf8_copy is None else Path(self._utf8_copy.name)
+
+    @cached_property
+    def _form(self) -> TextForm | None:
+        """The form of the text; None if only Python can read it."""
+        try:
+            return find_form(self._utf8_path, self.header_line, self.separator)
+        except UnicodeError:  # reported with its line by ``_read_slowly``
+            return None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, or of lines where some may be blank."""
+        if self._form is not None:
+            return self._form.num_lines
+        return sum(1 for _ in iterate_lines(self.path, self.encoding))
+
+    def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        """Yield number of the first row and columns of each block of rows."""
+        try:
+            yield from self._read_fast(kinds)
+        except (*ENGINE_ERRORS, ValueError):
+            yield from self._read_slowly(kinds)
+
+    def _read_fast(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        """Yield blocks that DuckDB splits into cells; raise if the file needs ``_read_slowly``."""
+        if self._form is None or len(self.kinds) == 1:
+            raise ValueError("a blank line and an empty cell are the same")
+        first_row = 0
+        options = self.separator, self._form, self.memory_limit
+        for cells in read_text(self._utf8_path, len(self.kinds), *options):
+            texts = dict(zip(self.kinds, cells, strict=True))
+            block = {name: self._convert(kind, texts[name]) for name, kind in kinds.items()}
+            yield first_row, block
+            first_row += len(cells[0])
+
+    def _convert(self, kind: str, texts: pa.Array) -> Any:
+        """Return a block of cells as values of a kind, or raise ValueError."""
+        if kind == "token":
+            return _drop_missing(texts.dictionary_encode())
+        if kind == "float":
+            return _parse_numbers(texts)
+        return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
+
+    def _read_slowly(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        """Yield blocks that are read line by line."""
+        first_row = 0
+        columns: Block = {name: [] for name in kinds}
+        for number, line in iterate_lines(self.path, self.encoding):
+            is_blank = self.separator not in line and not line.strip()
+            if number <= self.header_line or is_blank:
+                continue
+            cells = self._split_line(number, line)
+            if len(cells) != len(self.kinds):
+                raise self._make_line_error(
+                    number,
+                    f"cells of this line: {len(cells)}, expected {len(self.kinds)}, one for each "
+                    f"column of the first line ({listed(self.kinds)}), separated by "
+                    f"{shown(self.separator)}; a cell that holds the separator needs quotation "
+                    'marks ("...")',
+                )
+            row = dict(zip(self.kinds, cells, strict=True))
+            for name, column in columns.items():
+                column.append(self._parse_cell(number, name, row[name]))
+            if len(column) == _BLOCK_LINES:
+                yield first_row, _join_cells(columns, kinds)
+                first_row += len(column)
+                columns = {name: [] for name in kinds}
+        yield first_row, _join_cells(columns, kinds)
+
+    def _split_line(self, number: int, line: str) -> list[str]:
+        """Return the cells of line ``number``, or refuse a quotation mark that is not closed."""
+        if '"' not in line:
+            return line.split(self.separator)
+        old_limit = csv.field_size_limit(len(line) + 1)  # of the process, restored below
+        try:
+            return next(csv.reader([line], delimiter=self.separator, strict=True))
+        except csv.Error as error:
+            raise self._make_line_error(
+                number,
+                "a cell starts with a quotation mark that its end does not close: double it "
+                '(""") or remove it; a cell cannot hold a line break',
+            ) from error
+        finally:
+            csv.field_size_limit(old_limit)
+
+    def _parse_cell(self, number: int, name: str, cell: str) -> Any:
+        """Return a cell of line ``number`` as a value of its column's kind."""
+        kind = self.kinds[name]
+        try:
+            if kind == "token":
+                return None if cell in _MISSING else cell
+            return _parse_number(cell) if kind == "float" else self._parse_list(cell, kind)
+        except ValueError:
+            raise self._make_cell_error(f"line {number}", name, cell) from None
+
+
+class ParquetTable(AtomicFile):
+    """Parquet: columns called name:type, or with types from ``column_types``."""
+
+    def __init__(self, path: Path, config: Options) -> None:
+        super().__init__(path, config)
+        try:
+            self.file = ParquetFile(path, self.memory_limit)
+        except ENGINE_ERRORS as error:
+            raise self._make_read_error(error) from error
+        self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
+        types = config["column_types"] or {}
+        for column in self.file.columns:
+            name, _, kind = column.rpartition(":")
+            if not name or kind not in KINDS:
+                name, kind = column, str(types.get(column))
+            if not name or kind not in KINDS:
+                raise UsageError(
+                    f"{self.path}: column {shown(column)} has no type: call it as in "
+                    f"'user_id:token', or name it in column_types: {{{column}: ...}}, one of "
+                    f"{', '.join(KINDS)}"
+                )
+            self._add_column(name, kind)
+            self.column_names[name] = column
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.file.num_rows
+
+    def _make_read_error(self, error: Exception) -> UsageError:
+        problem = str(error).partition("\n")[0]
+        return UsageError(f"{self.path} cannot be read as parquet: {problem}")
+
+    def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        """Yield number of the first row and columns of each block of rows."""
+        first_row = 0
+        try:
+            for block in self.file.read([self.column_names[name] for name in kinds]):
+                columns = zip(kinds, block.columns, strict=True)
+                yield first_row, {name: self._convert(first_row, name, c) for name, c in columns}
+                first_row += len(block)
+        except ENGINE_ERRORS as error:
+            raise self._make_read_error(error) from error
+
+    def _convert(self, first_row: int, name: str, column: pa.Array) -> Any:
+        """Return a block of a column, from ``first_row`` on, converted to its kind."""
+        kind, dtype = self.kinds[name], column.type
+        if pa.types.is_null(dtype):  # all cells are missing
+            dtype = pa.float64() if kind == "float" else pa.string()
+            column = column.cast(dtype)
+        if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
+            encoded = column.dictionary_encode()
+            names = encoded.dictionary.cast(pa.string())
+            if compute.any(compute.match_substring(names, "\0")).as_py():
+                raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
+            return _drop_missing(pa.DictionaryArray.from_arrays(encoded.indices, names))
+        if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
+            return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        is_list = is_list_type(dtype)
+        value_type = dtype.value_type if is_list else dtype
+        if kind.endswith("seq") and (_is_text(value_type) or (is_list and _is_number(value_type))):
+            return self._convert_lists(first_row, name, column)
+        raise UsageError(
+            f"{self.path}: {name} ({kind}) holds {column.type}; expected {_EXPECTED[kind]}. Write "
+            "another type into the file, or give the column another kind"
+        )
+
+    def _convert_lists(self, first_row: int, name: str, column: pa.Array) -> list[np.ndarray]:
+        """Return a block of sequences as arrays, or refuse a row with something else."""
+        lists = []
+        kind = self.kinds[name]
+        for row, cell in enumerate(column.to_pylist(), first_row + 1):
+            try:
+                lists.append(self._parse_list(cell, kind))
+            except ValueError:
+                raise self._make_cell_error(f"row {row}", name, cell) from None
+        return lists
+
+
+def _parse_number(cell: str) -> float:
+    """Return a cell of text as a number, NaN if it is missing, or raise ValueError."""
+    if cell in _MISSING:
+        return float("nan")
+    number = _BOOLEANS.get(cell.lower())
+    return float(cell) if number is None else number
+
+
+def _parse_numbers(texts: pa.Array) -> np.ndarray:
+    """Return cells of text as numbers, as :func:`_parse_number` does.
+
+    Arrow converts ordinary numbers. It takes other words than we do for NaN, and none for missing.
+    """
+    with suppress(pa.ArrowInvalid):
+        numbers: np.ndarray = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if np.isnan(numbers).sum() == texts.null_count:
+            return numbers
+    encoded = texts.dictionary_encode()
+    values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
+    converted: np.ndarray = values[encoded.indices.fill_null(-1).to_numpy()]
+    return converted
+
+
+def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return a column of names in which the names that stand for a missing one are null."""
+    is_missing = compute.is_in(column.dictionary, pa.array([*MISSING, None], pa.string()))
+    if not compute.any(is_missing).as_py():
+        return column
+    codes = compute.if_else(is_missing.take(column.indices), None, column.indices)
+    return pa.DictionaryArray.from_arrays(codes, column.dictionary)
+
+
+def _join_cells(columns: Block, kinds: Mapping[str, str]) -> Block:
+    """Return a block of the cells that Python has parsed."""
+    joined = dict(columns)
+    for name, kind in kinds.items():
+        if kind == "token":
+            joined[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+        elif kind == "float":
+            joined[name] = np.array(columns[name], dtype=np.float64)
+    return joined
+
+
+def is_list_type(dtype: pa.DataType) -> bool:
+    """Return whether cells of a type are lists, of any length or of one."""
+    types = pa.types
+    return types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
+
+
+def _is_number(dtype: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_integer(dtype) or types.is_floating(dtype) or types.is_decimal(dtype)

@@ -1,0 +1,1 @@
+"""Text and parquet as columns, read by DuckDB, and the memory that they may take."""
