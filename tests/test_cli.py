@@ -55,7 +55,6 @@ def test_run_writes_a_result_and_prints_a_table(tiny, tmp_path, monkeypatch, cap
         ([*ML, "--epochs"], "--epochs"),
         ([*ML, "--config_files", "no.yaml"], "no.yaml"),
         ([*ML, "--log_wandb=True"], "log_wandb"),
-        ([*ML, "--position=[[rope]]"], "['rope']"),
     ],
     ids=lambda x: " ".join(x[2:]) if isinstance(x, list) else "",
 )

@@ -248,7 +248,6 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD.replace("item", "thing"), {}, "name it with --item=COLUMN"),
     (GOOD, {"types": {"starz": "float"}}, "^type: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
-    (GOOD, {"types": "stars"}, "^type: expected --type=COLUMN=VALUE"),
     (GOOD, {"rename": {"time": "item_id"}}, "^rename: two fields would be called 'item_id'"),
     (GOOD, {"name": "a/b"}, "^name: "),
     (f"user,item\n1,a,{NOW}\n", {}, "log.csv:2"),

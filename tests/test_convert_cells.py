@@ -77,7 +77,6 @@ def seconds(values: list[Any], form: str | None = None) -> list[float]:
         ("2024-03-02", None, DAY),
         ("2024/3/2 17:05:31", None, MOMENT),
         ("31/12/2024", None, 1735603200),
-        ("31.12.2024 00:00:01", None, 1735603201),
         ("03/03/2024", None, DAY + 86400),  # the same both ways
         ("1709399131250", None, MOMENT + 0.25),
         (MOMENT * 10**6 + 1, None, MOMENT + 1e-6),

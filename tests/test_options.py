@@ -121,7 +121,6 @@ def test_the_default_of_a_custom_option_gives_its_type() -> None:
         # several together
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
         ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "sample items set loss_type: BPR"),
-        ("FPARec", {"checkpoint_dir": "x"}, "--run_dir"),
         ("SASRec", {"hidden_size": 10, "n_heads": 4}, "multiple of n_heads"),
         # forms of their own
         ("SASRec", {"user_inter_num_interval": "text"}, "such as [3,inf)"),
@@ -141,7 +140,6 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     [
         ("SASRec", {"threshold": {"rating": 4}}, "only by custom models"),
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
-        ("FPMC", {"MAX_ITEM_LIST_LENGTH": 20}, "knows the last item"),
         ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "only with learner: adam"),
         ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),

@@ -38,7 +38,6 @@ def test_elsewhere_than_on_a_terminal_a_line_a_minute(monkeypatch, capsys) -> No
     assert re.fullmatch(wanted, last), last
     task = Task("x", total=4, done=1, targets=1000, began=time.monotonic() - 10)
     assert str(task) == "x: 10 s, 1 of 4, about 30 s left, 100 targets/s"
-    assert str(Task("x", 5)) == "x: 0 s, 0 of 5" and str(Task("x")) == "x: 0 s"
 
 
 def test_lines_are_printed_whole_and_as_they_are(capsys) -> None:

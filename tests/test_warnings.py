@@ -61,9 +61,8 @@ def test_a_period_needs_two_steps_of_the_clock() -> None:
 
 
 def test_a_clock_that_stands_still() -> None:
-    for times in ([7] * 5, [7, 7, 7, 9, 9]):
-        with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
-            check(times)
+    with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
+        check([7, 7, 7, 9, 9])
 
 
 def test_training_warns_and_opening_a_run_does_not(tmp_path: Path, caplog) -> None:
