@@ -245,10 +245,12 @@ def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25)
     return frame.sample(frac=1, random_state=seed, ignore_index=True)
 
 
-def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
+def write_atomic(
+    frame: pd.DataFrame, folder: Path, name: str = "tiny", token_columns: Sequence[str] = ()
+) -> Path:
     """Write folder/<name>/<name>.inter; returns folder (the data_path)."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    kinds = dict.fromkeys(("user_id", "session_id", "item_id"), "token")
+    kinds = dict.fromkeys(("user_id", "session_id", "item_id", *token_columns), "token")
     header = {column: f"{column}:{kinds.get(column, 'float')}" for column in frame}
     frame.rename(columns=header).to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
     return folder
