@@ -86,7 +86,8 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)
+    if path.stem not in sys.stdlib_module_names:  # posrec/encodings must not hide Python's codecs
+        monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)
     return module
 
