@@ -175,7 +175,7 @@ def _read_mapping(
             loader.dispose()
     except OSError as error:
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, KeyError) as error:  # bytes, !!bool x
+    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError) as error:
         raise UsageError(f"{name}{_explain(error)} (not valid yaml)") from error
     if content is not None and not isinstance(content, dict):
         raise UsageError(
