@@ -9,6 +9,7 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -113,6 +114,22 @@ def test_types_that_are_no_field_are_left_out_by_name(tmp_path: Path) -> None:
     assert all("which is no field" in column.notes[0] for column in columns)
     with pytest.raises(UsageError, match="^column 'record' holds struct.*, which is no field"):
         rp.convert(frame, **{**options, "name": "y"}, user="record")
+
+
+def test_an_uuid_is_its_text_and_another_extension_what_it_stores() -> None:
+    users = [UUID(int=number) for number in (5, 6, 5)]
+    table = pa.table(
+        {
+            "user_id": pa.array([user.bytes for user in users], pa.uuid()),
+            "item_id": ["a", "b", "b"],
+            "timestamp": [1_700_000_001, 1_700_000_002, 1_700_000_003],
+            "rebought": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 0, 1], pa.int8())),
+        }
+    )
+    data = rp.Dataset.from_frame(table)
+    written = pd.read_csv(data.path / f"{data.path.name}.inter", sep="\t")
+    assert written["user_id:token"].tolist() == list(map(str, users))
+    assert written["rebought:float"].tolist() == [0, 0, 1]
 
 
 def test_lists_keep_their_length(tmp_path: Path) -> None:
