@@ -85,6 +85,11 @@ class PackagedLoader(_Libyaml):  # type: ignore[misc, valid-type]
 
 
 for _loader in (YamlLoader, PackagedLoader):
+    # a date stays text, as options take it
+    _loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in _loader.yaml_implicit_resolvers.items()
+    }
     _loader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -170,7 +175,7 @@ def _read_mapping(
             loader.dispose()
     except OSError as error:
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError) as error:
         raise UsageError(f"{name}{_explain(error)} (not valid yaml)") from error
     if content is not None and not isinstance(content, dict):
         raise UsageError(

@@ -86,7 +86,8 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)
+    if path.stem not in sys.stdlib_module_names:  # posrec/encodings must not hide Python's codecs
+        monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)
     return module
 
@@ -244,10 +245,12 @@ def make_log(seed: int = 0, users: int = 60, items: int = 40, longest: int = 25)
     return frame.sample(frac=1, random_state=seed, ignore_index=True)
 
 
-def write_atomic(frame: pd.DataFrame, folder: Path, name: str = "tiny") -> Path:
+def write_atomic(
+    frame: pd.DataFrame, folder: Path, name: str = "tiny", token_columns: Sequence[str] = ()
+) -> Path:
     """Write folder/<name>/<name>.inter; returns folder (the data_path)."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    kinds = dict.fromkeys(("user_id", "session_id", "item_id"), "token")
+    kinds = dict.fromkeys(("user_id", "session_id", "item_id", *token_columns), "token")
     header = {column: f"{column}:{kinds.get(column, 'float')}" for column in frame}
     frame.rename(columns=header).to_csv(folder / name / f"{name}.inter", sep="\t", index=False)
     return folder

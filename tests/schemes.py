@@ -11,13 +11,15 @@ from torch import Tensor
 from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions, replaces_attention
 from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.position.build import build_schemes
 from recbole_pos.position.compose import Compose
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
+ATTENTION = [name for name, cls in SCHEMES.items() if issubclass(cls, AttentionPosition)]
+REPLACING = [name for name in ATTENTION if replaces_attention(SCHEMES[name])]
 N, D = 9, 8
 LENGTHS = [4, 9, 1, 6]
 ITEMS = 30
@@ -81,18 +83,9 @@ def attend(
 
 
 def block(**changes: Any) -> BlockOptions:
-    given = {
-        "hidden_size": D,
-        "inner_size": D,
-        "n_heads": 2,
-        "hidden_dropout": 0.0,
-        "attn_dropout": 0.0,
-        "activation": "gelu",
-        "norm": "pre",
-        "bias": True,
-        "output": True,
-        "layer_norm_eps": 1e-8,
-    }
+    sizes = {"hidden_size": D, "inner_size": D, "n_heads": 2, "layer_norm_eps": 1e-8}
+    dropout = {"hidden_dropout": 0.0, "attn_dropout": 0.0}
+    given = {"activation": "gelu", "norm": "pre", "bias": True, "output": True, **sizes, **dropout}
     return BlockOptions(**{**given, **changes})
 
 

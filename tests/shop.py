@@ -12,7 +12,6 @@ import torch
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import UnknownKey
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.relations.lookup import PackedSequences
 from recbole_pos.relations.search import Edges, EventOrder
@@ -109,17 +108,6 @@ def shop_options(folder: Path, **options: Any) -> dict[str, Any]:
         "filter_inter_by_user_or_item": False,
         **options,
     }
-
-
-def drop_unread(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those that a model does not have, or does not read."""
-    left = dict(options)
-    while True:
-        try:
-            PosConfig(model, "shop", None, left)
-            return left
-        except UnknownKey as error:
-            del left[error.key]
 
 
 def open_shop(folder: Path, **options: Any) -> Experiment:

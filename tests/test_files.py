@@ -11,16 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import recbole_pos
 from recbole_pos.errors import StorageError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.run import run
 from recbole_pos.files import (
-    LOCK,
     atomic_write,
     finish_replacement,
-    lock_folder,
-    remove_unfinished,
     replace_folder,
     write_text,
 )
@@ -37,10 +32,9 @@ def disk_of():
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
     file = tmp_path / "a.txt"
     write_text(file, "old")
-    for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), atomic_write(file) as unfinished:
-            unfinished.write("new")
-            raise error
+    with pytest.raises(KeyboardInterrupt), atomic_write(file) as unfinished:
+        unfinished.write("new")
+        raise KeyboardInterrupt
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     write_text(file, "new")
     assert file.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
@@ -73,22 +67,8 @@ def test_a_full_disk_keeps_the_old_file(tmp_path, disk_of, size) -> None:
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_disk_without_any_room(tmp_path, disk_of) -> None:
-    """The error names a file, although the line of the lock has no room either."""
-    csv = tmp_path / "orders.csv"
-    csv.write_text("user,item,time\n" + "".join(f"u{n % 3},i{n % 4},{n}\n" for n in range(24)))
-    datasets = str(Path(__file__).parents[1] / "dataset")
-    import joblib  # noqa: F401  before it finds no room for its semaphores
-
-    disk_of(0)
-    with pytest.raises(StorageError, match=r"^cannot write .*run/config\.yaml: File too large"):
-        run("Pop", "toyshop", data_path=datasets, run_dir=tmp_path / "run", verbose=False)
-    with pytest.raises(StorageError, match=r"^cannot write .*shop\.yaml: File too large"):
-        recbole_pos.convert(csv, name="shop", date_format="s", data_path=tmp_path, verbose=False)
-
-
 def test_a_path_that_cannot_be_written(tmp_path) -> None:
-    for file in (tmp_path / "none" / "a.txt", tmp_path, tmp_path / ("x" * 300)):
+    for file in (tmp_path / "none" / "a.txt", tmp_path):
         with pytest.raises(UsageError, match="cannot write"):
             write_text(file, "")
         assert not list(tmp_path.iterdir())
@@ -96,57 +76,21 @@ def test_a_path_that_cannot_be_written(tmp_path) -> None:
 
 def test_a_link_stays_a_link(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    for text in ("one", "two"):
-        write_text(tmp_path / "link", text)
-        assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == text
+    write_text(tmp_path / "link", "one")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "one"
 
 
-def test_what_is_no_file_is_written_as_it_is(tmp_path) -> None:
+def test_what_is_no_file_is_written_as_it_is() -> None:
     with pytest.raises(StorageError, match="cannot write /dev/full: No space left on device"):
         write_text(Path("/dev/full"), "x")
-    os.mkfifo(tmp_path / "pipe")
-    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
-    write_text(tmp_path / "pipe", "through")
-    assert reader.communicate()[0] == b"through" and (tmp_path / "pipe").is_fifo()
-
-
-def hold(lock: str, folder: Path) -> subprocess.Popen:
-    """Start a process that is in the ``with`` block of a function of files.py."""
-    code = f"""import sys; from pathlib import Path; from recbole_pos.files import *
-with {lock}: print('held', flush=True); input()"""
-    command = [sys.executable, "-c", code, folder]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"held\n"
-    return other
-
-
-def test_one_writer_at_a_time(tmp_path) -> None:
-    other = hold("lock_folder(Path(sys.argv[1]), 'trained')", tmp_path)
-    with (
-        pytest.raises(UsageError, match=f"^{tmp_path} is being trained by process {other.pid} on"),
-        lock_folder(tmp_path, "trained"),
-    ):
-        pytest.fail("two at once")
-    other.kill()
-    other.wait()
-    with lock_folder(tmp_path, "trained"):  # the system let go of it
-        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path) -> None:
-    for name in (".c.pt.tmp", ".c.pt.0a1b2c3d.tmp", ".other.tmp", "c.pt"):
-        (tmp_path / name).touch()
-    remove_unfinished([tmp_path / "c.pt"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.tmp", "c.pt"]
 
 
 def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
     to = tmp_path / "new"
-    for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), replace_folder(to) as place:
-            (place / "part").touch()
-            raise error
-        assert not list(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt), replace_folder(to) as place:
+        (place / "part").touch()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
     with replace_folder(to) as place:
         (place / "part").touch()
     assert [p.name for p in to.iterdir()] == ["part"] and len(list(tmp_path.iterdir())) == 1
@@ -154,7 +98,11 @@ def test_a_folder_is_whole_or_leaves_nothing(tmp_path) -> None:
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path) -> None:
     """And that of one that still writes is not."""
-    other = hold("replace_folder(Path(sys.argv[1]))", tmp_path / "new")
+    code = """import sys; from pathlib import Path; from recbole_pos.files import *
+with replace_folder(Path(sys.argv[1])): print('held', flush=True); input()"""
+    command = [sys.executable, "-c", code, tmp_path / "new"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
     with pytest.raises(UsageError), replace_folder(tmp_path / "new"):
         pytest.fail("another writes it")
     other.kill()
@@ -182,6 +130,3 @@ def test_a_folder_that_is_read_between_two_renames(tmp_path, monkeypatch) -> Non
         write_text(place / "part", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["shop"]
     assert [(p.name, p.read_text()) for p in to.iterdir()] == [("part", "new")]
-    rename(to, tmp_path / ".shop.old")
-    finish_replacement(to)
-    assert (to / "part").read_text() == "new"

@@ -106,7 +106,7 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("transformer", n) for n in ("nope", "t5", *REPLACING)] + [("hstu", "t5"), ("ligr", "nope")],
+    [*(("transformer", n) for n in ("t5", *REPLACING)), ("hstu", "t5"), ("ligr", "nope")],
 )
 def test_dropout_in_training_only(kind: str, name: str) -> None:
     for where in ("hidden_dropout", "attn_dropout"):
@@ -150,25 +150,25 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
     """Whatever is broadcastable to [b, h, t, t]: in one chunk and in several, as autograd."""
     layer = BLOCKS[kind](block(), Compose({"own": _PlainBias(*shape)}))
     x, ctx = torch.randn(40, D, requires_grad=True), context([5] * 8)
-    found = []
-    for elements in (2**20, 2 * 50, 1):
+
+    def compute(elements: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
         out = layer(x, ctx)
-        found.append((out, torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])))
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+        return out, torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])
+
+    whole = compute(2**20)
+    for elements in (2 * 50, 1):
+        torch.testing.assert_close(compute(elements), whole)
 
 
 @torch.no_grad()
-def test_a_scheme_without_values_attends_to_the_inputs(monkeypatch) -> None:
-    position = Compose({"nope": scheme("nope", 2, n=N)})
-    monkeypatch.setattr(position, "projections", ("query", "key"))
-    layer = MultiHeadAttention(block(output=False), position).eval()
-    ctx, x = context(), torch.randn(sum(LENGTHS), D)
-    read = layer.LayerNorm(x)
-    value = ctx.pad(read.view(-1, 2, D // 2), "start").transpose(1, 2)
-    want = ctx.unpad((layer.weights(x, ctx) @ value).transpose(1, 2), "start").flatten(1)
-    torch.testing.assert_close(layer.attention(read, ctx), want)
+def test_a_scheme_without_projections_mixes_the_inputs() -> None:
+    position, _ = composed(["token_mixing"], 2, N, D, {})
+    layer, ctx = MultiHeadAttention(block(output=False), position).eval(), context()
+    x = torch.randn(sum(LENGTHS), D)
+    value = x.view(-1, 2, D // 2)
+    want = position.attend(None, None, value, ctx, layer.attn_dropout).flatten(1)
+    torch.testing.assert_close(layer.attention(x, ctx), want)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -212,22 +212,16 @@ def test_pad_and_unpad_are_inverse(lengths: list[int], at_end: bool, time_major:
     assert padded.abs().sum() == pytest.approx(x.abs().sum().item())  # padding is zero
 
 
-@pytest.mark.parametrize("p", [1e-3, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("p", [1e-3, 0.2, 0.9])
 def test_dropout_keeps_the_expectation(p: float) -> None:
     """In 256ths, at least one; eight elements share a random number, but nothing else."""
     x = torch.ones(8 * 200_000, requires_grad=True)
-    drop = Dropout(p)
-    out = drop(x)
+    out = Dropout(p)(x)
     assert (out == 0).double().mean().item() == pytest.approx(max(p, 1 / 256), abs=4e-3)
     assert out.mean().item() == pytest.approx(1, abs=1e-2) and out.unique().numel() == 2
     kept = (out > 0).double().view(-1, 8)
-    correlation = torch.corrcoef(kept.T) - torch.eye(8)
-    assert correlation.abs().max() < 0.01
+    assert (torch.corrcoef(kept.T) - torch.eye(8)).abs().max() < 0.01
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
-    torch.manual_seed(1)
-    again = drop(x)
-    torch.manual_seed(1)
-    assert torch.equal(drop(x), again) and drop.eval()(x) is x
 
 
 def test_toeplitz_matrix() -> None:

@@ -28,7 +28,6 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.attention import ACTIVATIONS
 from recbole_pos.model.models import KINDS_OF_MODELS, list_built_in
 from recbole_pos.model.sasrec import BLOCKS
-from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 OF_PLUGIN = [ROOT / "base.yaml"]
@@ -70,28 +69,32 @@ def test_numbers_outside_of_their_bounds_are_refused(name: str) -> None:
             if is_allowed:
                 check_value("here", row, value)
             else:
-                with pytest.raises(
-                    UsageError, match=f"here: {name}: expected .*{re.escape(row.allowed)}"
-                ):
+                wanted = f"here: {name}: expected .*{re.escape(row.allowed)}"
+                with pytest.raises(UsageError, match=wanted):
                     check_value("here", row, value)
 
 
-def test_types() -> None:
-    for type_name, allowed, refused in (
+@pytest.mark.parametrize(
+    ("type_name", "allowed", "refused"),
+    [
         ("int", [3, np.int64(3)], [True, 3.5, "3", None, [3]]),
         ("float or none", [0.5, 3, None], ["0.5", True, math.nan, math.inf]),
         ("bool", [True], [1, "True"]),
         ("str or list of str", ["a", ["a"], ("a",)], ["", [1], {"a": 1}, None]),
         ("mapping of int", [{"a": 1}], [{"a": "1"}, {1: 1}, [1]]),
         ("interval", ["[3,inf)", "(0, 1.5];[2,3]"], ["3", "[3]", "text"]),
-    ):
-        row = Option("x", type_name)
-        for value in allowed:
+    ],
+)
+def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
+    row = Option("x", type_name)
+    for value in allowed:
+        check_value("here", row, value)
+    for value in refused:
+        with pytest.raises(UsageError, match="here: x: expected"):
             check_value("here", row, value)
-        for value in refused:
-            with pytest.raises(UsageError, match="here: x: expected"):
-                check_value("here", row, value)
-    assert type(check_value("here", Option("x", "float"), 3)) is float
+
+
+def test_the_default_of_a_custom_option_gives_its_type() -> None:
     assert check_value("here", make_custom_option("x", 2), 5) == 5
     with pytest.raises(UsageError, match="expected int, found 'a'"):
         check_value("here", make_custom_option("x", 2), "a")
@@ -101,45 +104,26 @@ def test_types() -> None:
     ("model", "options", "named"),
     [
         # kinds of values
-        ("FPARec", {"learning_rate": "0.1"}, "expected float"),
         ("FPARec", {"epochs": 1.5}, "expected int"),
-        ("SASRec", {"clip_grad_norm": {"max_norm": math.nan}}, "found nan"),
         ("FPARec", {"adam_betas": [0.9]}, "2 of them"),
-        ("PosSASRec", {"position": []}, "not empty"),
         # bounds and choices
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
-        ("NextItNet", {"dilations": [1, 10**9]}, "1 to 1,000"),
-        ("SASRec", {"seq_len": {"a": -3}}, "1 to 1,000,000"),
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
         # names
         ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
         ("FPARec", {"lr": 0.1}, "; here it is learning_rate"),
-        ("FPARec", {"Max-Seq-Len": 9}, "; here it is MAX_ITEM_LIST_LENGTH"),
-        ("FPARec", {"device": "cuda"}, "; here it is gpu_id and use_gpu"),
-        ("FPARec", {"embedding_size": 8}, "; here it is hidden_size"),
-        ("GRU4Rec", {"dropout": 0.1}, "; here it is dropout_prob"),
         ("LightGCN", {}, "Another of RecBole's"),
         ("PosSASRec", {"lambda_2": 1.0}, "PosRec"),
-        ("PosSASRec", {"positional_rank": 4}, "position: fparec"),
-        ("FPARek", {}, "did you mean FPARec"),
         ("PosSASRec", {"position": ["lerned"]}, "did you mean learned"),
         # metrics
-        ("FPARec", {"metrics": []}, "not empty"),
         ("FPARec", {"metrics": ["NDGC"]}, "nearest known: ndcg"),
         ("FPARec", {"metrics": ["AUC"]}, "labels"),
-        ("FPARec", {"valid_metric": "NDCG@7"}, "Hit@5"),
         # several together
-        ("FPARec", {"loss_type": "BPR"}, "CE"),
         ("BPR", {"train_neg_sample_args": None}, "needs them"),
-        ("PosSASRec", {"loss_type": "SCE", "train_neg_sample_args": {"sample_num": 2}}, "itself"),
         ("SASRec", {"train_neg_sample_args": {"sample_num": 2}}, "sample items set loss_type: BPR"),
-        ("FPARec", {"train_neg_sample_args": {"sample_num": 2}}, "set loss_type: sampled_softmax"),
-        ("FPARec", {"train_only": ["learned"]}, "init_from"),
-        ("FPARec", {"checkpoint_dir": "x"}, "--run_dir"),
         ("SASRec", {"hidden_size": 10, "n_heads": 4}, "multiple of n_heads"),
         # forms of their own
         ("SASRec", {"user_inter_num_interval": "text"}, "such as [3,inf)"),
-        ("SASRec", {"load_col": {"inter": "*", "item": "price"}}, "expected mapping of columns"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
@@ -151,24 +135,11 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
     assert any(key in message for key in [*options, model])
 
 
-def test_messages_show_little_of_a_large_value() -> None:
-    deep: Any = 1
-    for _ in range(900):
-        deep = {"a": deep}
-    for value in (deep, "y" * 10**6, list(range(10**6)), {str(n): n for n in range(10**5)}):
-        assert len(shown(value)) <= 250
-    assert [shown(value) for value in (np.str_("a"), np.float64(1.5))] == ["'a'", "1.5"]
-
-
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
         ("SASRec", {"threshold": {"rating": 4}}, "only by custom models"),
-        ("BPR", {"augmentation": "none"}, "only by models of histories"),
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
-        ("SASRec", {"item_features": ["class"]}, "only by the plugin's models"),
-        ("FPMC", {"MAX_ITEM_LIST_LENGTH": 20}, "knows the last item"),
-        ("AttrFormer", {"target_window": 3}, "future_weights"),
         ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "only with learner: adam"),
         ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),
         ("TORoPE", {"time_base": 100.0, "time_min_period": 3.0}, "only without time_base"),
@@ -210,7 +181,6 @@ def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
     for model, options in (
         ("KernelAttention", {"kernel_l": "full", "kernel_band": 5}),
         ("SASRec", {"log_wandb": False, "logger": ["mlflow", "wandb"], "wandb_project": "mine"}),
-        ("SASRec", {"inner_size": 128}),  # which has no block
         ("TORoPE", {"time_min_period": 3.0}),
     ):
         PosConfig(model, "ml-100k", None, options)
@@ -234,51 +204,50 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fields", "numerical", "named"),
-    [
-        ([], [], "at least one field"),
-        (["brnd"], [], "did you mean brand"),
-        (["country"], [], "'country'"),
-        (["item_id"], [], "'item_id'"),
-        (["brand", "price"], [], "add numerical_features: [price]"),
-        (["vector"], [], "'vector'"),  # of which FDSA would read the mean only
-        (["vector"], ["vector"], "'vector'"),
-        (["brand", "tags", "price"], ["price"], ""),
-    ],
-)
-def test_features_are_fields_of_items(
-    fields: list[str], numerical: list[str], named: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def shop_with_vectors(tmp_path: Path) -> dict[str, Any]:
+    """The options that read a shop whose items have a vector, too."""
     tables = shop.tables()
     tables["item"]["vector:float_seq"] = "0.5 1.5"
-    given = {**FIELDS, "load_col": {**shop.LOAD, "item": [*shop.LOAD["item"], "vector"]}}
-    given |= {"selected_features": fields, "numerical_features": numerical}
-    given["data_path"] = str(shop.write(tmp_path, tables))
-    for model in ("SASRecF", "GRU4RecF", "FDSA"):
-        if named:
-            with pytest.raises(UsageError, match="(selected|numerical)_features: ") as refused:
-                prepare(PosConfig(model, "shop", None, given))
-            assert named in str(refused.value)
-        else:
-            made = prepare(PosConfig(model, "shop", None, given))
-            rows = next(iter(made.loaders["test"]))[0]
-            assert made.model.full_sort_predict(rows).isfinite().all()
+    columns = {**shop.LOAD, "item": [*shop.LOAD["item"], "vector"]}
+    return {**FIELDS, "load_col": columns, "data_path": str(shop.write(tmp_path, tables))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ([], "at least one field"),
+        (["brnd"], "did you mean brand"),
+        (["country"], "'country'"),
+        (["brand", "price"], "add numerical_features: [price]"),
+        (["vector"], "'vector'"),  # of which FDSA would read the mean only
+    ],
+)
+def test_features_are_fields_of_items(shop_with_vectors, fields: list[str], named: str) -> None:
+    given = {**shop_with_vectors, "selected_features": fields}
+    with pytest.raises(UsageError, match="(selected|numerical)_features: ") as refused:
+        prepare(PosConfig("FDSA", "shop", None, given))
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("model", ["SASRecF", "GRU4RecF", "FDSA"])
+def test_features_of_all_kinds_are_read(shop_with_vectors, model: str) -> None:
+    features = {"selected_features": ["brand", "tags", "price"], "numerical_features": ["price"]}
+    made = prepare(PosConfig(model, "shop", None, {**shop_with_vectors, **features}))
+    rows = next(iter(made.loaders["test"]))[0]
+    assert made.model.full_sort_predict(rows).isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("table", "model", "given"),
     [
-        ("user", "AttrFormer", {"relations": ["age"]}),
         ("inter", "AttrFormer", {"relations": ["channel"]}),
         ("item", "PosSASRec", {"position": ["difsr"], "difsr_fields": ["brand"]}),
         ("item", "SASRecF", {"selected_features": ["tags"]}),
     ],
     ids=str,
 )
-def test_a_field_without_a_value_is_refused(
-    table: str, model: str, given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_field_without_a_value_is_refused(table: str, model: str, given: dict, tmp_path) -> None:
     tables = shop.tables()
     for column in tables[table].columns[1 if table != "inter" else 3 :]:
         tables[table][column] = ""
@@ -288,20 +257,22 @@ def test_a_field_without_a_value_is_refused(
 
 
 def test_values_of_the_command_line_are_yaml() -> None:
+    """What is no yaml is text, and no code, which RecBole's Config would evaluate."""
     for text, value in (
-        *(("1e-3", 0.001), ("5E4", 50000.0), ("3", 3), ("true", True), ("~", None)),
-        *(("[a, 1]", ["a", 1]), ("{LS: test_only}", {"LS": "test_only"})),
-        *((text, text) for text in ("1+1", "a: b: c", "2020-13-45", "9" * 5000, "x]", "@home")),
-        *((text, text) for text in ("*.csv", "C:\\data", "a [b", "`x`", "[5,inf)")),
-        ("__import__('os').getpid()", "__import__('os').getpid()"),  # RecBole's Config evaluates
+        *(("1e-3", 0.001), ("3", 3), ("true", True), ("~", None), ("[a, 1]", ["a", 1])),
+        ("{LS: test_only}", {"LS": "test_only"}),
+        *(
+            (text, text)
+            for text in ("1+1", "a: b: c", "2020-13-45", "*.csv", "C:\\data", "[5,inf)")
+        ),
+        ("__import__('os').getpid()", "__import__('os').getpid()"),
     ):
         found = parse_overrides([f"--a.b={text}"])["a"]["b"]
         assert found == value and type(found) is type(value)
-    for text in ("[rope", "[a] b", "{a: 1, a: 2}", '"rope', "[" * 1000):
-        with pytest.raises(UsageError, match="^--position: .* is no list") as refused:
+    for text in ("[rope", "{a: 1, a: 2}", '"rope'):
+        with pytest.raises(UsageError, match="^--position: .* is no list"):
             parse_overrides([f"--position={text}"])
-        assert len(str(refused.value)) < 500
-    for twice in (["--a=1", "--a=2"], ["--a=1", "--a.b=2"], ["--a.b=1", "--a.b=2"]):
+    for twice in (["--a=1", "--a=2"], ["--a=1", "--a.b=2"]):
         with pytest.raises(UsageError, match="given twice"):
             parse_overrides(twice)
 
@@ -313,6 +284,5 @@ def test_names_of_choices_are_those_of_the_code() -> None:
 
 def test_recboles_own_config_checks_options_of_the_plugin() -> None:
     """``run_recbole(model="FPARec")``: constructors trust what they are given."""
-    for wrong in ({"positional_rank": 0}, {"eval_args": {"target": "some"}}):
-        with pytest.raises(UsageError, match=next(iter(wrong))):
-            Config("FPARec", "ml-100k", config_dict=wrong)
+    with pytest.raises(UsageError, match="positional_rank"):
+        Config("FPARec", "ml-100k", config_dict={"positional_rank": 0})

@@ -92,16 +92,11 @@ def test_kernel_factors_are_the_matrices_of_equation_9(script, trained, experime
 
 def test_encodings(script, double, trained, tmp_path: Path, capsys) -> None:
     """Fixed ones, and those of a run; the definitions themselves are in test_encodings.py."""
-    encodings = script("posrec/encodings")
-    encodings.main(["spe", "dpe", "--out", str(tmp_path)])
-    run = trained("PosRec", MAX_ITEM_LIST_LENGTH=20)
+    encodings, run = script("posrec/encodings"), trained("PosRec", MAX_ITEM_LIST_LENGTH=20)
+    encodings.main(["spe", "--out", str(tmp_path)])
     encodings.main(["--run", str(run)])
     printed = capsys.readouterr().out
-    for file in (
-        tmp_path / "encoding_spe.png",
-        tmp_path / "encoding_dpe.png",
-        run / "encoding_LDPE.png",
-    ):
+    for file in (tmp_path / "encoding_spe.png", run / "encoding_LDPE.png"):
         assert file.read_bytes().startswith(PNG) and str(file) in printed
 
 

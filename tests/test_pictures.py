@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -19,34 +19,17 @@ from recbole_pos.tuning.plot import draw_curves
 from recbole_pos.tuning.record import Trial
 
 METRIC = "giniindex@10"
-
-
-# --- every picture, in its extremes: one of everything, and much of it with long names ---
-
-SHORT = "FPARec (fparec) on ml-100k"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
-RNG = np.random.default_rng(0)
 
 
-def attention(layers: int, heads: int, n: int, name: str) -> Callable[[Path], object]:
-    weights = [np.tril(RNG.random((heads, n, n))) for _ in range(layers)]
-    return lambda file: draw_attention(weights, (name, "what is shown"), file)
-
-
-def search(name: str) -> Callable[[Path], object]:
-    """Five trials of a search whose metric is better where lower."""
+def draw_search(name: str, file: Path) -> None:
+    """Draw five trials of a search whose metric is better where lower."""
     trials = []
     for n, state in enumerate(("finished", "finished", "stopped", "failed", "finished")):
         curve = {epoch: (0.1 + n / 50) * (1 - abs(epoch - 3) / 9) for epoch in range(1, 6)}
         best = max(curve, key=curve.get)
         trials.append(Trial(n, {}, state, score=curve[best], best_epoch=best, curve=curve))
-    return lambda file: draw_curves(trials, trials[0], METRIC, "min", name, file)
-
-
-PICTURES = {
-    "attention of two heads in 4 layers": attention(4, 2, 30, LONG),
-    "a search": search(LONG),
-}
+    draw_curves(trials, trials[0], METRIC, "min", name, file)
 
 
 @pytest.fixture
@@ -69,39 +52,35 @@ def ticks(axis: Axis) -> list[Text]:
     return [label for label in labels if label.get_visible() and label.get_text()]
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", ["attention", "search"])
 def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, picture: str) -> None:
-    PICTURES[picture](tmp_path / "picture.png")
+    """With long names, of four layers or five trials: nothing is cut, no ticks overlap."""
+    if picture == "attention":
+        weights = [np.tril(np.random.default_rng(0).random((2, 30, 30)))] * 4
+        draw_attention(weights, (LONG, "what is shown"), tmp_path / "picture.png")
+    else:
+        draw_search(LONG, tmp_path / "picture.png")
     assert figures
     for figure in figures.values():
         width, height = figure.get_size_inches()
-        assert 3 < width < 24 and 2 < height < 32
         renderer = figure.canvas.get_renderer()
         box, slack = figure.get_tightbbox(renderer), 0.02  # inches
         assert min(box.x0, box.y0) > -slack
         assert box.x1 < width + slack and box.y1 < height + slack
-        title = figure.get_suptitle()
-        name = title.replace("\n", "").replace(" ", "")
-        assert any(known.replace(" ", "") in name for known in (SHORT, LONG))
+        assert "".join(LONG.split()) in "".join(figure.get_suptitle().split())
         floor = figure._suptitle.get_window_extent(renderer).y0
-        for panel in figure.axes:
-            if not panel.get_visible():
-                continue
+        for panel in filter(Axes.get_visible, figure.axes):
             assert panel.title.get_window_extent(renderer).y1 <= floor + 2
-            assert min(panel.get_window_extent().size) > 5  # a colour bar is thin
             for axis in (panel.xaxis, panel.yaxis):
                 boxes = [label.get_window_extent(renderer) for label in ticks(axis)]
                 if not any(label.get_rotation() for label in ticks(axis)):
                     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
-        for text in figure.findobj(Text):
-            assert text.get_fontsize() >= 8
-            is_formula = text.get_parse_math() and not text.get_text().count("$")
-            assert "^" not in text.get_text() or not is_formula
+        assert all(text.get_fontsize() >= 8 for text in figure.findobj(Text))
 
 
 def test_colours_go_to_both_sides_of_zero(figures: dict, tmp_path: Path) -> None:
     """The newest interaction is 0."""
-    draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], (SHORT,), tmp_path / "a.png")
+    draw_attention([np.array([[[0.5, 0.0], [-0.25, 0.1]]])], ("a",), tmp_path / "a.png")
     (image,) = figures["a.png"].axes[0].images
     assert image.get_clim() == (-0.5, 0.5)
     assert list(image.get_extent()) == [-1.5, 0.5, 0.5, -1.5]

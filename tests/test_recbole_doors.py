@@ -17,15 +17,12 @@ from conftest import SMALL, make_log, run_python, write_atomic
 from recbole.config import Config
 from recbole.quick_start import load_data_and_model, objective_function, run_recbole
 from recbole.trainer import Trainer
-from recbole.utils.case_study import full_sort_scores, full_sort_topk
 
 import recbole_pos
 from recbole_pos import compat
 from recbole_pos.config.posconfig import PosConfig, to_plain_options
 from recbole_pos.errors import CheckpointError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.experiment.run import load
-from recbole_pos.plain import from_plain, to_plain
 
 # RecBole's default load_col leaves the time field out for its own models
 COLUMNS = {"inter": ["user_id", "item_id", "timestamp"]}
@@ -98,31 +95,15 @@ def test_other_data_are_refused(tiny, tmp_path) -> None:
     write_atomic(make_log(), tmp_path)
     _, file = train("PARec", tmp_path, **{**SMALL, "epochs": 1})
     write_atomic(make_log(seed=1), tmp_path)
-    for function in (load_data_and_model, load):
+    for function in (load_data_and_model, recbole_pos.load):
         with pytest.raises(CheckpointError, match="other data or another split"):
             function(file)
 
 
-def test_case_studies(experiment) -> None:
-    made = experiment("PosSASRec")
-    test, dataset = made.loaders["test"], made.dataset
-    users = dataset.token2id(dataset.uid_field, ["u9", "u20"])
-    scores = full_sort_scores(users, made.model.eval(), test)
-    assert scores.shape == (2, dataset.item_num) and (scores[:, 0] == -torch.inf).all()
-    for user, row in zip(users, scores, strict=True):
-        history = dataset.log.items[dataset.log.offsets[user] : dataset.log.offsets[user + 1] - 1]
-        history = history[-SMALL["MAX_ITEM_LIST_LENGTH"] :]
-        state = made.model(history[None], torch.tensor([len(history)]))
-        expected = (state @ made.model.item_embedding.weight.T)[0]
-        torch.testing.assert_close(row[1:], expected[1:].detach())
-    top, _ = full_sort_topk(users, made.model, test, k=3)
-    torch.testing.assert_close(top, scores.sort(descending=True).values[:, :3])
-
-
 def test_objective_function(tiny) -> None:
     """It reports its metrics to Ray, in one mapping."""
-    found = objective_function({"model": "FPARec", "dataset": "tiny", "data_path": str(tiny),
-                                **SMALL, "epochs": 1})  # fmt: skip
+    options = {**SMALL, "data_path": str(tiny), "epochs": 1}
+    found = objective_function({"model": "FPARec", "dataset": "tiny", **options})
     assert found["model"] == "FPARec" and found["valid_score_bigger"]
     assert found["best_valid_score"] == found["best_valid_result"]["ndcg@10"]
 
@@ -162,33 +143,21 @@ def test_a_file_of_another_process_wants_trust(tiny) -> None:
             act()
 
 
-def test_what_models_keep_beside_their_weights(tiny) -> None:
-    """A sparse matrix of lists and one of columns, which are made again of the data."""
-    result, file = train("ItemKNN", tiny, **{**OTHERS, "k": 5})
-    *_, model, _, _, _, test = load_data_and_model(file)
-    again = Trainer(
-        Config("ItemKNN", "tiny", config_dict={"data_path": str(tiny), **OTHERS}), model
-    )
-    assert again.evaluate(test, load_best_model=False) == result["test_result"]
-
-
-def test_a_list_of_sparse_matrices_beside_the_weights() -> None:
-    matrix = scipy.sparse.csr_matrix([[0.0, 2.0], [1.0, 0.0]])
-    restored = from_plain(to_plain({"of_hops": [matrix, (matrix @ matrix).tocsc()]}))["of_hops"]
-    assert [found.toarray().tolist() for found in restored] == [[[0, 2], [1, 0]], [[2, 0], [0, 2]]]
-
-
-def test_layers_beside_weights_come_from_the_weights(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("ItemKNN", {"k": 5}), ("SASRecF", {**SASREC, "selected_features": ["brand"]})],
+)
+def test_what_models_keep_beside_their_weights(tmp_path, model: str, options: dict) -> None:
+    """A sparse matrix is in the file; embedding layers in a dict come from the weights."""
     folder = Path(shutil.copytree(ROOT / "dataset" / "toyshop", tmp_path / "toyshop"))
     lines = (folder / "toyshop.inter").read_text().splitlines(keepends=True)
     (folder / "toyshop.inter").write_text("".join(lines[:400]))
-    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "brand"]}
-    given = {**SASREC, "data_path": str(tmp_path), "checkpoint_dir": "kept"}
-    given |= {"load_col": columns, "selected_features": ["brand"]}
-    result = run_recbole(model="SASRecF", dataset="toyshop", config_dict=given)
+    columns = {**COLUMNS, "item": ["item_id", "brand"]}
+    given = {**OTHERS, **options, "data_path": str(tmp_path), "checkpoint_dir": "kept"}
+    given |= {"load_col": columns}
+    result = run_recbole(model=model, dataset="toyshop", config_dict=given)
     (file,) = Path("kept").glob("*.pth")
     config, model, *_, test = load_data_and_model(file)
-    assert model.feature_embed_layer.token_embedding_table
     assert Trainer(config, model).evaluate(test, False) == result["test_result"]
 
 
@@ -263,33 +232,27 @@ def test_what_numpy_and_scipy_lack_is_there() -> None:
     assert matrix.tocsr()[0, 1] == 3
 
 
-def test_what_is_no_tensor_stays_in_a_collector() -> None:
-    """As RecBole 1.2.1 has it, which pip never takes beside today's Ray."""
+def test_plain_numbers_stay_in_a_collector() -> None:
+    """RecBole 1.2.1 calls ``.cpu()`` on all that it collected."""
     kept = SimpleNamespace(_data_dict={"data.num_items": 3, "rec": torch.ones(2)})
 
-    class Collector:
-        data_struct = kept
+    def call_cpu(collector: Any) -> SimpleNamespace:
+        return SimpleNamespace(_data_dict={k: v.cpu() for k, v in kept._data_dict.items()})
 
-        def get_data_struct(self) -> SimpleNamespace:
-            tensors = {key: value.cpu() for key, value in kept._data_dict.items()}
-            return SimpleNamespace(_data_dict=tensors)
-
-    found = compat.keep_plain_values(Collector.get_data_struct, Collector())
+    found = compat.keep_plain_values(call_cpu, SimpleNamespace(data_struct=kept))
     for struct in (found, kept):
         assert struct._data_dict["data.num_items"] == 3 and len(struct._data_dict["rec"]) == 2
 
 
 def test_missing_cells_are_filled(tmp_path) -> None:
     """With every pandas: no name is 0, no number the mean of its column, no list an empty one."""
-    tables = {
-        "inter": "user_id:token\titem_id:token\ttimestamp:float\tstars:float\tshop:token\n"
-        "u\ta\t1\t4\tx\nu\tb\t2\t\t\nu\tc\t3\t2\ty\nu\ta\t4\tNA\tx\n",
-        "item": "item_id:token\tprice:float\tbrand:token\ttags:token_seq\tvector:float_seq\n"
-        "a\t1\tA\tp q\t1 2\nb\t\t\t\t\n",
-    }
+    inter = "user_id:token\titem_id:token\ttimestamp:float\tstars:float\tshop:token\n"
+    inter += "u\ta\t1\t4\tx\nu\tb\t2\t\t\nu\tc\t3\t2\ty\nu\ta\t4\tNA\tx\n"
+    item = "item_id:token\tprice:float\tbrand:token\ttags:token_seq\tvector:float_seq\n"
+    item += "a\t1\tA\tp q\t1 2\nb\t\t\t\t\n"
     (tmp_path / "tiny").mkdir()
-    for suffix, text in tables.items():
-        (tmp_path / "tiny" / f"tiny.{suffix}").write_text(text)
+    (tmp_path / "tiny" / "tiny.inter").write_text(inter)
+    (tmp_path / "tiny" / "tiny.item").write_text(item)
     given = {"data_path": str(tmp_path), "filter_inter_by_user_or_item": False, "load_col": None}
     dataset = read_dataset(PosConfig("FPARec", "tiny", None, given))
     dataset.build()

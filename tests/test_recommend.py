@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -23,7 +22,6 @@ from conftest import CROSS_ENTROPY, SMALL, fork, small
 
 import recbole_pos
 from recbole_pos.cli.main import main
-from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
@@ -57,38 +55,20 @@ def interactions(folder: Path) -> dict[str, pd.DataFrame]:
     return dict(list(log.sort_values("timestamp", kind="stable").groupby("user_id")))
 
 
+def as_history(log: pd.DataFrame) -> dict[str, list]:
+    """The interactions of one user as a history that a caller gives."""
+    return {"items": list(log["item_id"]), "times": list(log["timestamp"].astype(float))}
+
+
 # --- users of the data ---
-
-
-@pytest.mark.parametrize("model", ["TORoPE", "SASRec"])
-def test_users_are_asked_with_their_whole_history(
-    tiny: Path, runs: dict[str, Path], model: str
-) -> None:
-    """As if it were given: held-out interactions too."""
-    found = recbole_pos.recommend(runs[model], k=7)
-    users = interactions(tiny)
-    assert set(found["user_id"]) == set(users) and len(found) == 7 * len(users)
-    given = [
-        {"id": user, "items": list(log["item_id"]), "times": list(log["timestamp"].astype(float))}
-        for user, log in users.items()
-    ]
-    direct = Recommender.load(runs[model]).recommend(histories=given, k=7)
-    direct = direct.rename(columns={"id": "user_id", "item": "item_id"})
-    for user in users:
-        mine, same = (x[x["user_id"] == user].reset_index(drop=True) for x in (found, direct))
-        pd.testing.assert_frame_equal(mine, same, rtol=1e-4)
 
 
 def test_fit_returns_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
     """Also where no test has loaded it."""
-    given = {
-        **SMALL,
-        "epochs": 3,
-        "learning_rate": 0.5,
-        "eval_args": {"split": {"LS": "valid_only"}},
-    }
+    options = {**SMALL, "epochs": 3, "learning_rate": 0.5}
+    options["eval_args"] = {"split": {"LS": "valid_only"}}
     trained = recbole_pos.fit(
-        "PosSASRec", tiny / "tiny", run_dir=tmp_path / "run", verbose=False, **given
+        "PosSASRec", tiny / "tiny", run_dir=tmp_path / "run", verbose=False, **options
     )
     assert trained.result is not None and trained.result.best_epoch < 2
     again = recbole_pos.load(tmp_path / "run")
@@ -96,16 +76,15 @@ def test_fit_returns_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
 
 
 QUICK = ("PosSASRec", "TORoPE", "KernelAttention", "PosRec", "SessionKNN", "NARM", "BPR", "Pop")
-OTHERS = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFormer")]
+LONG = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFormer")]
 
 
 @pytest.mark.parametrize(
     ("model", "more"),
     [
         *((model, {}) for model in QUICK),
-        *(pytest.param(model, {}, marks=pytest.mark.long) for model in OTHERS),
+        *(pytest.param(model, {}, marks=pytest.mark.long) for model in LONG),
         ("AttrFormer", {"inference_relations": "training_bank"}),
-        pytest.param("AttrFormer", {"inference_relations": "none"}, marks=pytest.mark.long),
         ("AttrFormer", {"inference_relations": "own", "cross_sequence": "time_respecting"}),
         ("AttrFormer", {"inference_relations": "own", "chunking": False}),
     ],
@@ -116,26 +95,20 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
 
     By name and by a given history, many of which are longer than the window.
     """
-    given = {"data_path": str(tiny), "epochs": 1, **CROSS_ENTROPY.get(model, {}), **more}
-    config = PosConfig(model, "tiny", None, small(model, **given).external_config_dict)
+    config = small(model, data_path=str(tiny), **CROSS_ENTROPY.get(model, {}), **more)
     dataset = read_dataset(config)
     dataset.build()
     known = prepare(config, dataset=dataset)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
-    weights, target = extract_weights(known.model), known.loaders["test"]
     known.model.eval()
     before = prepare(config, dataset=dataset.without_test())
-    before.trainer.load_weights(weights)
+    before.trainer.load_weights(extract_weights(known.model))
     before.model.eval()
     asked = Recommender(before, Growth())
     every = torch.arange(dataset.item_num)
-    logs = {user: log[:-1] for user, log in interactions(tiny).items()}
-    histories = {
-        user: {"items": list(log["item_id"]), "times": list(log["timestamp"].astype(float))}
-        for user, log in logs.items()
-    }
+    histories = {user: as_history(log[:-1]) for user, log in interactions(tiny).items()}
     num_long = 0  # given histories that are longer than the window
-    for rows, *_ in target:
+    for rows, *_ in known.loaders["test"]:
         names = dataset.field2id_token["user_id"][rows["user_id"]]
         with torch.inference_mode():
             scores = known.model.full_sort_predict(rows).view(len(rows), -1)
@@ -166,18 +139,16 @@ def test_chosen_users(runs: dict[str, Path]) -> None:
     every = recbole_pos.recommend(runs["BPR"], k=3).set_index("user_id")
     found = recbole_pos.recommend(runs["BPR"], ["u9", "u2", "u9", "u30"], k=3).set_index("user_id")
     pd.testing.assert_frame_equal(found, every.loc[["u9", "u2", "u30"]])
-    for users in (["no one", "u1", "x"], []):
-        with pytest.raises(UsageError, match="users: "):
+    for users in (["no one", "u1", "x"], [1.5], {"u1": 1}):
+        with pytest.raises(UsageError, match="^users: "):
             recbole_pos.recommend(runs["BPR"], users)
-    for users in ([1.5], {"u1": 1}, 3.5, every):
-        with pytest.raises(UsageError, match="users: expected .*found"):
-            recbole_pos.recommend(runs["BPR"], users)
-    for k in (0, 1.5, "3"):
+    for k in (0, "3"):
         with pytest.raises(UsageError, match=f"k: .*found {k!r}"):
             recbole_pos.recommend(runs["BPR"], k=k)
 
 
-def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+def test_the_command_writes_the_table(runs: dict[str, Path], tmp_path: Path, capsys, refused):
+    """Into the folder of the run, or into --out, which a refused command does not create."""
     run_dir = runs["PosSASRec"]
     assert main(["recommend", str(run_dir), "-k", "2"]) == 0
     file = run_dir / "recommendations.csv"
@@ -187,29 +158,33 @@ def test_command(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "some where.csv"
     assert main(["recommend", str(run_dir), "--users", "u3", "--mask_history", f"--out={out}"]) == 0
     assert len(pd.read_csv(out)) == 10
-    for wrong in (["-k", "0"], ["--topk=5"], ["--out", str(tmp_path / "none" / "a.csv")]):
-        assert main(["recommend", str(run_dir), *wrong]) == 2
-    for name in ("a.jsonl", "a.csv.gz"):  # which would have been csv all the same
-        capsys.readouterr()
-        assert main(["recommend", str(run_dir), "--out", str(tmp_path / name)]) == 2
-        assert f"{name}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
-    assert main(["recommend", str(run_dir), "--items", __file__]) == 2
-    assert capsys.readouterr().err.startswith("error: --items: no item is left")
-    assert main(["recommend", str(tmp_path)]) == 2
+    for words, named in (
+        (["-k", "0"], "k: "),
+        (["--topk=5"], "--topk"),
+        (["--out", tmp_path / "none" / "a.csv"], "none"),
+        (["--out", tmp_path / "a.jsonl"], "expected a name that ends in .csv or .parquet"),
+        (["--items", __file__], "--items: no item is left"),
+    ):
+        refused(["recommend", run_dir, *words], named)
+    refused(["recommend", tmp_path], "run folder")
     assert list(tmp_path.iterdir()) == [out]
-    # through a pipe goes nothing but the table
-    command = ["recommend", str(run_dir), "-k", "2"]
+
+
+def test_the_command_writes_into_a_pipe(runs: dict[str, Path]) -> None:
+    """Nothing but the table; it ends in silence when nobody reads the pipe, as after `| head`."""
+    run_dir = runs["PosSASRec"]
+    command = ["recommend", str(run_dir), "-k", "2", "--out", "/dev/stdout"]
     reader, stdout = os.pipe()  # which holds more than this
-    assert not fork(lambda: main([*command, "--out", "/dev/stdout"]), stdout).returncode
+    assert not fork(lambda: main(command), stdout).returncode
     os.close(stdout)
+    wanted = recbole_pos.recommend(run_dir, k=2)
     with open(reader) as found:
         pd.testing.assert_frame_equal(pd.read_csv(found), wanted, check_dtype=False, rtol=1e-5)
-    unread, stdout = os.pipe()  # as after `| head`
+    unread, stdout = os.pipe()
     os.close(unread)
-    for arguments in (["--out", "/dev/stdout"], ["--users", "u3", "--out", str(out)]):
-        ended = fork(lambda more=arguments: main([*command, *more]), stdout)
-        assert ended.returncode == 128 + signal.SIGPIPE and not ended.stderr
+    ended = fork(lambda: main(command), stdout)
     os.close(stdout)
+    assert ended.returncode == 128 + signal.SIGPIPE and not ended.stderr
 
 
 # --- histories ---
@@ -237,8 +212,6 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
         ({"excluded": torope.items}, "excluded: .* all items are excluded"),
         ({"boosts": {"i1": float("nan")}}, "boosts: 'i1'"),
         ({"boosts": ["i1"]}, "boosts: expected a mapping"),
-        ({"exclude_seen": "no"}, "exclude_seen"),
-        ({"k": np.bool_(True)}, "k: "),
     )
     for given, named in wrong:
         with pytest.raises(UsageError, match=named):
@@ -259,8 +232,6 @@ def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
     with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
         torope.similar("i07")
-    with pytest.raises(UsageError, match="item '5' is not known"):  # a number, not a list
-        torope.similar(5)  # type: ignore[arg-type]
 
 
 def test_neighbours_of_many_items_are_found_in_batches(
@@ -269,16 +240,11 @@ def test_neighbours_of_many_items_are_found_in_batches(
     """Cosines of all items with all items would be the square of the catalogue in memory."""
     names, sizes = list(torope.items), []
     expected = torope.similar(names, k=3)
-
-    def record(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(states))
-        return products(states, *others)
-
+    record = lambda states, *more: sizes.append(len(states)) or products(states, *more)  # noqa: E731
     monkeypatch.setattr("recbole_pos.serve.recommender.products", record)
     monkeypatch.setattr("recbole_pos.serve.recommender.BATCH", 7)
     pd.testing.assert_frame_equal(torope.similar(names, k=3), expected)
     assert max(sizes) == 7 and sum(sizes) == len(names)
-    assert list(torope.similar([])) == list(expected) and torope.similar([]).empty
 
 
 def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
@@ -300,14 +266,12 @@ def test_equal_scores_have_one_order(runs: dict[str, Path]) -> None:
         every = check(trained.recommend(histories=[history], k=len(names)), "item", "score")
         for k in (1, 12, 39):
             assert trained.recommend(histories=[history], k=k)["item"].tolist() == every[:k]
-            assert trained.similar(names[6], k)["similar"].tolist() == near[:k]
             allowed = random.Random(k).sample(names, k)
             found = trained.recommend(histories=[history] * 9, k=3, allowed=allowed[::-1])
             assert found["item"].tolist() == [name for name in every if name in allowed][:3] * 9
             found = trained.similar([names[6]] * 2, 3, allowed, excluded=[near[0]])
             left = [name for name in near[1:] if name in allowed][:3]
             assert found["similar"].tolist() == left * 2
-            assert found["rank"].tolist() == list(range(1, len(left) + 1)) * 2
 
 
 def test_times_of_histories(torope: Recommender) -> None:
@@ -321,30 +285,47 @@ def test_times_of_histories(torope: Recommender) -> None:
     for given in (dated[:1], dated[1:], table):
         np.testing.assert_array_equal(torope.read(given).times, seconds)
     day, midnight = date(2015, 1, 1), "2015-01-01T00:00:00Z"
-    for same in (day, np.datetime64(day), np.datetime64(day, "ns")):  # beside a number, too
+    for same in (day, np.datetime64(day, "ns")):  # beside a number, too
         found = [torope.read([{"items": ["i1", "i2"], "times": [1, x]}]) for x in (same, midnight)]
         assert found[0].times.tolist() == found[1].times.tolist()
         assert read_moment(same, "at", 1.0) == read_moment(midnight, "at", 1.0)
-    for wrong in ("yesterday", "", "2026-13-01", "5", pd.NaT, np.datetime64("300000-01-01")):
+    for wrong in ("yesterday", "2026-13-01", "5", pd.NaT):
         with pytest.raises(UsageError, match="histories.0..times"):
             torope.read([{"items": ["i1"], "times": [wrong]}])
-    for given in (dated[:1], table):  # the time field numbers interactions
-        with pytest.raises(UsageError, match="times"):
-            read_histories(given, IDS, True, unit=None)
+    with pytest.raises(UsageError, match="times"):  # the time field numbers interactions
+        read_histories(dated[:1], IDS, True, unit=None)
 
 
-WRONG: list[Any] = [
-    *(None, "i1", {"items": "i1"}, {"item": ["i1"]}, ["i1", None], {1: 2, "items": []}),
-    *({"items": ["i1", "i2"], "times": [1]}, {"items": ["i1"], "times": [float("nan")]}),
-    *({"id": [1], "items": ["i1"]}, {"items": ["i1"], "times": pd.Series([pd.NaT])}),
+WRONG: list[tuple[Any, str]] = [
+    ("SKU-001", r"; found 'SKU-001'$"),
+    ({"item": ["i1"]}, r"\.item: .*did you mean items\?"),
+    ({"id": 3}, r"\.items: Field required"),
+    (["i1", 1.5], r"\.items\[1\]: Input should be a valid"),
+    ({"items": ["i1", "i2"], "times": [1]}, r"\.times"),
+    ({"items": ["i1"], "times": [float("nan")]}, r"\.times"),
+    ({"items": ["i1"], "times": 3}, r"\.times: Input should be a valid list; found 3$"),
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_a_wrong_history_is_a_short_error(torope: Recommender, wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"^histories\[1\]") as caught:
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=str)
+def test_a_wrong_history_is_a_short_error(torope: Recommender, wrong: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^histories\[1\].*{message}") as caught:
         torope.recommend(histories=[BASKET, wrong])
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"times": [[1]]}, r"^histories\[0\]"),
+        ({}, r"^histories\[0\]"),
+        ({"time": [[1, 2]]}, "unknown column 'time' .did you mean times"),
+    ],
+)
+def test_a_wrong_table_of_histories_is_refused(columns: dict, message: str) -> None:
+    table = pa.table({"id": ["a"], "items": [["i1", "i2"]], **columns})
+    with pytest.raises(UsageError, match=message):
+        read_histories(table, IDS, needs_time=True)
 
 
 def test_one_history_never_fails_the_others(
@@ -352,9 +333,7 @@ def test_one_history_never_fails_the_others(
 ) -> None:
     """Without times for a model that reads them, or asked before its newest interaction."""
     timeless = {"id": "a", "items": ["i1"]}
-    with pytest.warns(
-        RunWarning, match=r"1 of 2 histories get no answer: histories\[0\]: the model"
-    ):
+    with pytest.warns(RunWarning, match=r"1 of 2 histories get no answer: histories\[0\]: the mod"):
         found = torope.recommend(histories=[timeless, BASKET])
     pd.testing.assert_frame_equal(found, torope.recommend(histories=[BASKET]))
     with pytest.raises(UsageError, match="the model reads times"):  # there are no others
@@ -392,24 +371,20 @@ def test_uuids_are_their_text() -> None:
 
 def test_files_of_histories_and_names(runs: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     """Json lines and parquet, to csv and parquet; no cell of a csv file begins a formula."""
-    ids = ["=1+1", "+a", "-3", "@x", "\tq", "plain"]
-    rows = [{"id": name, "items": ["i1", "i2"], "times": [1, 5]} for name in ids]
-    rows.append({"items": ["x"], "times": [1]})
+    ids = ["=1+1", "+a", "-3", "@x", "\tq", "plain", "6"]
+    rows = [{"id": name, "items": ["i1", "i2"], "times": [1, 5]} for name in ids[:-1]]
+    rows.append({"id": "6", "items": ["x"], "times": [1]})
     (tmp_path / "h.jsonl").write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
-    rows[-1]["id"] = str(len(ids))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "h.parquet")
-    # names as editors of any system write them: what stands in a line, blanks and all
-    stock = "\ufeffi1\r\n\r\ni2 \r\ni3\nnever\u2028i5\n"
-    (tmp_path / "stock.txt").write_bytes(stock.encode())
+    (tmp_path / "stock.txt").write_bytes(b"\xef\xbb\xbfi1\r\n\r\ni3\nnever\n")
     for given in ("h.jsonl", "h.parquet"):
         for name in ("o.csv", "o.parquet"):
             command = ["recommend", str(runs["TORoPE"]), "-k2", f"--items={tmp_path / 'stock.txt'}"]
             files = [f"--histories={tmp_path / given}", f"--out={tmp_path / name}"]
             assert main([*command, *files]) == 0
         table, cells = pd.read_parquet(tmp_path / "o.parquet"), pd.read_csv(tmp_path / "o.csv")
-        assert set(table["item"]) <= {"i1", "i3"} and table["id"].tolist() == [
-            name for name in [*ids, "6"] for _ in range(2)
-        ]
+        assert set(table["item"]) == {"i1", "i3"}
+        assert table["id"].tolist() == [name for name in ids for _ in range(2)]
         quoted = ["'=1+1", "'+a", "-3", "'@x", "'\tq", "plain", "6"]
         assert cells["id"].astype(str).tolist()[::2] == quoted
         out = capsys.readouterr().out
@@ -423,14 +398,12 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, refu
     damaged, run_dir = tmp_path / "damaged.parquet", str(runs["TORoPE"])
     pq.write_table(pa.table({"id": ["a"], "items": [["i1"]]}), damaged)
     whole = damaged.read_bytes()
-    texts = (b"{}", b'{"items": ["i1"]}', b"\xff", b'{"items": ')
+    texts = (b"{}", b'{"items": ["i1"]}', b'{"items": ')
     cases = [*((given, text) for text in texts), (damaged, whole), (damaged, whole[:100])]
     for file, content in cases:
         file.write_bytes(content)
         refused(["recommend", run_dir, f"--histories={file}", f"--out={out}"])
         assert not out.exists()
-    for option in ("histories", "items", "exclude", "out"):
-        refused(["recommend", run_dir, f"--{option}={'x' * 300}"])
     given.write_text("")
     for out, read in ((tmp_path / "o.csv", pd.read_csv), (tmp_path / "o.parquet", pd.read_parquet)):
         assert main(["recommend", run_dir, f"--histories={given}", f"--out={out}"]) == 0
@@ -441,12 +414,9 @@ def test_files_that_are_no_histories(runs: dict[str, Path], tmp_path: Path, refu
 IDS = {f"i{n}": n + 1 for n in range(40)}
 
 
-def find_polars() -> list[Any]:
-    return [importlib.import_module("polars")] if importlib.util.find_spec("polars") else []
-
-
 def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames; tables of any type of text, that do not begin at 0; files, in parts."""
+    polars = pytest.importorskip("polars")
     monkeypatch.setattr("recbole_pos.serve.recommend.PART", 9)
     rng, rows = np.random.default_rng(1), []
     for number, n in enumerate([0, *rng.integers(0, 20, 49)]):  # with unknown items and ties
@@ -464,7 +434,7 @@ def test_every_form_is_read_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for parts in (
         [frame],
         [frame.set_index("id").rename_axis("user")],  # as groupby(...).agg leaves it
-        *([polars.DataFrame(table.to_pylist())] for polars in find_polars()),
+        [polars.DataFrame(table.to_pylist())],
         [[{**row, "times": pd.Series(row["times"], dtype=float)} for row in rows]],
         [pa.concat_tables([table[:3], table]).combine_chunks()[3:]],
         [table.set_column(1, "items", table["items"].cast(pa.large_list(pa.large_string())))],
@@ -487,13 +457,7 @@ def test_histories_without_ids_are_numbered(
     monkeypatch.setattr("recbole_pos.serve.recommend.PART", 2)
     table = pa.table({"items": [["i1"], ["i2", "i1"], ["i3"]], "times": [[1], [5, 2], [3]]})
     (batch,) = table.to_batches()
-    forms = [
-        table,
-        batch,
-        table.to_pandas(),
-        *(p.DataFrame(table.to_pylist()) for p in find_polars()),
-    ]
-    for given in forms:
+    for given in (table, batch, table.to_pandas()):
         found = read_histories(given, IDS, True)
         assert found.ids == [0, 1, 2] and found.lengths.tolist() == [1, 2, 1]
         assert found.times is not None and found.times.tolist() == [1, 2, 5, 3]
@@ -514,15 +478,9 @@ def test_histories_without_times() -> None:
         assert read_histories(read(some), IDS, False).items.tolist() == [2, 3, 4, 2]
         asked = read_histories(read([{**number, "at": 9.0}, number]), ids, False).at
         np.testing.assert_array_equal(asked, [9.0, np.nan])
-    # which is no time elsewhere
-    for nan in (float("nan"), np.float64("nan"), pd.NaT, np.datetime64("NaT")):
-        with pytest.raises(UsageError, match=r"^histories\[1\].at: expected .*found [nN]a"):
-            read_histories([number, {**number, "at": nan}], ids, False)
-    with pytest.raises(UsageError, match=r"^histories\[0\].at: expected .*found nan"):
-        read_histories(pa.table({"id": [1], "items": [[3]], "at": [np.nan]}), ids, False)
-    at_nan = RecommendBody(histories=[{"items": [3], "at": np.nan}])
-    with pytest.raises(UsageError, match=r"^histories\[0\].at: expected finite numbers"):
-        read_histories(at_nan.histories, ids, False)
+    for histories in ([{**number, "at": np.nan}], pa.table({"items": [[3]], "at": [np.nan]})):
+        with pytest.raises(UsageError, match=r"^histories\[0\].at: expected .*found nan"):
+            read_histories(histories, ids, False)
     log = pd.DataFrame({"user": ["b", "a", "b"], "item": ["i1", "i2", "i3"]})
     lists = log.groupby("user")["item"].agg(list)
     found = read_histories(lists, IDS, False)
@@ -530,26 +488,3 @@ def test_histories_without_times() -> None:
     for given, named in ((lists, "the model reads times"), (log, "items")):  # a row an interaction
         with pytest.raises(UsageError, match=named):
             read_histories(given, IDS, True)
-
-
-def test_wrong_histories_are_described() -> None:
-    def described(*histories: Any) -> str:
-        with pytest.raises(UsageError) as caught:
-            read_histories(list(histories), IDS, needs_time=False)
-        return str(caught.value)
-
-    assert described("SKU-001").endswith("; found 'SKU-001'")
-    wrong = described([], {"item": []})
-    assert wrong.startswith("histories[1].item: ") and "did you mean items?" in wrong
-    assert described({"id": 3}).startswith("histories[0].items: Field required")
-    assert described([1.5]).startswith("histories[0].items[0]: Input should be a valid")
-    for times in (np.float64(3), np.array(3.0)):
-        wrong = described({"items": ["i1"], "times": times})
-        assert wrong == "histories[0].times: Input should be a valid list; found 3"
-    for times in ([[1]], [[1, np.nan]], None):  # in a table as in a list
-        columns = {"id": ["a"], "items": [["i1", "i2"]], **({"times": times} if times else {})}
-        with pytest.raises(UsageError, match=r"^histories\[0\]"):
-            read_histories(pa.table(columns), IDS, needs_time=True)
-    misspelt = pa.table({"id": ["a"], "items": [["i1"]], "time": [[1]], "country": ["NL"]})
-    with pytest.raises(UsageError, match="unknown column 'time' .did you mean times"):
-        read_histories(misspelt, IDS, needs_time=False)

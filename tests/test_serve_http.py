@@ -33,13 +33,9 @@ class Server:
     process: Any
     port: int
 
-    def client(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-
-    def ask(self, path: str, body: Any = None, client: Any = None) -> tuple[int, Any]:
-        """Status and content of POST, or of GET without a body: json is read; bytes go as they
-        are."""
-        client = client or self.client()
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and content of POST, or of GET without a body; bytes go as they are."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
         client.request("GET" if body is None else "POST", path, body, JSON)
@@ -104,9 +100,7 @@ def direct(run_dir: Path) -> Recommender:
     return Recommender.load(run_dir)
 
 
-def test_answers_are_those_of_the_library(
-    server: Server, direct: Recommender, run_dir: Path
-) -> None:
+def test_answers_are_those_of_the_library(server: Server, direct: Recommender) -> None:
     history = [{"id": "a", "items": ["i1", "i2", "new"]}, {"id": 7, "items": []}]
     asked = {"histories": history, "k": 5, "exclude_seen": True, "boosts": {"i9": 2}}
     status, found = server.ask("/recommend", asked)
@@ -118,10 +112,6 @@ def test_answers_are_those_of_the_library(
     status, found = server.ask("/recommend", asked)
     assert [x["id"] for x in found["recommendations"]] == ["u7", "u3", "u7"]
     assert_same(found["recommendations"], direct, asked)
-    times = [["2020-01-02T00:00:00Z", "2020-01-01"], [1577923200, 1577836800]]
-    dated = [{"items": ["i1", "i2"], "times": some} for some in times]
-    one, two = server.ask("/recommend", {"histories": dated})[1]["recommendations"]
-    assert {**one, "id": 1} == two
     asked = {"items": ["i3", "i1"], "k": 4, "allowed": ["i1", "i2", "i4"], "excluded": ["i4"]}
     status, found = server.ask("/similar", asked)
     assert status == 200 and [x["id"] for x in found["similar"]] == ["i3", "i1"]
@@ -155,12 +145,9 @@ def test_clients_at_the_same_time_get_their_own_answers(
         (404, "Not Found", "/recommendations", None),
         (422, "JSON decode error", "/recommend", b'{"histories": '),
         (422, "becase", "/recommend", {"becase": 2}),
-        (422, "k", "/recommend", {"users": ["u1"], "k": 0}),
         (422, "give histories or users, one of the two", "/recommend", {}),
         (422, "no one", "/recommend", {"users": ["u1", "no one"]}),
-        (422, "histories", "/recommend", {"histories": [["i1", None]]}),
         (422, ".at: expected finite", "/recommend", {"histories": [{"items": [], "at": math.nan}]}),
-        (422, "boosts: 'i1': ", "/recommend", {"users": ["u1"], "boosts": {"i1": float("inf")}}),
         (422, "item 'i999' is not known", "/similar", {"items": ["i999"]}),
     ],
 )

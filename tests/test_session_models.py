@@ -192,49 +192,36 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_atomic(session_log(), tmp_path_factory.mktemp("sessions")))
 
 
-def prefixes(frame: pd.DataFrame, phase: str) -> list[tuple[list[str], str]]:
-    """(items before, item) of every target of a phase."""
-    phases, found = file_phases(frame), []
-    for session, group in frame.sort_values("timestamp", kind="stable").groupby("user_id"):
-        items = group.item_id.tolist()
-        if phases[session] == phase:
-            found += [(items[:n], items[n]) for n in range(1, len(items))]
-    return found
-
-
-def training_items(frame: pd.DataFrame) -> list[list[str]]:
-    """The items of each training session, in their order."""
-    phases, found = file_phases(frame), defaultdict(list)
-    ordered = frame.sort_values("timestamp", kind="stable")
-    for session, item in zip(ordered.user_id, ordered.item_id, strict=True):
-        if phases[session] == "train":
-            found[session].append(item)
-    return list(found.values())
+def list_sessions(frame: pd.DataFrame, phase: str) -> list[list[str]]:
+    """The items of each session of a phase, in their order."""
+    phases, ordered = file_phases(frame), frame.sort_values("timestamp", kind="stable")
+    groups = ordered.groupby("user_id")
+    return [group.item_id.tolist() for name, group in groups if phases[name] == phase]
 
 
 def ranked(made: Any, phase: str) -> list[tuple[list[str], str, list[str]]]:
     """(history, target, all items, best first) of every row a model is tested on."""
     items = made.dataset.field2id_token["item_id"]
     found = []
-    made.model.eval()
     for rows, _, _, target in made.loaders[phase]:
         with torch.inference_mode():
-            scores = made.model.full_sort_predict(rows)
+            scores = made.model.eval().full_sort_predict(rows)
         order = 1 + scores[:, 1:].argsort(dim=1, descending=True, stable=True)
-        for history, length, item, best in zip(
-            rows["item_id_list"].numpy(), rows["item_length"], target, order.numpy(), strict=True
-        ):
+        histories = zip(rows["item_id_list"].numpy(), rows["item_length"], strict=True)
+        for (history, length), item, best in zip(histories, target, order.numpy(), strict=True):
             found.append((list(items[history[:length]]), items[item], list(items[best])))
     return found
 
 
 def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
     frame = session_log()
-    overall = Counter(item for items in training_items(frame) for item in items)
+    overall = Counter(item for items in list_sessions(frame, "train") for item in items)
     first = {item: n for n, item in enumerate(dict.fromkeys(frame.item_id))}
     made = experiment("SPop", data_path=sessions, **CUT)
     rows = ranked(made, "test")
-    assert sorted((h, t) for h, t, _ in rows) == sorted(prefixes(frame, "test"))
+    tested = list_sessions(frame, "test")
+    want = [(items[:n], items[n]) for items in tested for n in range(1, len(items))]
+    assert sorted((history, target) for history, target, _ in rows) == sorted(want)
     for history, _, best in rows:
         seen = Counter(history)
         assert best == sorted(first, key=lambda i: (-seen[i], -overall[i], first[i]))
@@ -242,7 +229,7 @@ def test_session_popularity_counts_in_loops(experiment, sessions: str) -> None:
 
 def test_neighbours_in_loops(experiment, sessions: str) -> None:
     k, shrink = 4, 1.5
-    sets = [set(items) for items in training_items(session_log())]
+    sets = [set(items) for items in list_sessions(session_log(), "train")]
     support = Counter(item for items in sets for item in items)
     together = Counter((a, b) for items in sets for a in items for b in items if a != b)
     made = experiment("SessionKNN", data_path=sessions, k=k, shrink=shrink, **CUT)
@@ -265,7 +252,7 @@ def test_neighbours_in_loops(experiment, sessions: str) -> None:
 def test_transitions_in_loops(experiment, sessions: str, split: str) -> None:
     """By the fewest transitions first, of equally many by the probability of a random walk."""
     k, hops = 12, 3
-    options, histories = CUT, training_items(session_log())
+    options, histories = CUT, list_sessions(session_log(), "train")
     if split == "leave-one-out":
         options, ordered = {}, session_log().sort_values("timestamp", kind="stable")
         whole = [group.item_id.tolist() for _, group in ordered.groupby("user_id")]
@@ -311,8 +298,6 @@ def test_a_session_is_the_mean_of_its_items(experiment, sessions: str) -> None:
 
 def test_fpmc_without_users(experiment, sessions: str) -> None:
     made = experiment("SessionFPMC", data_path=sessions, **CUT)
-    names = {name for name, _ in made.model.named_parameters()}
-    assert names == {"LI_emb.weight", "IL_emb.weight"}
     users = experiment("FPMC", data_path=sessions, **CUT)
     users.model.load_state_dict(made.model.state_dict(), strict=False)
     users.model.UI_emb.weight.data.zero_()  # RecBole's with nothing known of users

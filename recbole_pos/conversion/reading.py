@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+from uuid import UUID
 
 import duckdb
 import numpy as np
@@ -208,6 +209,8 @@ def simplify_types(table: pa.Table) -> pa.Table:
         )
     columns = {}
     for name, column in zip(names, table.columns, strict=True):
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = _read_extension(column)
         with suppress(pa.ArrowException):
             column = column.cast(_find_simple_type(column.type))
         if pa.types.is_decimal(column.type):  # databases have ids as 1034.00
@@ -215,6 +218,19 @@ def simplify_types(table: pa.Table) -> pa.Table:
             column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
         columns[name] = column
     return pa.table(columns)
+
+
+def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return uuids as text, which DuckDB has for ids, and other extension types as stored."""
+    storage = [chunk.storage for chunk in column.chunks]
+    if column.type.extension_name != "arrow.uuid":
+        return pa.chunked_array(storage, column.type.storage_type)
+    texts = []
+    for chunk in storage:
+        encoded = chunk.dictionary_encode()  # so that each uuid is formatted once
+        names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
+        texts.append(pa.DictionaryArray.from_arrays(encoded.indices, pa.array(names, pa.string())))
+    return pa.chunked_array(texts, pa.dictionary(pa.int32(), pa.string()))
 
 
 def _find_simple_type(dtype: pa.DataType) -> pa.DataType:

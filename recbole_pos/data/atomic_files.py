@@ -31,6 +31,8 @@ _MISSING = frozenset(MISSING)
 _BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
 _BLOCK_LINES = 1 << 16  # that Python reads at a time
+_MAX_UNMERGED_NAMES = 1 << 21  # of a column, about a hundred megabytes
+_MISSING_CODE = -1
 _MAX_TOKEN_BYTES = 1 << 33  # of the array in which RecBole keeps the tokens of a column
 _EXPECTED = {
     "token": "text or whole numbers",
@@ -89,11 +91,17 @@ def read_rows(
 
 
 class _Column:
-    """A column that is filled block by block: codes of names, numbers or lists."""
+    """A column that is filled block by block: codes of names, numbers or lists.
+
+    Codes are first those of a block, whose names Arrow has numbered. Names of many blocks are then
+    merged at once: a block of the names [red, blue] after one of [blue, owl] gets the codes 2 and 0
+    in place of its own 0 and 1.
+    """
 
     def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
         self.kind = kind
-        self.codes: dict[str, int] = {}  # of names, by first appearance
+        self.names = pa.array([], pa.string())  # by first appearance
+        self.unmerged: list[tuple[slice, pa.Array]] = []  # rows of blocks, and the names of each
         self.lists: list[np.ndarray] = []
         if not kind.endswith("seq"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
@@ -103,12 +111,30 @@ class _Column:
         if self.kind.endswith("seq"):
             self.lists[row:] = block
             return
-        if self.kind == "token":
-            codes, names = self.codes, block.dictionary.to_pylist()
-            code_by_index = [codes.setdefault(name, len(codes)) for name in names]
-            indices = block.indices.fill_null(-1).to_numpy()
-            block = np.array([*code_by_index, -1], np.int32)[indices]
-        self.values[row : row + len(block)] = block
+        rows = slice(row, row + len(block))
+        if self.kind == "float":
+            self.values[rows] = block
+            return
+        self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
+        # a slower reader begins again at the first row
+        self.unmerged = [
+            (earlier, names) for earlier, names in self.unmerged if earlier.stop <= row
+        ]
+        self.unmerged.append((rows, block.dictionary))
+        if sum(len(names) for _, names in self.unmerged) > _MAX_UNMERGED_NAMES:
+            self._merge_names()
+
+    def _merge_names(self) -> None:
+        """Give equal names of all blocks the same code."""
+        every = [self.names, *(names for _, names in self.unmerged)]
+        codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
+        numbered = map(pa.DictionaryArray.from_arrays, codes, every)
+        merged = pa.chunked_array(list(numbered)).unify_dictionaries().chunks
+        for (rows, _), block in zip(self.unmerged, merged[1:], strict=True):
+            # _MISSING_CODE, which is -1, takes the last of these
+            new_codes = np.append(block.indices.to_numpy(), np.int32(_MISSING_CODE))
+            self.values[rows] = new_codes[self.values[rows]]
+        self.names, self.unmerged = merged[0].dictionary, []
 
     def finish(self, name: str, path: Path, num_rows: int) -> Any:
         """Return the column ``name`` of a file, with its first ``num_rows`` cells."""
@@ -116,15 +142,17 @@ class _Column:
             return pd.Series(self.lists, dtype=object)
         if self.kind == "float":
             return self.values[:num_rows]
-        longest = max(self.codes, key=len, default="")
-        if 4 * len(longest) * len(self.codes) > _MAX_TOKEN_BYTES:
+        self._merge_names()
+        names = self.names.to_pylist()
+        longest = max(names, key=len, default="")
+        if 4 * len(longest) * len(names) > _MAX_TOKEN_BYTES:
             raise UsageError(
-                f"{path}: {name} has {len(self.codes):,} different tokens of up to "
+                f"{path}: {name} has {len(names):,} different tokens of up to "
                 f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
                 "are kept at the length of the longest. Shorten it, or leave the column out"
             )
-        names = pd.Index(list(self.codes), dtype=object)
-        return pd.Categorical.from_codes(self.values[:num_rows], names, validate=False)
+        categories = pd.Index(names, dtype=object)
+        return pd.Categorical.from_codes(self.values[:num_rows], categories, validate=False)
 
 
 class AtomicFile:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from recbole_pos.tables.storage import Storage
 
-# About how many interactions a chunk of a log has that is processed chunk by chunk.
-CHUNK_INTERACTIONS = 1 << 22
+# About how many interactions a chunk of a log has that is processed chunk by chunk: few enough that
+# a table of their pairs of user and item stays in the cache of a processor.
+CHUNK_INTERACTIONS = 1 << 17
 _NUM_PARTS = 3  # training, validation and test
 
 
