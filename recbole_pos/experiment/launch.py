@@ -247,11 +247,12 @@ def _process_group(backend: str) -> Iterator[int]:
     Raises:
         TrainingError: if another process was lost and torch does not end this one.
     """
-    store, rank, size = next(dist.rendezvous("env://"))
-    # torchrun keeps the store, in which a later group would read the addresses of this one
-    store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    rank = int(os.environ["RANK"])
     try:
+        store, _, size = next(dist.rendezvous("env://"))
+        # torchrun keeps the store, in which a later group would read the addresses of this one
+        store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield rank
     except Exception as error:
         if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
@@ -260,4 +261,5 @@ def _process_group(backend: str) -> Iterator[int]:
         reason = str(error).splitlines()[0]
         raise TrainingError(f"process {rank} lost another process: {reason}") from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

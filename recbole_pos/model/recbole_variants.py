@@ -37,11 +37,13 @@ from recbole_pos.values import Options
 
 
 class _Trimmed(SequentialRecommender):
-    """Mixin that trims padding, for models of RecBole's whose states do not depend on the width."""
+    """Mixin that trims padding on a CPU, for models of RecBole's whose states do not depend on the width."""
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
-        """Return the states [B, d] after histories [B, L], whose width is cut to the longest."""
-        return super().forward(item_seq[:, : int(item_seq_len.max())], item_seq_len)
+        """Return the states [B, d] after histories [B, L]."""
+        if item_seq.device.type == "cpu":  # a GPU would wait for the number in every step
+            item_seq = item_seq[:, : int(item_seq_len.max())]
+        return super().forward(item_seq, item_seq_len)
 
 
 class EncodedEmbedding(nn.Embedding):
