@@ -60,9 +60,11 @@ SMALL = {
 CROSS_ENTROPY = {"AttrFormer": {"prior_weight": 0.0, "future_weights": [1.0]}}
 
 
-def small(model: str, dataset: str = "tiny", **options: Any) -> PosConfig:
+def small(
+    model: str, dataset: str = "tiny", sizes: dict[str, Any] = SMALL, **options: Any
+) -> PosConfig:
     """A configuration with small sizes, as far as the model reads them."""
-    sizes = dict(SMALL)
+    sizes = dict(sizes)
     while True:
         try:
             return PosConfig(model, dataset, None, {**sizes, **options})

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import shop
 import torch
-from conftest import train, write_atomic
+from conftest import small, train, write_atomic
 from torch import Tensor
 
 import recbole_pos
@@ -81,9 +81,8 @@ def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
 
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:
     """A configuration on the shop, with sizes as far as the model has them."""
-    unread = SIZES.keys() - shop.drop_unread(model, SIZES).keys()
-    given = {key: value for key, value in options(folder).items() if key not in unread}
-    return PosConfig(model, "shop", None, {**given, **more})
+    given = {key: value for key, value in options(folder).items() if key not in SIZES}
+    return small(model, "shop", SIZES, **{**given, **more})
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "alias_of_item_id: .*an interaction a row",
     ),
     ("BPR", {"alias_of_item_id": ["item_id_list"]}, "alias_of_item_id: .*benchmark_filename"),
-    ("PosSASRec", {"ITEM_LIST_LENGTH_FIELD": "item_id"}, "item_id"),
     ("PosSASRec", {"LIST_SUFFIX": ""}, "LIST_SUFFIX"),
     ("PosSASRec", {"user_inter_num_interval": "[1000,inf)"}, "no interaction"),
     ("PosSASRec", {"val_interval": {"item_id": "[3,inf)"}}, "val_interval: field 'item_id'"),

@@ -37,7 +37,7 @@ from recbole_pos.values import Options
 
 
 class _Trimmed(SequentialRecommender):
-    """Mixin that trims padding on a CPU, for models of RecBole's whose states do not depend on the width."""
+    """Mixin for models of RecBole's whose states do not depend on the width: it trims padding."""
 
     def forward(self, item_seq: Tensor, item_seq_len: Tensor) -> Tensor:
         """Return the states [B, d] after histories [B, L]."""
