@@ -463,3 +463,11 @@ def test_schemes_that_cannot_be_used_together_or_by_the_model_are_refused() -> N
     for names in (["parec", "average"], ["nope", "rope"]):
         with pytest.raises(UsageError, match="^position"):
             build_schemes(names, sizes(), defaults(*names), has_attention=True).attention()
+
+
+def test_a_model_without_attention_refuses_schemes_of_attention() -> None:
+    """Which it would ignore; without a position it is built all the same."""
+    with pytest.raises(UsageError, match="^position: found rope, kernel, expected .*no attention"):
+        build_schemes(["learned", "rope", "kernel"], sizes(), defaults("learned", "rope", "kernel"))
+    for name in ("learned", "nope"):
+        build_schemes(name, sizes(), defaults(name))

@@ -195,3 +195,20 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     assert scheduler.find_chosen() == {"NoPE": None}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
     assert collect_results(made, there).searches["value"].isna().all()
+
+
+def test_progress_says_what_is_waited_for(tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    """After a minute in which no process has begun a run; its configuration is written first."""
+    now = 1000.0
+    monkeypatch.setattr("recbole_pos.study.dispatcher.time.monotonic", lambda: now)
+    scheduler = Scheduler(plan(tiny, seeds=1), StudyFolder(tmp_path))
+    active = ActiveRuns(scheduler, CompareArguments(), Reporter(False), set())
+    first, second = scheduler.next_job(), scheduler.next_job()
+    assert first is not None and second is not None
+    active.running = {"a": (first, now - 70), "b": (second, now - 20)}
+    overview, *lines = active.describe_progress()
+    assert overview.endswith("2 running, 1 of them waiting for Ray to start its process")
+    assert "waits for Ray" in lines[0] and "waits" not in lines[1]
+    scheduler.folder.run(first.digest).path.mkdir(parents=True)
+    scheduler.folder.run(first.digest).write_config({})
+    assert not any("wait" in line for line in active.describe_progress())

@@ -27,6 +27,8 @@ from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
 
+_PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
+
 
 class ActiveRuns:
     """The runs that Ray tasks are training.
@@ -110,11 +112,16 @@ class ActiveRuns:
             left = format_duration(statistics.mean(self.durations) * num_rounds)
             states.append(f"about {left} left")
         lines = []
+        num_waiting = 0
         for job, start in running:
-            num_epochs = len(read_epochs(self.folder.run(job.digest)))
-            duration = format_duration(time.monotonic() - start)
-            state = f"epoch {num_epochs} of {job.config['epochs']}, {duration}"
-            lines.append(f"  {job.fit.name}: {state}")
+            run, seconds = self.folder.run(job.digest), time.monotonic() - start
+            state = f"epoch {len(read_epochs(run))} of {job.config['epochs']}"
+            if not run.config.is_file() and seconds > _PATIENCE:  # a process writes it first
+                num_waiting += 1
+                state = "waits for Ray to start its process"
+            lines.append(f"  {job.fit.name}: {state}, {format_duration(seconds)}")
+        if num_waiting:
+            states.append(f"{num_waiting} of them waiting for Ray to start its process")
         return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
 
     def train(self) -> None:
