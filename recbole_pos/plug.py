@@ -30,7 +30,7 @@ def _add_class(module: ModuleType) -> None:
     """Let RecBole find ``<model>Dataset`` or ``<model>Trainer`` in a module for our models."""
     suffix, submodule, class_name = {
         "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
-        "recbole.data.dataset": ("Dataset", "data.dataset", "PosSequentialDataset"),
+        "recbole.data.dataset": ("Dataset", "data.recbole_view", "read_view"),
     }[module.__name__]
 
     def find_class(name: str) -> Any:

@@ -97,7 +97,6 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     """
     config = small(model, data_path=str(tiny), **CROSS_ENTROPY.get(model, {}), **more)
     dataset = read_dataset(config)
-    dataset.build()
     known = prepare(config, dataset=dataset)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
     known.model.eval()

@@ -27,7 +27,7 @@ from spy import notes
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
-from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data import preparation
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.model.sasrec import PosSASRec
@@ -150,13 +150,13 @@ def test_a_search_goes_by_validation_alone(
     folder, given = tmp_path / "s", study(tiny, search={"learning_rate": [1e-5, 3e-2]})
     kept = StudyFolder(folder)
     reads = []
-    load = PosSequentialDataset._load_inter_feat
+    read_tables = preparation.read_tables
 
-    def read(self: PosSequentialDataset, *args: Any) -> None:
-        reads.append(self.dataset_name)
-        load(self, *args)
+    def read(config: Any) -> Any:
+        reads.append(config["dataset"])
+        return read_tables(config)
 
-    monkeypatch.setattr(PosSequentialDataset, "_load_inter_feat", read)
+    monkeypatch.setattr(preparation, "read_tables", read)
     before = len(notes(cluster))
     found = compare(given, folder)
     by_workers = {what for _, what, _ in notes(cluster)[before:]}

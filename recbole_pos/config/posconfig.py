@@ -35,7 +35,7 @@ from recbole_pos.config.sources import (
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_files
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
+from recbole_pos.data.windows import SequenceBatch
 from recbole_pos.distributed import current_shard
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.errors import UsageError
-from recbole_pos.tables.limits import get_memory_limit
+from recbole_pos.tables.storage import get_memory_limit
 from recbole_pos.values import Options
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recbole_pos.data.identity import count_dataset
-from recbole_pos.data.targets import make_warnings, warn_of_repeats
-from recbole_pos.data.windows import describe_candidates, masks_history
+from recbole_pos.data.targets import (
+    describe_candidates,
+    make_warnings,
+    masks_history,
+    warn_of_repeats,
+)
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.folder import SEARCH, RunFolder, find_versions, peak_rss_mb

@@ -217,7 +217,6 @@ def load(
     warn_of_unfinished(folder)
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
-        dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     identity = experiment.dataset.identity

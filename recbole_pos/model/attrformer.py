@@ -42,11 +42,10 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.clock import check_clock, require_order
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.data.targets import LaterTargets
-from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.data.windows import TARGET_EVENT, SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import BlockOptions
 from recbole_pos.layers.context import SequenceContext

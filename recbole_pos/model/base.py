@@ -17,9 +17,9 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.targets import LaterTargets
+from recbole_pos.data.windows import SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.features import Features

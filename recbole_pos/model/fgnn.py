@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import WGAT, Anchors, GRUSet2Set, SessionGraph, weigh_neighbours
 from recbole_pos.model.posrec import GraphRecommender

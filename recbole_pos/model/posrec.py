@@ -34,8 +34,8 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.windows import SequenceBatch
 from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.dropout import Dropout

@@ -28,7 +28,7 @@ from recbole.model.sequential_recommender.srgnn import SRGNN
 from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions

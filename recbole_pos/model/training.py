@@ -10,7 +10,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import BatchRequirements, SequenceBatch
+from recbole_pos.data.windows import BatchRequirements, SequenceBatch
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.item_table import ItemTable

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.layers.relations import BatchRelations, SparseProduct

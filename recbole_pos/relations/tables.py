@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from recbole_pos.data.attributes import read_column
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.relations.declare import Relation
