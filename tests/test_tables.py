@@ -53,7 +53,7 @@ def load(path: Path, **options: Any) -> pd.DataFrame:
 
 
 def compare(file: Path, **options: Any) -> pd.DataFrame:
-    peer = RecBoleReader({**DEFAULTS, **options})
+    peer = RecBoleReader({**DEFAULTS, "encoding": None, **options})
     table = spell_out(load(file, **options))
     expected = peer._load_feat(str(file), FeatureSource(file.suffix[1:]))
     assert list(table) == list(expected) and table.index.equals(expected.index)

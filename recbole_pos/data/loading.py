@@ -219,7 +219,7 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
 def _cut_lists(table: pd.DataFrame, config: Options) -> None:
     """Cut the lists of a table to the lengths that ``seq_len`` gives, in place."""
     for field, max_length in (config["seq_len"] or {}).items():
-        if field in table:
+        if field in table and table[field].dtype == object:
             table[field] = [cell[:max_length] for cell in table[field]]
 
 
