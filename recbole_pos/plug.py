@@ -118,7 +118,7 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
     """Return a checkpoint of this package in RecBole's form, with the best weights."""
     from recbole_pos.errors import CheckpointError
     from recbole_pos.experiment import checkpoint
-    from recbole_pos.experiment.state import make_config
+    from recbole_pos.experiment.checkpoint import make_config
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 

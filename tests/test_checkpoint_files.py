@@ -21,7 +21,6 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment import state as training_state
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.trainer import PosTrainer
@@ -164,7 +163,7 @@ def test_a_part_that_is_wrong_is_refused(trained_run, tmp_path) -> None:
     whole, file = trained_run / "checkpoint.pt", tmp_path / "checkpoint.pt"
     config = str(trained_run / "config.yaml")
     made = prepare(PosConfig(None, None, [config], {"epochs": 1000}, strict=False))
-    restore = functools.partial(training_state.restore, made.trainer)
+    restore = functools.partial(checkpoint.restore, made.trainer)
     for where, instead in DAMAGES:
         torch.save(_with(_state(whole), where, instead), file)
         _refused(lambda: restore(file, made.loaders["train"]), str(file))

@@ -24,8 +24,7 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.folder import RunFolder, read_result
 from recbole_pos.layers.context import PaddedContext, SequenceContext
 
 FEATURES = {

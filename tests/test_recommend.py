@@ -24,7 +24,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.state import extract_weights
+from recbole_pos.experiment.checkpoint import extract_weights
 from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve.bodies import RecommendBody

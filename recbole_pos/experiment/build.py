@@ -17,13 +17,13 @@ from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.diagnosis import locate_in_custom_code
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import (
+from recbole_pos.experiment.device import (
     get_memory_limit,
     is_memory_error,
     require_scores,
 )
+from recbole_pos.experiment.diagnosis import locate_in_custom_code
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
 from recbole_pos.model.models import ADDED

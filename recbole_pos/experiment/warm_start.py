@@ -24,9 +24,8 @@ from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished
-from recbole_pos.experiment.state import find_difference, require_vocabulary
+from recbole_pos.experiment.checkpoint import find_difference, require_vocabulary
+from recbole_pos.experiment.folder import RunFolder, is_unfinished
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.compose import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names

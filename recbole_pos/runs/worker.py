@@ -24,8 +24,7 @@ from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import wrap_read_only
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.state import copy_run
+from recbole_pos.experiment.folder import RunFolder, copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
