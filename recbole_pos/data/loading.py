@@ -377,11 +377,9 @@ def leave_out_nameless(tables: Tables, config: Options) -> Tables:
             if table is None or not table[key].hasnans:
                 continue
             is_nameless = table[key].isna().to_numpy()
-            files = [path.name for path in list_files(config)]
-            names = {"inter": files[:-2], "user": files[-2:-1], "item": files[-1:]}
             logging.getLogger().warning(
-                f"{listed(names[table_name])}: {is_nameless.sum():,} rows have no {key} and are "
-                "left out; of the rows of data, counted from 1: "
+                f"{config['dataset']}.{table_name}: {is_nameless.sum():,} rows have no {key} and "
+                "are left out; of the rows of data, counted from 1: "
                 f"{listed(table.index[is_nameless] + 1)}"
             )
             tables = tables.keep(table_name, ~is_nameless)
@@ -513,11 +511,3 @@ def require_rows(tables: Tables, config: Options) -> None:
                 f"filtering {shown(config['dataset'])} left no row of {name}; see session_filter, "
                 "user_inter_num_interval, item_inter_num_interval and val_interval"
             )
-
-
-def find_given_parts(tables: Tables) -> np.ndarray | None:
-    """Return [interactions] int8 given parts of those that are left; None without given parts."""
-    if tables.part_by_row is None:
-        return None
-    given: np.ndarray = tables.part_by_row[tables.inter.index]
-    return given

@@ -25,7 +25,6 @@ from recbole_pos.data.loading import (
     Tables,
     filter_by_counts,
     filter_rows,
-    find_given_parts,
     list_files,
     read_tables,
     require_rows,
@@ -82,7 +81,9 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
         tables = filter_by_counts(tables, config)
     require_rows(tables, config)
 
-    given_part, storage = find_given_parts(tables), tables.storage
+    storage, given_part = tables.storage, tables.part_by_row
+    if given_part is not None:
+        given_part = given_part[tables.inter.index]
     numbers = number_tables(tables, config, known)
     del tables  # so that memory holds each column of interactions once while they are sorted
     names, missing = numbers.names, numbers.missing

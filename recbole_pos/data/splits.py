@@ -170,14 +170,10 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
         part[part == 1] = TEST
     for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
         if not (part == phase).any():
-            cuts = " and ".join(
-                f"{format_time(time)} (shared by {(times == time).sum()} interactions)"
-                for time in boundaries
-            )
             raise UsageError(
                 f"eval_args.split.GT: {shown(value)} leaves no interaction for {PHASES[phase]}; "
-                f"the boundaries are at time {cuts}, the times of the data from "
-                f"{format_time(times.min())} to {format_time(times.max())}: choose others"
+                f"the boundaries are at time {' and '.join(map(format_time, boundaries))}, the "
+                f"times of the data from {format_time(times.min())} to {format_time(times.max())}"
             )
     return part, boundaries.tolist()
 

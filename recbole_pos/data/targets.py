@@ -159,19 +159,21 @@ def _find_values(
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
-    if tokens is None:  # compare numbers in float32, as the data store them
-        selected = [np.float32(value) if is_number(value) else value for value in selected]
-    texts = [  # convert writes booleans as yaml does
-        str(x).lower() if isinstance(x, bool) and str(x) not in value_by_text else str(x)
-        for x in selected
-    ]
-    for text in texts:
-        if requires_all and text not in value_by_text:
+    values = []
+    for value in selected:
+        if tokens is None and is_number(value):  # compare in float32, as the data store them
+            value = np.float32(value)
+        text = str(value)
+        if isinstance(value, bool) and text not in value_by_text:  # as convert and yaml write it
+            text = text.lower()
+        if text in value_by_text:
+            values.append(value_by_text[text])
+        elif requires_all:
             raise UsageError(
                 f"target_events: no interaction has {field}: {shown(text)}"
                 f"{suggest(text, value_by_text)}; they have {listed(value_by_text)}"
             )
-    return [value_by_text[text] for text in texts if text in value_by_text]
+    return values
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:
@@ -276,9 +278,14 @@ def make_split(
     has_history = log.has_history
     is_possible = has_history & (True if is_selected is None else is_selected[is_left])
     is_at_a_tie = find_ties(log)
-    is_target, is_tied = _choose_targets(
-        log, part, is_possible, eval_args, user_tokens, is_at_a_tie
-    )
+    is_held_out = part != TRAIN
+    possible_rows = np.flatnonzero(is_possible & is_held_out)
+    is_target = is_possible & ~is_held_out
+    is_target[_choose_held_out(log, part, possible_rows, eval_args["target"], user_tokens)] = True
+    is_tied = np.zeros(len(log), dtype=bool)
+    if eval_args.get("ties") == "drop":
+        is_tied = is_target & is_held_out & is_at_a_tie
+        is_target &= ~is_tied
 
     parts_by_count = {  # name of a count -> parts of the interactions that it counts
         "events": part_as_cut,
@@ -287,8 +294,8 @@ def make_split(
         "cold_targets": part[is_target & is_cold[log.items.numpy()]],
         "copies": part_as_cut[copies],
         "copied_targets": part[is_target & is_copy],
-        "tied_targets": part[is_target & (part != TRAIN) & is_at_a_tie],
-        "repeated_targets": part[find_repeated_targets(log, is_target & (part != TRAIN))],
+        "tied_targets": part[is_target & is_held_out & is_at_a_tie],
+        "repeated_targets": part[find_repeated_targets(log, is_target & is_held_out)],
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
@@ -409,24 +416,6 @@ def find_ties(log: EventLog) -> np.ndarray:
     return is_tied
 
 
-def _choose_targets(
-    log: EventLog,
-    part: np.ndarray,
-    is_possible: np.ndarray,
-    eval_args: dict[str, Any],
-    user_tokens: np.ndarray,
-    is_at_a_tie: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the targets, and those that ``ties: drop`` leaves out, both [interactions] bool."""
-    is_target = is_possible & (part == TRAIN)
-    possible_rows = np.flatnonzero(is_possible & (part != TRAIN))
-    is_target[_choose_held_out(log, part, possible_rows, eval_args["target"], user_tokens)] = True
-    is_tied = np.zeros(len(log), dtype=bool)
-    if eval_args.get("ties") == "drop":
-        is_tied = is_target & (part != TRAIN) & is_at_a_tie
-    return is_target & ~is_tied, is_tied
-
-
 def _choose_held_out(
     log: EventLog, part: np.ndarray, rows: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
@@ -469,10 +458,11 @@ def describe_split(summary: dict[str, Any]) -> str:
     parts = [f"train {counts['train']:,} interactions{in_sessions.get('train', '')}{older}"]
     is_unusual = bool(summary["boundaries"])
     for phase in PHASES[1:]:
-        remarks = []
-        for key, label in labels.items():
-            if count := summary.get(key, {}).get(phase):
-                remarks.append(f"{count:,} {label}")
+        remarks = [
+            f"{summary[key][phase]:,} {label}"
+            for key, label in labels.items()
+            if summary.get(key, {}).get(phase)
+        ]
         is_unusual |= bool(remarks)
         if counts[phase]:
             note = f" ({', '.join(remarks)})" if remarks else ""
@@ -494,30 +484,33 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     ``summary`` is that of a split.
     """
     warnings = []
-    copies, copied_targets = summary["copies"], summary["copied_targets"]
-    if num_copies := sum(copies.values()):
+    targets, copied = summary["targets"], summary["copied_targets"]
+    if num_copies := sum(summary["copies"].values()):
         phrases = [
-            f"{copied_targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
+            f"{copied[phase]:,} of {targets[phase]:,} {phase} targets"
             for phase in PHASES[1:]
-            if copied_targets[phase]
+            if copied[phase]
         ]
         warnings.append(
             f"{num_copies:,} interactions are exact copies of an earlier one (user, "
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    leaks = summary.get("leaks", {})
-    for phase in PHASES[1:] if leaks else ():
-        if summary["cold_targets"][phase] == summary["targets"][phase] > 0:
-            warnings.append(
-                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
-                "is meant, names are written differently in the files"
-            )
+    if "leaks" not in summary:
+        return warnings
+
+    warnings += [
+        f"benchmark_filename: no item of the {phase} targets is in training; unless that is meant, "
+        "names are written differently in the files"
+        for phase in PHASES[1:]
+        if summary["cold_targets"][phase] == targets[phase] > 0
+    ]
     for key, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
     ):
-        phrases = [f"{count:,} {phase}" for phase, count in leaks.get(key, {}).items() if count]
+        counts = summary["leaks"][key]
+        phrases = [f"{count:,} {phase}" for phase, count in counts.items() if count]
         if phrases:
             warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
     return warnings

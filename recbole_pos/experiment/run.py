@@ -1,4 +1,4 @@
-"""Calls on an experiment: ``run``, ``attach``, ``update`` train, ``load`` loads what is trained."""
+"""Calls on an experiment: ``run``, ``attach``, ``update`` train, ``load`` loads a trained one."""
 
 from __future__ import annotations
 
@@ -351,9 +351,7 @@ def attach(
     options |= {"position": [*present, *added], "train_only": added}
     # the weights of an updated run include those that its update started from
     options |= {"init_from": str(source.path.resolve()), "update_from": None, "new_items": None}
-    args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
-    files = [str(source.config)]
-    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
+    return _run_from(source, options, run_dir, settings, keywords)
 
 
 def update(
@@ -392,7 +390,6 @@ def update(
         UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
     """
     source = require_updatable(trained)
-    files = [str(source.config)]
     options = {"epochs": 5, "new_items": None, **(config_dict or {})}
     for option in ("init_from", "train_only", "update_from"):
         if options.get(option) is not None:
@@ -401,5 +398,17 @@ def update(
     if new_items is not None:
         options["new_items"] = new_items
     allow(options.get("plugins"))
+    return _run_from(source, options, run_dir, settings, keywords)
+
+
+def _run_from(
+    source: RunFolder,
+    options: dict[str, Any],
+    run_dir: str | Path | None,
+    settings: AttachArguments | None,
+    keywords: dict[str, Any],
+) -> Result | None:
+    """Start a run with the configuration of another one; ``options`` win over it."""
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
+    files = [str(source.config)]
     return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
