@@ -20,6 +20,7 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import read_features
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
@@ -74,7 +75,7 @@ def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
     made["inter"]["discount:float"] = ""
     shop.write(tmp_path, made)
     with pytest.raises(UsageError, match="event_features: field 'discount' has no value"):
-        read_dataset(PosConfig("PosSASRec", "shop", None, given))
+        make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
 
 
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:

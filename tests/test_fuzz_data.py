@@ -221,7 +221,7 @@ def test_whole_files_are_read(tmp_path: Path, configs: list[PosConfig]) -> None:
     texts = {suffix: "\n".join(rows).encode() for suffix, rows in FILES.items()}
     for config in configs:
         dataset = load(tmp_path, texts, config)
-        assert len(dataset.log) == 40 and len(dataset.item_feat) == 12
+        assert len(dataset.log) == 40 and len(dataset.item_feat["item_id"]) == 12
         compare(dataset, texts)
     texts["item"] = texts["item"].replace(b"\t3.5\t", b"\t1e39\t").replace(b"\t4.5\t", b"\tinf\t")
     dataset = load(tmp_path, texts, configs[0])

@@ -44,7 +44,7 @@ def test_every_option_is_in_the_table() -> None:
     assert names <= OPTIONS.keys()
     inner = {key for key in OPTIONS if "." in key}
     of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
-    assert OPTIONS.keys() - names - inner <= {"model", "dataset", "plugins"} | of_graphs
+    assert OPTIONS.keys() - names - inner <= {"model", "dataset", "plugins", "encoding"} | of_graphs
     for options in defaults:
         for key in options.keys() - DERIVED_KEYS - REFUSED:
             check_value("default", find_option(key), options[key])

@@ -151,4 +151,4 @@ def test_what_recbole_asks_of_a_dataset(folder: Path) -> None:
     assert view.item_feat["price"].shape == (view.item_num, 2)
     assert {source.value for source in view.field2source.values()} >= {"user_id", "item_id", "item"}
     assert train.inter_matrix("csr").sum() < view.inter_matrix("csr").sum() == len(view.data.log)
-    assert "The number of users: " in str(view)
+    assert "The number of users" in str(view)

@@ -505,9 +505,10 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
 def require_rows(tables: Tables, config: Options) -> None:
     """Refuse filters that leave a table without rows."""
-    for name, table in tables.by_name().items():
+    for table in tables.by_name().values():
         if table.empty:
             raise UsageError(
-                f"filtering {shown(config['dataset'])} left no row of {name}; see session_filter, "
-                "user_inter_num_interval, item_inter_num_interval and val_interval"
+                f"filtering {shown(config['dataset'])} left no interaction, or no row of users or "
+                "items; see session_filter, user_inter_num_interval, item_inter_num_interval and "
+                "val_interval"
             )
