@@ -238,6 +238,13 @@ def test_numbers_are_exact_and_as_python_reads_them(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load(tmp_path / "x.inter").timestamp, expected)
 
 
+def test_names_of_digits_stay_as_they_are(tmp_path: Path) -> None:
+    for users in (["7", "70", "7", "", "-3"], ["7", "07", "7"], ["0", "-0"], ["+7", "7"]):
+        lines = ["user_id:token\titem_id:token\ttimestamp:float", *(f"{u}\ti\t1" for u in users)]
+        (tmp_path / "x.inter").write_text("\n".join(lines))
+        assert load(tmp_path / "x.inter").user_id.fillna("").tolist() == users
+
+
 def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
     """The large ones are ordinary; Python takes eight times as long."""
     monkeypatch.setattr(TextTable, "_read_slowly", None)
