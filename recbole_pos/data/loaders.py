@@ -272,7 +272,7 @@ def make_held_out_loaders(
     num_processes = current_shard().size
     for phase in PHASES[1:]:
         num_targets = len(parts[phase])
-        if 0 < num_targets < num_processes:
+        if 0 < num_targets < num_processes:  # one without a row would leave the others waiting
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
                 f"{num_targets}; use fewer"

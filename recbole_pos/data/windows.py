@@ -299,8 +299,7 @@ def fits_on_device(
 ) -> bool:
     """Return whether the data are copied to the device of a model once, before training.
 
-    Raises:
-        UsageError: if ``data_on_device`` is always, and the GPU has no room.
+    ``data_on_device`` is auto or never.
     """
     if data_on_device == "never" or device.type == "cpu":
         return False
@@ -309,16 +308,8 @@ def fits_on_device(
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
     num_bytes = sum(column.nbytes for column in columns)
-    free_bytes = torch.cuda.mem_get_info(device)[0]
-    if data_on_device == "auto":
-        return num_bytes <= MEMORY_SHARE * free_bytes
-    if num_bytes > free_bytes:
-        size, free = f"{num_bytes / 2**30:.1f} GiB", f"{free_bytes / 2**30:.1f} GiB"
-        raise UsageError(
-            f"data_on_device: always: items and times take {size}, and the GPU has {free} free; "
-            "auto makes batches on the host where they do not fit"
-        )
-    return True
+    num_free_bytes, _ = torch.cuda.mem_get_info(device)
+    return num_bytes <= MEMORY_SHARE * num_free_bytes
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:

@@ -194,7 +194,7 @@ def copy_to_cpu(value: Any) -> Any:
 # What a checkpoint must hold to be resumed.
 RESUMABLE = (
     *("config", "progress", "weights", "best_weights", "optimizer", "scaler", "random", "loader"),
-    *("steps", "average", *IDENTITY),
+    *("steps", *IDENTITY),
 )
 
 
@@ -233,7 +233,7 @@ def capture(trainer: Any) -> dict[str, Any]:
     """
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
-    is_best = progress.best_epoch == progress.next_epoch - 1 and trainer.average is None
+    is_best = progress.best_epoch == progress.next_epoch - 1
     return {
         "config": to_plain_options(trainer.config),
         **trainer.identity,
@@ -246,7 +246,6 @@ def capture(trainer: Any) -> dict[str, Any]:
         "random": get_random_state(),
         "loader": None if generator is None else generator.get_state(),
         "steps": trainer.steps,
-        "average": None if trainer.average is None else trainer.average.weights,
     }
 
 
@@ -284,10 +283,6 @@ def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: 
     _require_moments(trainer.optimizer, moments, file)
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
     trainer.steps = state["steps"]
-    if trainer.average is not None:
-        _require_like(state["average"], trainer.average.weights, "average", file)
-        for name, average in trainer.average.weights.items():
-            average.copy_(state["average"][name])
     trainer.scaler.load_state_dict(state["scaler"])
     set_random_state(state["random"])
     if state["loader"] is not None and train_data is not None:

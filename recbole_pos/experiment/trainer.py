@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from recbole.evaluator import Evaluator
 from recbole.trainer.trainer import AbstractTrainer
 from recbole.utils import ModelType, WandbLogger, calculate_valid_score, early_stopping, init_seed
 from recbole.utils.utils import get_local_time
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from recbole_pos import distributed
@@ -90,8 +90,6 @@ class PosTrainer(EvaluatingTrainer):
         self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
         self.steps = 0  # number of steps taken so far, in all epochs
         self.planned_steps = 0  # of all epochs; 0 until a schedule or a warm-up needs it
-        decay = config["ema_decay"]
-        self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.test_batch_size = config["eval_batch_size"]
@@ -185,8 +183,7 @@ class PosTrainer(EvaluatingTrainer):
                 epoch = progress.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 trim_heap()
-                with nullcontext() if self.average is None else self.average.used():
-                    has_improved = self._validate(valid_data, line, show_progress)
+                has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
                 is_reported = bool(callback_fn and line["valid"])
                 self._finish_epoch(line, keep_now=epoch == 0 or is_reported)
@@ -298,8 +295,6 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps += 1
-        if self.average is not None:
-            self.average.update(self.steps)
         return reported_loss
 
     def _require_loss(self, loss: Any) -> None:
@@ -475,40 +470,3 @@ def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int
     decay_epochs = config["lr_decay_step"]
     num_decays = epoch // decay_epochs if decay_epochs else 0
     return highest * float(config["lr_decay_rate"] ** num_decays)
-
-
-class WeightAverage:
-    """The exponential moving average of a model's trained parameters.
-
-    After step t, counted from 1, w' = d w' + (1 - d) w with d = min(decay, t / (9 + t)), so that
-    the initial weights are soon forgotten. ``decay`` is below 1.
-
-    Attributes:
-        weights: the average of each parameter, by name.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.weights = {name: p.detach().clone() for name, p in self._parameters.items()}
-
-    def update(self, step: int) -> None:
-        """Update the average with the parameters after a step, counted from 1."""
-        with torch.no_grad():
-            parameters: Any = list(self._parameters.values())
-            share = 1 - min(self.decay, step / (9 + step))  # 1 - d, of the parameters
-            torch._foreach_lerp_(list(self.weights.values()), parameters, share)
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Let the model have the averages as its parameters in a ``with`` block."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        """Exchange the parameters with their averages, in place."""
-        for name, parameter in self._parameters.items():
-            parameter.data, self.weights[name] = self.weights[name], parameter.data
