@@ -133,7 +133,8 @@ class Vocabulary:
         """Return [interactions] bool: whether each is one of the interactions counted here.
 
         These are the ``user_counts`` oldest ones of each known user. ``users`` and ``times`` are
-        [interactions] names and times in the order of the file.
+        [interactions] names and times in the order of the file. For example, of a user who had two
+        interactions and now has them at the times [5, 1, 3], these are the last two.
         """
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user_ids))  # stable: file order breaks ties

@@ -109,7 +109,8 @@ class EventLog:
         """Return how many possible targets the user of each interaction has: in all, and up to it.
 
         Both are [interactions] int64; the latter include the interaction. ``is_possible`` is
-        [interactions] bool.
+        [interactions] bool. For example, a user with [False, True, True] has the numbers [2, 2, 2]
+        and [0, 1, 2].
         """
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]

@@ -85,17 +85,22 @@ class WindowLoader:
 
     def _make_batches(self) -> list[np.ndarray]:
         """Order the groups of windows; return indices of windows, [k], for each batch."""
+        # of each group: number of windows, largest length, numbers of inputs and targets
         sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
         first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
         max_lengths = np.maximum.reduceat(lengths, first)
         num_inputs = np.add.reduceat(lengths, first)
         num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
+
+        # pools of groups in random order, such as [[4, 0, 2], [1, 3]]
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(first)) if self.shuffle else np.arange(len(first))
-        batches: list[np.ndarray] = []  # of groups
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
         pool = num_before // (self.batch_size * self.pool_size)
-        for groups in np.split(order, np.flatnonzero(np.diff(pool)) + 1):
+        pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
+
+        batches: list[np.ndarray] = []  # of groups
+        for groups in pools:
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
             if self.pool_size == 1 or not self.shuffle:
                 batches += np.array_split(groups, min(num_batches, len(groups)))
@@ -106,6 +111,7 @@ class WindowLoader:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
+
         if not self.requirements.linked:  # a group is its window
             return batches
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
@@ -175,7 +181,11 @@ class WindowLoader:
 
 
 def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight."""
+    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight.
+
+    For example, groups of the weights [1, 1, 2, 4] have their middles at [0.5, 1.5, 3, 6] of 8; of
+    two parts the first three are one, and the last is the other.
+    """
     middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)

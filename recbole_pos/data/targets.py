@@ -337,16 +337,23 @@ def _cut_validation(
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return [copies] int64 rows of exact copies (user, item, time), and of their originals.
 
-    ``is_by_time``: whether each user's interactions are sorted by time, not by given part first.
+    A copy has the user, item and time of an earlier row, its original. For example, rows of one
+    user with the items [a, b, a, a] at the times [1, 1, 1, 2] have the copy 2 with the original 0.
+    ``is_by_time`` says whether the interactions of each user are sorted by time; with given parts
+    they are sorted by part first.
     """
     pairs = [np.empty((2, 0), dtype=np.int64)]
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
+
+        # only rows at the same time as another row of their user may be copies
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
         ties_previous = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)
         is_tied = np.append(ties_previous, False) | np.append(False, ties_previous)
         group = np.cumsum(~np.append(False, ties_previous))[is_tied]  # one per user and time
         rows = rows[is_tied]
+
+        # sorted by item within a user and time, copies follow their original
         order = np.lexsort((items[rows], group))  # stable: the first of equals stays the first
         group, rows = group[order], rows[order]
         is_new = np.ones(len(rows), dtype=bool)

@@ -90,6 +90,7 @@ def cut_windows(
         raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
         stride = 1 if mode == "prefix" else max_length
+
     is_trainable = user_end - user_start >= 2
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1  # of the inputs
     num_inputs = user_end - user_start
@@ -99,6 +100,8 @@ def cut_windows(
         num_windows = num_inputs
     else:  # the oldest window of a user holds the remaining targets, up to L
         num_windows = -(-np.maximum(num_inputs - max_length, 0) // stride) + 1  # rounded up
+
+    # windows of a user from the newest to the oldest; each ends a stride before the one before it
     user = np.repeat(np.arange(len(num_windows)), num_windows)
     age = gather_index(np.zeros_like(num_windows), num_windows)  # 0 is the newest of a user
     end = user_end[user] - age * stride
@@ -108,7 +111,10 @@ def cut_windows(
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)]."""
+    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)].
+
+    For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4].
+    """
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
@@ -255,9 +261,13 @@ class WindowGatherer:
         num_targets = int(windows.num_targets[batch].sum())
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
+
+        # inputs: the rows of all windows, one window after the other
         start, end, first = self.start[index], self.end[index], self.first[index]
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
+
+        # targets: each is the interaction in the row after its input
         trained_rows = rows
         positions = None
         if num_targets < num_inputs:  # some inputs are context
@@ -268,6 +278,7 @@ class WindowGatherer:
                 is_context = (~self.is_target[rows[positions] + 1]).byte()
                 positions = positions[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[positions]
+
         request_times = None
         if self.times is not None and self.requirements.requests:
             request_times = self.times[end]

@@ -68,19 +68,10 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
         CheckpointError: if the file is missing, damaged, lacks a required part, or was not written
             by this package.
     """
-    path = Path(path)
-    state = _read_file(path)
-    if missing := [name for name in required if name not in state]:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    return state
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    """Return the parts of a file that this package wrote, by name; tensors are mapped, not read."""
     if not os.path.isfile(path):  # False if the name is too long, where pathlib may raise
         raise CheckpointError(f"no checkpoint at {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # not read yet
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds objects, which could run code when loaded, and not only tensors and "
@@ -92,6 +83,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is truncated or no checkpoint: {short(reason)}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
+    if missing := [name for name in required if name not in state]:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     return {name: part for name, part in state.items() if name != "format"}
 
 
@@ -219,12 +212,6 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     return None
 
 
-def _require_like(tensors: Any, expected: dict[str, Tensor], part: str, file: str | Path) -> None:
-    """Raise a CheckpointError about the first difference, as :func:`find_difference` returns it."""
-    if difference := find_difference(tensors, expected):
-        raise CheckpointError(f"{file} cannot be used with this model: {part}: {difference}")
-
-
 def capture(trainer: Any) -> dict[str, Any]:
     """Return the state of a trainer that a resumed run needs to end with the same bits.
 
@@ -297,8 +284,10 @@ def _require_moments(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
         tensors = {name: moment for name, moment in moments.get(index, {}).items() if moment.dim()}
-        expected = dict.fromkeys(tensors, parameter)
-        _require_like(tensors, expected, f"optimizer.state.{index}", file)
+        if difference := find_difference(tensors, dict.fromkeys(tensors, parameter)):
+            raise CheckpointError(
+                f"{file} cannot be used with this model: optimizer.state.{index}: {difference}"
+            )
 
 
 def extract_weights(model: Any) -> dict[str, Any]:
