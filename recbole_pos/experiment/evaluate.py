@@ -54,7 +54,7 @@ def evaluate(
         part: test or valid.
         mask_history: whether items of a user's past are left out; as in the run if None.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        dataset: dataset of the run, after ``build``; read from its files if None.
+        dataset: dataset of the run; read from its files if None.
 
     Returns:
         Values by name, such as ``ndcg@10``.

@@ -203,7 +203,7 @@ def load(
             out, see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: options of evaluation, which win over the options of the run.
-        dataset: dataset of the run, after ``build``; read from its files if None.
+        dataset: dataset of the run; read from its files if None.
 
     Raises:
         NeedsDataset: if the dataset is missing.
