@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ from recbole.data.dataset import Dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.loading import (
     NAMING_FIELDS,
     Tables,
-    _require_consistent,
     filter_by_counts,
     leave_out_copies,
     leave_out_nameless,
@@ -146,22 +143,6 @@ def test_lines_that_contradict_each_other(shop: Path) -> None:
         UsageError, match="price: is loaded from toyshop.user and from toyshop.item"
     ):
         read(shop, load_col=None)
-
-
-def test_many_repeated_lines_are_compared_at_once(shop: Path) -> None:
-    """4 ms for each of 2,000 items were 8 seconds; the first contradiction is named."""
-    file = shop / "toyshop" / "toyshop.item"
-    items = pd.DataFrame({"item_id:token": [f"n{n}" for n in range(2000)] * 2})
-    items["price:float"] = items.index % 2000 + 0.5
-    items["brand:token"] = [f"b{n % 7}" for n in items.index % 2000]
-    items.to_csv(file, sep="\t", index=False)
-    config = PosConfig("FPARec", "toyshop", None, {"data_path": str(shop)})
-    table, started = open_file(file, config).read(["item_id", "price", "brand"]), process_time()
-    _require_consistent(open_file(file, config), table, "item_id")
-    assert process_time() - started < 2
-    table.loc[[2009, 3999], ["price", "brand"]] = np.nan, "b1"
-    with pytest.raises(UsageError, match="2 lines are about item_id 'n9', and price is '9.5' in"):
-        _require_consistent(open_file(file, config), table, "item_id")
 
 
 @pytest.mark.parametrize("name", ["[PAD]", "a\nb", "a\rb"])
