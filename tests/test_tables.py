@@ -242,7 +242,7 @@ def test_names_of_digits_stay_as_they_are(tmp_path: Path) -> None:
     for users in (["7", "70", "7", "", "-3"], ["7", "07", "7"], ["0", "-0"], ["+7", "7"]):
         lines = ["user_id:token\titem_id:token\ttimestamp:float", *(f"{u}\ti\t1" for u in users)]
         (tmp_path / "x.inter").write_text("\n".join(lines))
-        assert load(tmp_path / "x.inter").user_id.fillna("").tolist() == users
+        assert load(tmp_path / "x.inter").user_id.astype(object).fillna("").tolist() == users
 
 
 def test_an_ordinary_file_is_never_read_line_by_line(tmp_path: Path, monkeypatch) -> None:
