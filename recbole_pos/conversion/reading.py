@@ -1,28 +1,41 @@
-"""Files and frames to tables of Arrow, with the file and line of every row."""
+"""Files and frames as tables of Arrow, in which every row knows its file and its line.
+
+Csv and parquet are read by DuckDB in ``tables/``, as atomic files are. A csv in which rows are not
+lines (some are empty, broken, or hold cells of several lines) is read again by Python, which
+numbers every line. Json lines are read by Python, too, since DuckDB numbers no line of theirs.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
+import shutil
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.text_files import BrokenLines, read_json, read_text
 from recbole_pos.errors import UsageError
+from recbole_pos.tables.engine import ENGINE_ERRORS, IrregularText, ParquetFile, read_text
+from recbole_pos.tables.limits import read_limit
+from recbole_pos.tables.text import find_form, is_utf8, iterate_lines
 from recbole_pos.values import shown
 
 FILE, LINE = "(file)", "(line)"  # columns of a source that say where a row is from
+EMPTY_LINE = "empty line"  # fault of a line that holds nothing, so that nothing is lost with it
 _FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
@@ -30,10 +43,9 @@ _FORMATS = {
 }
 _BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_UNREADABLE = (
-    *(OSError, EOFError, UnicodeError, LookupError),
-    *(pa.ArrowException, duckdb.Error, zlib.error),
-)
+_SEPARATORS = ",;\t|"
+_BLOCK_ROWS = 1 << 16  # rows that Python reads before it makes columns of them
+_UNREADABLE = (*ENGINE_ERRORS, EOFError, UnicodeError, LookupError, csv.Error, zlib.error)
 
 
 @dataclass
@@ -67,20 +79,17 @@ class Source:
         return replace(self, table=table, broken_lines=broken_lines, cuts=cuts)
 
     def locate_rows(self, rows: np.ndarray) -> list[str]:
-        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1.
-
-        A line that is given for a row is smaller than that in its file if cells before it hold line
-        breaks.
-        """
+        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1."""
         places = self.table.select([FILE, LINE]).take(pa.array(rows)).to_pylist()
         return [f"{place[FILE]}:{place[LINE]}" for place in places]
 
 
-def _add_places(table: pa.Table, name: str, first: int, broken: Sequence[int] = ()) -> pa.Table:
-    """Return a table with FILE and LINE; lines count from ``first``, and ``broken`` are no rows."""
-    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
-    lines = np.delete(np.arange(table.num_rows + len(broken), dtype=np.int32), list(broken))
-    return table.append_column(FILE, file).append_column(LINE, pa.array(lines + np.int32(first)))
+class _FileRows(NamedTuple):
+    """Rows of one file, the line [rows] of each, and number and fault of lines that are no row."""
+
+    table: pa.Table
+    lines: np.ndarray
+    broken_lines: list[tuple[int, str]]
 
 
 def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
@@ -97,38 +106,32 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
     files, file_format = _find_files(path)
     if columns and file_format != "csv":
         raise UsageError(f"columns: {path} names its columns; leave the option out")
-    names = columns.split(",") if isinstance(columns, str) else list(columns)
+    given_names = columns.split(",") if isinstance(columns, str) else list(columns)
+
     tables, broken_lines = [], []
     for file in files:
         try:
-            table, broken, first = _read_file(file, file_format, args, names)
-            table = _add_partitions(simplify_types(table), file)
+            if file_format == "csv":
+                rows = _read_csv(file, args, given_names)
+            else:
+                rows = _read_json(file, args) if file_format == "json" else _read_parquet(file)
+            table = _add_partitions(_simplify_types(rows.table), file)
         except _UNREADABLE as error:
             raise UsageError(
                 f"{file} cannot be read as {file_format}: {str(error)[:200]}; see --encoding "
                 "(cp1252 is what spreadsheets write in the West), --separator and --no_quotes"
             ) from error
-        broken_lines += [(f"{file.name}:{number + first}", fault) for number, fault in broken]
+
+        broken = [(f"{file.name}:{number}", fault) for number, fault in rows.broken_lines]
         if not table.num_rows or len(broken) > table.num_rows:
-            place, fault = broken_lines[-len(broken)] if broken else ("", "")
-            example = f", the first: {place} ({fault})" if broken else ""
+            example = f", the first: {broken[0][0]} ({broken[0][1]})" if broken else ""
             raise UsageError(
                 f"{file} has {table.num_rows:,} rows of data and {len(broken):,} broken lines"
                 f"{example}; if it has no header, give --columns"
             )
-        tables.append(_add_places(table, file.name, first, [number for number, _ in broken]))
+        tables.append(_add_places(table, file.name, rows.lines))
+        broken_lines += broken
     return Source(path, _stack(tables), file_format, broken_lines)
-
-
-def _read_file(
-    file: Path, file_format: str, args: ConvertArguments, names: list[str]
-) -> tuple[pa.Table, BrokenLines, int]:
-    """Return the rows of a file, its broken lines, and the number of its first line of data."""
-    if file_format == "csv":
-        return read_text(file, args, names)
-    if file_format == "json":
-        return *read_json(file, args.encoding), 1
-    return parquet.read_table(file, partitioning=None), [], 1
 
 
 def _find_files(path: Path) -> tuple[list[Path], str]:
@@ -141,6 +144,7 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
         if file.is_file() and _find_format(file) and not is_hidden:
             files.append(file)
     files = [file for file in files if file.suffix not in _BESIDE] or files
+
     formats = {_find_format(file) for file in files}
     if len(formats) != 1:
         raise UsageError(
@@ -157,6 +161,179 @@ def _find_format(file: Path) -> str | None:
     return _FORMATS.get(name.suffix.lower())
 
 
+def _read_parquet(file: Path) -> _FileRows:
+    parquet = ParquetFile(file, read_limit("auto"))
+    batches = [_simplify_types(pa.table(batch)) for batch in parquet.read(parquet.columns)]
+    table = _stack(batches)
+    return _FileRows(table, np.arange(1, table.num_rows + 1), [])
+
+
+@contextmanager
+def _open_as_utf8(file: Path, encoding: str) -> Iterator[Path]:
+    """Yield the path of a text in UTF-8: of the file itself, or of an unpacked temporary copy."""
+    is_packed = file.suffix.lower() == ".gz"
+    if is_utf8(encoding) and not is_packed:
+        yield file
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as copy:
+        packed_or_plain: Any = gzip.open if is_packed else open
+        with packed_or_plain(file, "rt", encoding=encoding, newline="") as text:
+            shutil.copyfileobj(text, copy, 1 << 22)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
+    """Read a file of separated cells; all of them are text.
+
+    The first line that is not empty names the columns, unless names are given and it has others.
+    """
+    with _open_as_utf8(file, args.encoding) as path:
+        lines = iterate_lines(path, "utf-8")
+        num_skipped, first_line = next(((n, line) for n, line in lines if line.strip()), (0, ""))
+        is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
+        likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
+        form = _CsvForm(args.separator or likely, not args.no_quotes)
+        names = next(form.split([first_line]), [])
+        if len(names) < 2 or (given_names and len(given_names) != len(names)):
+            raise UsageError(
+                f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
+                f"{len(given_names) or 'more'}; see --separator and --columns"
+            )
+        if given_names and names != given_names:
+            names, num_skipped = given_names, num_skipped - 1
+        names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
+        _require_different(names)
+
+        try:
+            return _read_regular_csv(path, num_skipped, names, form)
+        except (*ENGINE_ERRORS, IrregularText, UnicodeError):
+            rows = _iterate_rows(path, num_skipped, len(names), form)
+            return _collect_rows(rows, partial(_make_text_columns, names))
+
+
+class _CsvForm(NamedTuple):
+    """What separates the cells of a csv, and whether quotation marks may enclose them."""
+
+    separator: str
+    has_quotes: bool
+
+    def split(self, lines: Iterable[str]) -> Any:
+        """Return a reader of the cells of each row; it raises csv.Error for wrong marks."""
+        quoting = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
+        return csv.reader(lines, delimiter=self.separator, quoting=quoting, strict=True)
+
+
+def _read_regular_csv(path: Path, num_skipped: int, names: list[str], form: _CsvForm) -> _FileRows:
+    """Read a csv by DuckDB; raise one of its errors, or IrregularText if rows are not lines."""
+    lines = find_form(path, num_skipped, form.separator)
+    if lines is None:
+        raise IrregularText("its lines end in several ways")
+    lines = replace(lines, has_quotes=lines.has_quotes and form.has_quotes)
+    blocks = [
+        pa.table([cells.dictionary_encode() for cells in block], names)
+        for block in read_text(path, len(names), form.separator, lines, read_limit("auto"))
+    ]
+    table = _stack(blocks)
+    if table.num_rows != lines.num_lines:  # DuckDB leaves out empty lines
+        raise IrregularText("some lines are empty")
+    return _FileRows(table, np.arange(table.num_rows) + num_skipped + 1, [])
+
+
+def _iterate_rows(
+    path: Path, num_skipped: int, num_columns: int, form: _CsvForm
+) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield the first line and the cells of each row of a csv, or its fault as text.
+
+    Raises:
+        UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
+    """
+    lines = islice(iterate_lines(path, "utf-8"), num_skipped, None)
+    rows = form.split(f"{line}\n" for _, line in lines)
+    first_line = num_skipped + 1
+    try:
+        for cells in rows:
+            last_line = num_skipped + rows.line_num
+            if len(cells) == num_columns:
+                yield first_line, cells
+            elif last_line > first_line:
+                raise csv.Error(f"a row of {len(cells)} cells ends in line {last_line}")
+            elif "".join(cells).strip():
+                yield first_line, f"{len(cells)} cells, the first line has {num_columns}"
+            else:
+                yield first_line, EMPTY_LINE
+            first_line = last_line + 1
+    except csv.Error as error:
+        raise UsageError(
+            f"{path}, line {first_line}: {error}; a quotation mark opens that is not closed, or "
+            "stands within a cell: correct the line, or read marks as text by --no_quotes"
+        ) from error
+
+
+def _make_text_columns(names: list[str], rows: list[list[str]]) -> pa.Table:
+    """Return a table of rows of text, in which an empty cell is null, as DuckDB has it."""
+    columns = [[cell or None for cell in column] for column in zip(*rows, strict=True)]
+    return pa.table([pa.array(column, pa.string()) for column in columns], names)
+
+
+def _read_json(file: Path, args: ConvertArguments) -> _FileRows:
+    """Read a file of json objects, one a line, with a column for each key."""
+
+    def make_table(records: list[dict[str, Any]]) -> pa.Table:
+        names = dict.fromkeys(name for record in records for name in record)
+        return pa.table({name: _make_column([x.get(name) for x in records]) for name in names})
+
+    with _open_as_utf8(file, args.encoding) as path:
+        return _collect_rows(_iterate_records(path), make_table)
+
+
+def _iterate_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield the number and the object of each line of json, or its fault as text."""
+    for number, line in iterate_lines(path, "utf-8"):
+        try:
+            record = json.loads(line)
+            if "\\u" in line:
+                str(record).encode()  # fails where half of a character stands alone
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            yield number, record
+        else:
+            yield number, "no json object" if line.strip() else EMPTY_LINE
+
+
+def _make_column(values: list[Any]) -> pa.Array:
+    """Return values of json as they are, or as text if their types differ."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError):  # also whole numbers beyond 64 bits
+        return pa.array([None if value is None else str(value) for value in values])
+
+
+def _collect_rows(
+    rows: Iterator[tuple[int, Any]], make_table: Callable[[list[Any]], pa.Table]
+) -> _FileRows:
+    """Return rows that Python has read; ``make_table`` makes columns of a block of them.
+
+    ``rows`` yields the number of a line, and its row or, as text, its fault.
+    """
+    tables, lines, broken_lines = [pa.table({})], [np.empty(0, np.int64)], []
+    while block := list(islice(rows, _BLOCK_ROWS)):
+        broken_lines += [(number, fault) for number, fault in block if isinstance(fault, str)]
+        numbered_rows = [(number, row) for number, row in block if not isinstance(row, str)]
+        if numbered_rows:
+            lines.append(np.array([number for number, _ in numbered_rows]))
+            tables.append(_simplify_types(make_table([row for _, row in numbered_rows])))
+    return _FileRows(_stack(tables), np.concatenate(lines), broken_lines)
+
+
+def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
+    """Return a table with the columns FILE and LINE."""
+    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
+    table = table.append_column(FILE, file)
+    return table.append_column(LINE, pa.array(lines.astype(np.int32)))
+
+
 def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
     """Return a table with a column for each folder of its file that is called as country=NO is.
 
@@ -166,7 +343,8 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
         column, equals, value = map(unquote, name.partition("="))
         if column and equals and column not in table.column_names:
             cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
-            table = table.append_column(column, pa.repeat(cell, table.num_rows))
+            cells = pa.repeat(cell, table.num_rows).dictionary_encode()
+            table = table.append_column(column, cells)
     return table
 
 
@@ -182,7 +360,8 @@ def read_frame(frame: Any, name: str) -> Source:
             table = pa.table(frame)
         else:
             raise TypeError("Arrow cannot read it")
-        table = _add_places(simplify_types(table), name, first=0)
+        _require_different(table.column_names)
+        table = _add_places(_simplify_types(table), name, np.arange(table.num_rows))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         reason = " ".join(map(str, error.args))[:200].rstrip(".")
         raise UsageError(
@@ -194,75 +373,83 @@ def read_frame(frame: Any, name: str) -> Source:
     return Source(Path(name), table, "frame")
 
 
-def simplify_types(table: pa.Table) -> pa.Table:
-    """Return a table in few types of Arrow; refuse two columns of one name.
-
-    Text, categories of text and whole numbers stay what they are. Booleans and decimals become
-    text, other numbers float64, dates times, and all lists large_list. Other types stay: they are
-    refused when a column is used (``cells.encode``).
-    """
-    names = table.column_names
+def _require_different(names: list[str]) -> None:
+    """Raise a UsageError if two columns have one name."""
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(
             f"two columns are called {shown(repeated[0])}; rename one, or name all with --columns "
             "if there is no header"
         )
-    columns = {}
-    for name, column in zip(names, table.columns, strict=True):
-        if isinstance(column.type, pa.BaseExtensionType):
-            column = _read_extension(column)
-        with suppress(pa.ArrowException):
-            column = column.cast(_find_simple_type(column.type))
-        if pa.types.is_decimal(column.type):  # databases have ids as 1034.00
+
+
+def _simplify_types(table: pa.Table) -> pa.Table:
+    """Return a table whose columns are text, whole numbers, float64, times or lists, if they can.
+
+    Other types stay: they are refused when a column is used (``cells.encode``).
+    """
+    return pa.table([_simplify_column(column) for column in table.columns], table.column_names)
+
+
+def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column in one of the few types that cells are made of.
+
+    Text is encoded by a dictionary, since names repeat. Booleans, decimals and uuids become text,
+    dates times; lists hold text or float64.
+    """
+    types = pa.types
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = _read_extension(column)
+    with suppress(pa.ArrowException):
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        dtype = column.type
+        if types.is_decimal(dtype):  # databases have ids as 1034.00
             text = column.cast(pa.string())
             column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
-        columns[name] = column
-    return pa.table(columns)
+            return column.dictionary_encode()
+        if "string" in str(dtype) and not types.is_nested(dtype):
+            return column.cast(pa.string()).dictionary_encode()
+        if types.is_boolean(dtype) or types.is_null(dtype):
+            return column.cast(pa.string()).dictionary_encode()
+        if types.is_floating(dtype):
+            return column.cast(pa.float64())
+        if types.is_date(dtype):
+            return column.cast(pa.timestamp("s"))
+        if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+            is_float = types.is_floating(dtype.value_type)
+            return column.cast(pa.large_list(pa.float64() if is_float else pa.string()))
+    return column
 
 
 def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return uuids as text, which DuckDB has for ids, and other extension types as stored."""
-    storage = [chunk.storage for chunk in column.chunks]
+    storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if column.type.extension_name != "arrow.uuid":
-        return pa.chunked_array(storage, column.type.storage_type)
-    texts = []
-    for chunk in storage:
-        encoded = chunk.dictionary_encode()  # so that each uuid is formatted once
-        names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
-        texts.append(pa.DictionaryArray.from_arrays(encoded.indices, pa.array(names, pa.string())))
-    return pa.chunked_array(texts, pa.dictionary(pa.int32(), pa.string()))
-
-
-def _find_simple_type(dtype: pa.DataType) -> pa.DataType:
-    """Return the type to which a column is cast; its own if there is none."""
-    types = pa.types
-    if types.is_dictionary(dtype):
-        value_type = _find_simple_type(dtype.value_type)
-        is_text = types.is_string(value_type)
-        return pa.dictionary(pa.int32(), value_type) if is_text else value_type
-    if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
-        return pa.large_list(_find_simple_type(dtype.value_type))
-    if types.is_boolean(dtype) or types.is_null(dtype) or "string" in str(dtype):
-        return pa.string()
-    if types.is_floating(dtype):
-        return pa.float64()
-    return pa.timestamp("s") if types.is_date(dtype) else dtype
+        return storage
+    encoded = storage.combine_chunks().dictionary_encode()  # so that each is formatted once
+    names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, names)])
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
     """Return the rows of all tables; a column that a table lacks is empty there.
 
-    A column that is text in one table, and categories or numbers in another, becomes text.
+    A column whose type differs between the tables becomes text.
     """
-    texts = {f.name for table in tables for f in table.schema if pa.types.is_string(f.type)}
+    if not tables:
+        return pa.table({})
+    types_by_name: dict[str, set[str]] = {}
+    for table in tables:
+        for column in table.schema:
+            types_by_name.setdefault(column.name, set()).add(str(column.type))
+    mixed = {name for name, types in types_by_name.items() if len(types) > 1}
     stacked = []
     try:
         for table in tables:
-            for number, field in enumerate(table.schema):
-                if field.name in texts and not pa.types.is_string(field.type):
-                    text = table[number].cast(pa.string())
-                    table = table.set_column(number, field.name, text)
+            for name in mixed.intersection(table.column_names):
+                text = table[name].cast(pa.string()).dictionary_encode()
+                table = table.set_column(table.column_names.index(name), name, text)
             stacked.append(table)
-        return pa.concat_tables(stacked, promote_options="permissive")
+        return pa.concat_tables(stacked, promote_options="default")
     except pa.ArrowException as error:
         raise UsageError(f"the types of columns differ between files: {error}") from error

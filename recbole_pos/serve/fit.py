@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
-from recbole_pos.conversion.frames import Dataset
+from recbole_pos.conversion.convert import Dataset
 from recbole_pos.data.identity import Growth
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
@@ -67,8 +67,6 @@ def fit(
         UsageError: if an argument is wrong, see :func:`run`.
     """
     args, options = split_keywords(settings or RunArguments(), keywords)
-    if args.resume is not None:
-        raise UsageError("resume: fit begins a run; recbole_pos.run(resume=...) and then load")
     if valid is not None or test is not None:
         if not isinstance(data, Dataset):
             raise UsageError("test: needs data=Dataset.from_frame(...), whose columns it has")

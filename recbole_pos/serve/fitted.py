@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from recbole_pos.conversion.frames import Dataset
+from recbole_pos.conversion.convert import Dataset
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
@@ -129,8 +129,6 @@ class FittedModel:
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
             warnings.warn(text, RunWarning, 2)
-        if data and not dataset_folder.is_dir():
-            raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
         make_folder(target.path)
         if data:
             copy = target.data / self.config["dataset"]
