@@ -81,13 +81,14 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     """
     kind = note = ""
     dtype, types = column.type, pa.types
+    is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
     if types.is_timestamp(dtype):
         kind, note = "float", "seconds since 1970, UTC"
         column = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
     elif types.is_large_list(dtype):
         kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
         column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
-    elif not (types.is_dictionary(dtype) or types.is_integer(dtype) or types.is_floating(dtype)):
+    elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
 
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()

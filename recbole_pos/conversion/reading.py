@@ -1,37 +1,37 @@
 """Files and frames as tables of Arrow, in which every row knows its file and its line.
 
-Csv and parquet are read by DuckDB in ``tables/``, as atomic files are. A csv in which rows are not
-lines (some are empty, broken, or hold cells of several lines) is read again by Python, which
-numbers every line. Json lines are read by Python, too, since DuckDB numbers no line of theirs.
+Parquet is read by DuckDB in ``tables/``, as atomic files are. Csv is read by Arrow: DuckDB does not
+number the lines that it skips, so that a file with an empty or broken line, or with a cell of
+several lines, would have to be read again by Python, in ten times the time.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
-import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import csv as csv_reader
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.errors import UsageError
-from recbole_pos.tables.engine import ENGINE_ERRORS, IrregularText, ParquetFile, read_text
+from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile
 from recbole_pos.tables.limits import read_limit
-from recbole_pos.tables.text import find_form, is_utf8, iterate_lines
+from recbole_pos.tables.text import is_utf8
 from recbole_pos.values import shown
 
 FILE, LINE = "(file)", "(line)"  # columns of a source that say where a row is from
@@ -44,7 +44,7 @@ _FORMATS = {
 _BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SEPARATORS = ",;\t|"
-_BLOCK_ROWS = 1 << 16  # rows that Python reads before it makes columns of them
+_BLOCK_BYTES = 1 << 22  # that are read at a time
 _UNREADABLE = (*ENGINE_ERRORS, EOFError, UnicodeError, LookupError, csv.Error, zlib.error)
 
 
@@ -168,48 +168,23 @@ def _read_parquet(file: Path) -> _FileRows:
     return _FileRows(table, np.arange(1, table.num_rows + 1), [])
 
 
-@contextmanager
-def _open_as_utf8(file: Path, encoding: str) -> Iterator[Path]:
-    """Yield the path of a text in UTF-8: of the file itself, or of an unpacked temporary copy."""
-    is_packed = file.suffix.lower() == ".gz"
-    if is_utf8(encoding) and not is_packed:
-        yield file
-        return
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as copy:
-        packed_or_plain: Any = gzip.open if is_packed else open
-        with packed_or_plain(file, "rt", encoding=encoding, newline="") as text:
-            shutil.copyfileobj(text, copy, 1 << 22)
-        copy.flush()
-        yield Path(copy.name)
+def _open(file: Path, encoding: str) -> BinaryIO:
+    """Open a text file, unpacked if its name ends in .gz, as bytes of UTF-8."""
+    stream: Any = gzip.open(file) if file.suffix.lower() == ".gz" else open(file, "rb")
+    if is_utf8(encoding):
+        return stream
+    transcoded: Any = tempfile.TemporaryFile()
+    with io.TextIOWrapper(stream, encoding, newline="") as text:
+        while characters := text.read(_BLOCK_BYTES):
+            transcoded.write(characters.encode())
+    transcoded.seek(0)
+    return transcoded
 
 
-def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
-    """Read a file of separated cells; all of them are text.
-
-    The first line that is not empty names the columns, unless names are given and it has others.
-    """
-    with _open_as_utf8(file, args.encoding) as path:
-        lines = iterate_lines(path, "utf-8")
-        num_skipped, first_line = next(((n, line) for n, line in lines if line.strip()), (0, ""))
-        is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
-        likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
-        form = _CsvForm(args.separator or likely, not args.no_quotes)
-        names = next(form.split([first_line]), [])
-        if len(names) < 2 or (given_names and len(given_names) != len(names)):
-            raise UsageError(
-                f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
-                f"{len(given_names) or 'more'}; see --separator and --columns"
-            )
-        if given_names and names != given_names:
-            names, num_skipped = given_names, num_skipped - 1
-        names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
-        _require_different(names)
-
-        try:
-            return _read_regular_csv(path, num_skipped, names, form)
-        except (*ENGINE_ERRORS, IrregularText, UnicodeError):
-            rows = _iterate_rows(path, num_skipped, len(names), form)
-            return _collect_rows(rows, partial(_make_text_columns, names))
+def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream, many of them at a time."""
+    while block := stream.read(_BLOCK_BYTES) + stream.readline():
+        yield block
 
 
 class _CsvForm(NamedTuple):
@@ -220,111 +195,168 @@ class _CsvForm(NamedTuple):
 
     def split(self, lines: Iterable[str]) -> Any:
         """Return a reader of the cells of each row; it raises csv.Error for wrong marks."""
-        quoting = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
-        return csv.reader(lines, delimiter=self.separator, quoting=quoting, strict=True)
+        return csv.reader(
+            lines,
+            delimiter=self.separator,
+            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,  # type: ignore[arg-type]
+            strict=True,
+        )
 
 
-def _read_regular_csv(path: Path, num_skipped: int, names: list[str], form: _CsvForm) -> _FileRows:
-    """Read a csv by DuckDB; raise one of its errors, or IrregularText if rows are not lines."""
-    lines = find_form(path, num_skipped, form.separator)
-    if lines is None:
-        raise IrregularText("its lines end in several ways")
-    lines = replace(lines, has_quotes=lines.has_quotes and form.has_quotes)
-    blocks = [
-        pa.table([cells.dictionary_encode() for cells in block], names)
-        for block in read_text(path, len(names), form.separator, lines, read_limit("auto"))
-    ]
-    table = _stack(blocks)
-    if table.num_rows != lines.num_lines:  # DuckDB leaves out empty lines
-        raise IrregularText("some lines are empty")
-    return _FileRows(table, np.arange(table.num_rows) + num_skipped + 1, [])
+def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
+    """Read a file of separated cells; all of them are text.
+
+    The first line that is not empty names the columns, unless names are given and it has others.
+    """
+    with _open(file, args.encoding) as stream:
+        first_line, num_skipped = "", 0
+        while not first_line and (line := stream.readline()):
+            start, num_skipped = stream.tell() - len(line), num_skipped + 1
+            first_line = line.decode("utf-8-sig").strip("\r\n")
+        is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
+        likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
+        form = _CsvForm(args.separator or likely, not args.no_quotes)
+        names: list[str] = next(form.split([first_line]), [])
+        if len(names) < 2 or (given_names and len(given_names) != len(names)):
+            raise UsageError(
+                f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
+                f"{len(given_names) or 'more'}; see --separator and --columns"
+            )
+        if given_names and names != given_names:
+            names, num_skipped = given_names, num_skipped - 1
+            stream.seek(start)
+        names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
+        _require_different(names)
+
+        start = stream.tell()
+        num_further = {}
+        if form.has_quotes and _spans_lines(stream):
+            stream.seek(start)
+            num_further = _count_further_lines(stream, file, num_skipped + 1, len(names), form)
+        stream.seek(start)
+        table, broken_rows = _read_by_arrow(stream, names, form)
+
+    # a row of three lines moves the rows after it by two
+    num_rows = table.num_rows + len(broken_rows)
+    shift = np.zeros(num_rows + 1, np.int64)
+    for row, count in num_further.items():
+        shift[row + 1] = count
+    lines = num_skipped + 1 + np.arange(num_rows) + np.cumsum(shift)[:num_rows]
+    broken_lines = [(int(lines[row]), fault) for row, fault in broken_rows]
+    return _FileRows(table, np.delete(lines, [row for row, _ in broken_rows]), broken_lines)
 
 
-def _iterate_rows(
-    path: Path, num_skipped: int, num_columns: int, form: _CsvForm
-) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the first line and the cells of each row of a csv, or its fault as text.
+def _spans_lines(stream: BinaryIO) -> bool:
+    """Return whether a line has a quotation mark that is not closed in the same line."""
+    blocks = (block for block in _read_blocks(stream) if b'"' in block)
+    return any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n"))
+
+
+def _count_further_lines(
+    stream: BinaryIO, file: Path, first_line: int, num_columns: int, form: _CsvForm
+) -> dict[int, int]:
+    """Return number of a row, from 0 -> how many lines it has after its first, if it has any.
 
     Raises:
         UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
     """
-    lines = islice(iterate_lines(path, "utf-8"), num_skipped, None)
-    rows = form.split(f"{line}\n" for _, line in lines)
-    first_line = num_skipped + 1
+    num_further = {}
+    rows = form.split(line.decode() for line in stream)
+    num_lines = 0  # of the rows before this one
     try:
-        for cells in rows:
-            last_line = num_skipped + rows.line_num
-            if len(cells) == num_columns:
-                yield first_line, cells
-            elif last_line > first_line:
-                raise csv.Error(f"a row of {len(cells)} cells ends in line {last_line}")
-            elif "".join(cells).strip():
-                yield first_line, f"{len(cells)} cells, the first line has {num_columns}"
-            else:
-                yield first_line, EMPTY_LINE
-            first_line = last_line + 1
+        for number, cells in enumerate(rows):
+            if further := rows.line_num - num_lines - 1:
+                num_further[number] = further
+                if len(cells) != num_columns:
+                    raise csv.Error(f"a row of {further + 1} lines has {len(cells)} cells")
+            num_lines = rows.line_num
     except csv.Error as error:
         raise UsageError(
-            f"{path}, line {first_line}: {error}; a quotation mark opens that is not closed, or "
-            "stands within a cell: correct the line, or read marks as text by --no_quotes"
+            f"{file}, line {first_line + num_lines}: {error}; a quotation mark opens that is not "
+            "closed, or stands within a cell: correct the line, or read marks as text by "
+            "--no_quotes"
         ) from error
+    return num_further
 
 
-def _make_text_columns(names: list[str], rows: list[list[str]]) -> pa.Table:
-    """Return a table of rows of text, in which an empty cell is null, as DuckDB has it."""
-    columns = [[cell or None for cell in column] for column in zip(*rows, strict=True)]
-    return pa.table([pa.array(column, pa.string()) for column in columns], names)
+def _read_by_arrow(
+    stream: BinaryIO, names: list[str], form: _CsvForm
+) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Return the rows of a stream as text, and number, from 0, and fault of each row that is none.
+
+    Rows and those that are none are numbered together.
+    """
+    broken_rows: list[tuple[int, str]] = []
+
+    def skip_row(row: csv_reader.InvalidRow) -> str:
+        fault = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
+        broken_rows.append((row.number - 1, fault if row.text.strip() else EMPTY_LINE))
+        return "skip"
+
+    read_options = csv_reader.ReadOptions(
+        use_threads=False,  # else Arrow does not number rows, and keeps much of the file
+        block_size=_BLOCK_BYTES,
+        column_names=names,
+    )
+    parse_options = csv_reader.ParseOptions(
+        delimiter=form.separator,
+        quote_char='"' if form.has_quotes else False,
+        newlines_in_values=form.has_quotes,
+        ignore_empty_lines=False,  # every line is a row
+        invalid_row_handler=skip_row,
+    )
+    convert_options = csv_reader.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.dictionary(pa.int32(), pa.string())),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    if not stream.peek(1):  # type: ignore[attr-defined]
+        return pa.table({name: [] for name in names}), []
+    return csv_reader.read_csv(stream, read_options, parse_options, convert_options), broken_rows
 
 
 def _read_json(file: Path, args: ConvertArguments) -> _FileRows:
     """Read a file of json objects, one a line, with a column for each key."""
-
-    def make_table(records: list[dict[str, Any]]) -> pa.Table:
-        names = dict.fromkeys(name for record in records for name in record)
-        return pa.table({name: _make_column([x.get(name) for x in records]) for name in names})
-
-    with _open_as_utf8(file, args.encoding) as path:
-        return _collect_rows(_iterate_records(path), make_table)
-
-
-def _iterate_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the number and the object of each line of json, or its fault as text."""
-    for number, line in iterate_lines(path, "utf-8"):
-        try:
-            record = json.loads(line)
-            if "\\u" in line:
-                str(record).encode()  # fails where half of a character stands alone
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            yield number, record
-        else:
-            yield number, "no json object" if line.strip() else EMPTY_LINE
-
-
-def _make_column(values: list[Any]) -> pa.Array:
-    """Return values of json as they are, or as text if their types differ."""
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, TypeError):  # also whole numbers beyond 64 bits
-        return pa.array([None if value is None else str(value) for value in values])
-
-
-def _collect_rows(
-    rows: Iterator[tuple[int, Any]], make_table: Callable[[list[Any]], pa.Table]
-) -> _FileRows:
-    """Return rows that Python has read; ``make_table`` makes columns of a block of them.
-
-    ``rows`` yields the number of a line, and its row or, as text, its fault.
-    """
-    tables, lines, broken_lines = [pa.table({})], [np.empty(0, np.int64)], []
-    while block := list(islice(rows, _BLOCK_ROWS)):
-        broken_lines += [(number, fault) for number, fault in block if isinstance(fault, str)]
-        numbered_rows = [(number, row) for number, row in block if not isinstance(row, str)]
-        if numbered_rows:
-            lines.append(np.array([number for number, _ in numbered_rows]))
-            tables.append(_simplify_types(make_table([row for _, row in numbered_rows])))
+    tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
+    num_lines = 0
+    with _open(file, args.encoding) as stream, duckdb.connect() as connection:
+        for block in _read_blocks(stream):
+            texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
+            table = connection.from_arrow(pa.table({"line": texts}))
+            checked = table.project("coalesce(try(json_type(line)), '') = 'OBJECT' AS is_object")
+            is_object = checked.to_arrow_table()["is_object"].to_numpy()
+            numbers = np.arange(num_lines + 1, num_lines + 1 + len(texts))
+            for text, number in zip(
+                texts.filter(pa.array(~is_object)).to_pylist(), numbers[~is_object], strict=True
+            ):
+                fault = "no json object" if text.strip() else EMPTY_LINE
+                broken_lines.append((int(number), fault))
+            if is_object.any():
+                objects = _read_objects(connection, texts.filter(pa.array(is_object)))
+                tables.append(_simplify_types(objects))
+                lines.append(numbers[is_object])
+            num_lines += len(texts)
     return _FileRows(_stack(tables), np.concatenate(lines), broken_lines)
+
+
+def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.Table:
+    """Return a table of json objects, one in each of [rows] lines, with a column for each key.
+
+    Values are read as text, so that ids keep all their digits, and lists as lists of text:
+    ``{"user": 12, "tags": ["a", "b"]}`` makes the columns ``user`` and ``tags``.
+    """
+    texts = connection.from_arrow(pa.table({"line": lines}))
+    ((structure,),) = texts.aggregate("json_group_structure(line::JSON)").fetchall()
+    types: dict[str, Any] = {}
+    for key, value_type in json.loads(structure).items():
+        if isinstance(value_type, dict):
+            types[key] = {"record": "VARCHAR"}  # any record, which no field can hold
+        elif isinstance(value_type, list):
+            types[key] = ["DOUBLE" if value_type == ["DOUBLE"] else "VARCHAR"]
+        else:
+            types[key] = "VARCHAR"
+    record = json.dumps(types or {"none": "VARCHAR"}).replace("'", "''")
+    return texts.project(f"unnest(from_json(line, '{record}'))").to_arrow_table()
 
 
 def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
@@ -401,6 +433,8 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = _read_extension(column)
     with suppress(pa.ArrowException):
         if types.is_dictionary(column.type):
+            if types.is_string(column.type.value_type):
+                return column.cast(pa.dictionary(pa.int32(), pa.string()))
             column = column.cast(column.type.value_type)
         dtype = column.type
         if types.is_decimal(dtype):  # databases have ids as 1034.00

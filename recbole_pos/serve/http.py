@@ -120,10 +120,10 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
     packed = trained.add_request_time(packed, body.at)
     require_reasons(trained.scorer, body.because, packed)
 
-    row, _, item, score = trained.rank_items(packed, body.k, body.exclude_seen, choice)
+    hides_seen = trained.hides_seen(body.exclude_seen)
+    row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
     reasons: list[list[list[Reason]]] | None = None  # by history and item
     if body.because:
-        hides_seen = trained.hides_seen(body.exclude_seen)
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
         reasons = [[] for _ in range(len(packed))]
         reasons_by_item = _list_reasons(trained, find_reasons(effects, body.because), len(row))

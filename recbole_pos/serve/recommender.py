@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import date, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,7 +32,7 @@ from recbole_pos.experiment.run import (
 from recbole_pos.layers.catalogue import Choice, Scores, products
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
 from recbole_pos.values import SECONDS, listed, read_names, shown
@@ -171,7 +169,7 @@ class Recommender(FittedModel):
             )
         files = to_files(item_vectors)
         names, vectors = read_new_vectors(files, self.ids, self.dataset.iid_field)
-        with _undone_on_error(self, *model.modules()):
+        with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
             new_ids = {name: i for i, name in enumerate(names, start=len(self.ids) + 1)}
@@ -379,7 +377,7 @@ class Recommender(FittedModel):
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
-            row, rank, item, score = self.rank_items(pool, k, exclude_seen, choice)
+            row, rank, item, score = self.rank_items(pool, k, hides_seen, choice)
             table = pd.DataFrame(
                 {
                     "id": np.array(pool.ids, dtype=object)[row],
@@ -402,11 +400,10 @@ class Recommender(FittedModel):
 
     @torch.inference_mode()
     def rank_items(
-        self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
+        self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
         k = require_k(k)
-        hides_seen = self.hides_seen(exclude_seen)
         by_length = histories.lengths.argsort(kind="stable")  # batches with little padding
         empty, not_empty = np.split(by_length, [np.count_nonzero(histories.lengths == 0)])
         empty = np.array([row for row in empty if row not in histories.errors], np.int64)
@@ -479,13 +476,12 @@ class Recommender(FittedModel):
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
-        choice = self.choose_items()
+        choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
         if items is None:
-            item = self.rank_items(packed, k, exclude_seen, choice)[2]
+            _, _, item, _ = self.rank_items(packed, k, hides_seen, choice)
         else:
             ids = map(self.require_id, dict.fromkeys(read_names(items, "items")))
             item = np.fromiter(ids, dtype=np.int64)
-        hides_seen = self.hides_seen(exclude_seen)
         seen_items = item[np.isin(item, packed.items)]
         if hides_seen and len(seen_items):
             raise UsageError(
@@ -583,22 +579,3 @@ def warn_of_errors(histories: Histories) -> None:
         first = next(iter(histories.errors.values()))
         text = f"{len(histories.errors):,} of {len(histories):,} histories get no answer: {first}"
         warnings.warn(text, RunWarning, 3)
-
-
-@contextmanager
-def _undone_on_error(*objects: Any) -> Iterator[None]:
-    """Undo changes of the attributes of objects, and of dicts in them, if a ``with`` block fails.
-
-    Tensors are not copied, so they must be replaced, not changed.
-    """
-    kept = [
-        {name: copy.copy(x) if isinstance(x, dict) else x for name, x in vars(one).items()}
-        for one in objects
-    ]
-    try:
-        yield
-    except BaseException:
-        for one, attributes in zip(objects, kept, strict=True):
-            vars(one).clear()
-            vars(one).update(attributes)
-        raise
