@@ -113,8 +113,10 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
         try:
             if file_format == "csv":
                 rows = _read_csv(file, args, given_names)
+            elif file_format == "json":
+                rows = _read_json(file, args.encoding)
             else:
-                rows = _read_json(file, args) if file_format == "json" else _read_parquet(file)
+                rows = _read_parquet(file)
             table = _add_partitions(_simplify_types(rows.table), file)
         except _UNREADABLE as error:
             raise UsageError(
@@ -198,7 +200,7 @@ class _CsvForm(NamedTuple):
         return csv.reader(
             lines,
             delimiter=self.separator,
-            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,  # type: ignore[arg-type]
+            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
             strict=True,
         )
 
@@ -310,27 +312,23 @@ def _read_by_arrow(
         null_values=[""],
         strings_can_be_null=True,
     )
-    if not stream.peek(1):  # type: ignore[attr-defined]
-        return pa.table({name: [] for name in names}), []
     return csv_reader.read_csv(stream, read_options, parse_options, convert_options), broken_rows
 
 
-def _read_json(file: Path, args: ConvertArguments) -> _FileRows:
+def _read_json(file: Path, encoding: str) -> _FileRows:
     """Read a file of json objects, one a line, with a column for each key."""
     tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
     num_lines = 0
-    with _open(file, args.encoding) as stream, duckdb.connect() as connection:
+    with _open(file, encoding) as stream, duckdb.connect() as connection:
         for block in _read_blocks(stream):
             texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
             table = connection.from_arrow(pa.table({"line": texts}))
             checked = table.project("coalesce(try(json_type(line)), '') = 'OBJECT' AS is_object")
             is_object = checked.to_arrow_table()["is_object"].to_numpy()
             numbers = np.arange(num_lines + 1, num_lines + 1 + len(texts))
-            for text, number in zip(
-                texts.filter(pa.array(~is_object)).to_pylist(), numbers[~is_object], strict=True
-            ):
-                fault = "no json object" if text.strip() else EMPTY_LINE
-                broken_lines.append((int(number), fault))
+            for index in np.flatnonzero(~is_object):
+                fault = "no json object" if texts[int(index)].as_py().strip() else EMPTY_LINE
+                broken_lines.append((int(numbers[index]), fault))
             if is_object.any():
                 objects = _read_objects(connection, texts.filter(pa.array(is_object)))
                 tables.append(_simplify_types(objects))

@@ -243,8 +243,9 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
                 f"histories[{number}].times: expected one for each of {num_items} items, found "
                 f"{len(history.times)}"
             )
-        if all(type(x) is float and abs(x) < _TIME_LIMIT for x in history.times):
-            times += history.times  # as read_moment has them, in a third of the time
+        numbers = [x for x in history.times if isinstance(x, float) and abs(x) < _TIME_LIMIT]
+        if len(numbers) == num_items:  # as read_moment has them, in a third of the time
+            times += numbers
         else:
             times += [read_moment(x, f"histories[{number}].times", unit) for x in history.times]
     return np.array(times)
