@@ -119,8 +119,9 @@ def test_columns_go_where_they_belong(tmp_path: Path) -> None:
     assert set(tables["user"].read(["user_id"])["user_id"]) == set(USERS)
     brands = tables["item"].read(["item_id", "brand"])
     assert {f"Brand {int(i.split()[1]) % 7}" for i in brands["item_id"]} >= set(brands["brand"])
-    found = report.contradictions["brand"]
-    assert (found["lines"], found["first"]) == (2, ["orders.csv:102", "orders.csv:202"])
+    (brand,) = (column for column in report.columns if column.field == "brand")
+    assert brand.notes[-1].startswith("2 rows differ from the first of the item")
+    assert brand.notes[-1].endswith("first orders.csv:102, orders.csv:202")
     assert report.as_json() == json.loads((tmp_path / "shop" / "convert.json").read_text())
     options = read_yaml(tmp_path / "shop" / "shop.yaml")
     assert options["timestamp_unit"] == "seconds"
@@ -163,7 +164,8 @@ def test_items_and_users_of_their_own(tmp_path: Path) -> None:
     assert files["inter"].decode().splitlines()[0].endswith("price_2:float")
     assert read_yaml(tmp_path / "shop" / "shop.yaml")["seq_separator"] == "|"
     assert set(report.lines["items"].dropped) == {"no item (item)", "item without an interaction"}
-    assert report.contradictions["title"]["first"] == ["items.csv:5"]
+    (title,) = (column for column in report.columns if column.field == "title")
+    assert title.notes[-1].endswith("first items.csv:5")
 
 
 WITH_FAULTS = """customer,product,time

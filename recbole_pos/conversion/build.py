@@ -350,7 +350,6 @@ class Builder:
         key, index = self._find_key(source, role), self.entities[role]
         ids = _read_names(source.table, key, self.args)
         entities = index.find(ids)
-        self.report.notes += [f"{source.path.name}, {key}: {note}" for note in ids.notes]
         unused = f"{role} without an interaction"
         dropped = {
             f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
@@ -393,7 +392,7 @@ class Builder:
             table = self.overrides["table"].get(column) or choose_table(cells, self.entities)
             check_choice(f"table: {column}", table, TABLES)
             if table == "inter":
-                self._add(column, self.source, table, cells, self._name_field(column))
+                self._add(column, self.source, table, cells)
             else:
                 entities = self.entities[table].codes
                 self._add_attribute(column, self.source, table, cells, entities, rows)
@@ -427,16 +426,18 @@ class Builder:
         ``cells``, numbers of the items in ``entities``, and ``rows`` of the source are [n] each.
         """
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
-        field = self._name_field(column)
-        self._add(column, source, table, first, field)
         wrong = rows[is_contradicting]
         if len(wrong):
-            places = source.locate_rows(wrong[:MAX_LISTED])
-            entry = {"table": table, "lines": len(wrong), "first": places}
-            self.report.contradictions[field] = entry
+            places = ", ".join(source.locate_rows(wrong[:MAX_LISTED]))
+            note = f"{len(wrong):,} rows differ from the first of the {table}, which was taken"
+            first = first.as_kind(first.kind, f"{note}, first {places}")
+        self._add(column, source, table, first)
 
-    def _add(self, column: str, source: Source, table: str, cells: Cells, field: str) -> None:
+    def _add(
+        self, column: str, source: Source, table: str, cells: Cells, field: str | None = None
+    ) -> None:
         """Add cells as a field of a table, and report the column."""
+        field = field or self._name_field(column)
         self.tables[table][field] = cells
         reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
         reported.missing = int((cells.codes == 0).sum())

@@ -105,15 +105,16 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     overrides = {
         option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
     }
+
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
-    roles = find_roles(sources["events"], args)
+    source = sources["events"]
+    roles = find_roles(source, args)
     check_overrides(overrides, roles, sources.values())
     guessed = [f"--{role}={column}" for role, column in roles.items() if not getattr(args, role)]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
-    source = sources["events"]
     interactions = read_interactions(source, roles, args)
 
     report = Report(name)
@@ -126,6 +127,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     _report_lost(report, args.max_lost)
     builder.add_columns()
     tables, loaded = builder.finish()
+
     _add_counts(report, builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):

@@ -118,8 +118,6 @@ class Report:
     Attributes:
         lines: rows of interactions (``events``), and of items and users where there are files.
         times: form of times -> number of interactions.
-        contradictions: field -> number of rows that differ from the first of an item or user, and
-            the first of them.
         counts: numbers of interactions (``events``), users and items, and the first and last time
             (None if times are only an order).
         command: the command that trains a model on the dataset.
@@ -129,8 +127,6 @@ class Report:
     lines: dict[str, Lines] = dataclasses.field(default_factory=dict)
     columns: list[Column] = dataclasses.field(default_factory=list)
     times: dict[str, int] = dataclasses.field(default_factory=dict)
-    contradictions: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     command: str = ""
 
@@ -139,7 +135,7 @@ class Report:
         return dataclasses.asdict(self)
 
     def show(self, reporter: Reporter) -> None:
-        """Show the table of columns; rows read, kept and dropped; contradictions and notes."""
+        """Show the table of columns; rows read, kept and dropped; and counts."""
         table = rich.table.Table("column", "field", "type", "table", "different", "missing", "")
         for column in self.columns:
             counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
@@ -153,13 +149,6 @@ class Report:
             for reason, dropped in lines.dropped.items():
                 count, first = dropped["lines"], ", ".join(dropped["first"])
                 reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
-        for field, entry in self.contradictions.items():
-            reporter.line(
-                f"{field}: {entry['lines']:,} rows differ from the first of the {entry['table']}, "
-                f"which was taken, first {', '.join(entry['first'])}"
-            )
-        for note in self.notes:
-            reporter.line(note)
         names = {"events": "interactions", "users": "users", "items": "items"}
         totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
         first, last = self.counts["first"], self.counts["last"]
