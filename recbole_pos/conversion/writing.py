@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from recbole_pos.conversion.cells import INNER, Cells, format_numbers
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
 from recbole_pos.data.location import PARQUET
 from recbole_pos.errors import RunWarning
-from recbole_pos.files import LOCK, atomic_write, finish_replacement, replace_folder, write_text
+from recbole_pos.files import atomic_write, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed
 
@@ -130,10 +131,6 @@ class Report:
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     command: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain values, as ``convert.json`` has it."""
-        return dataclasses.asdict(self)
-
     def show(self, reporter: Reporter) -> None:
         """Show the table of columns; rows read, kept and dropped; and counts."""
         table = rich.table.Table("column", "field", "type", "table", "different", "missing", "")
@@ -215,13 +212,6 @@ def _escape(cells: Cells, separator: str) -> pa.Array:
     return pc.if_else(needs_quotes, quoted, values)
 
 
-def format_yaml(name: str, options: Mapping[str, Any]) -> str:
-    """Return the text of the yaml file that is read for every run on a dataset."""
-    return _YAML_HEADER.format(name=name) + yaml.safe_dump(
-        dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
-    )
-
-
 def read_counts(folder: Path) -> dict[str, Any]:
     """Return the counts in the report of a dataset; none if it has no report that can be read."""
     try:
@@ -245,26 +235,20 @@ def warn_of_loss(folder: Path, num_interactions: int) -> None:
 def belongs_to_dataset(file: Path, name: str) -> bool:
     """Return whether a file belongs to the dataset ``name``, so that overwriting it replaces it.
 
-    Tables, yaml, report, cache and unfinished files do; other files in the folder stay.
+    Its tables, yaml and report do; other files in the folder stay.
     """
-    suffixes = (*TABLES, *(f"{part}.inter" for part in ("train", *HELD_OUT)))
-    tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", PARQUET)]
-    files = [*tables, f"{name}.yaml", REPORT]
-    is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
-        tuple(f".{name}." for name in files)
-    )
-    return is_unfinished or file.name in (*files, LOCK)
+    parts = "|".join(("train", *HELD_OUT))
+    table = rf"(({parts})\.)?({'|'.join(TABLES)})(\{PARQUET})?"
+    is_named = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
+    return file.name == REPORT or is_named is not None
 
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
     """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
     finish_replacement(folder)
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
-    return [
-        file.name
-        for file in files
-        if file.name.startswith(f"{name}.") and belongs_to_dataset(file, name)
-    ]
+    names = [file.name for file in files if belongs_to_dataset(file, name)]
+    return [name for name in names if name != REPORT]
 
 
 def write_dataset(
@@ -277,8 +261,11 @@ def write_dataset(
     """Write all files of a dataset; they replace the files of an earlier one."""
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
-        write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
-        write_text(new_folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
+        text = yaml.safe_dump(
+            dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
+        )
+        write_text(new_folder / f"{name}.yaml", _YAML_HEADER.format(name=name) + text)
+        write_text(new_folder / REPORT, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])

@@ -77,8 +77,7 @@ Moment = StrictFloat | StrictStr | datetime  # read_moment says what is not fini
 def _to_datetime(value: Any) -> Any:
     """Return a date (midnight) or a time of numpy as a datetime, and other values as they are."""
     if isinstance(value, np.datetime64):
-        seconds = value.astype("datetime64[s]").item()  # a number beyond the year 9999
-        return str(value) if isinstance(seconds, int) else pd.Timestamp(value)
+        return pd.Timestamp(value)
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day)
     return value

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,6 @@ from recbole_pos.serve.explain import (
 )
 from recbole_pos.serve.histories import History, Name
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
-from recbole_pos.serve.scorer import Histories
 from recbole_pos.version import __version__
 
 PATIENCE = 30  # seconds that requests under way have to end
@@ -122,38 +122,33 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
 
     hides_seen = trained.hides_seen(body.exclude_seen)
     row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
-    reasons: list[list[list[Reason]]] | None = None  # by history and item
+    names, scores = trained.items[item - 1].tolist(), score.tolist()
+    reasons = None
     if body.because:
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
-        reasons = [[] for _ in range(len(packed))]
-        reasons_by_item = _list_reasons(trained, find_reasons(effects, body.because), len(row))
-        for index, reasons_of_item in zip(row, reasons_by_item, strict=True):
-            reasons[index].append(reasons_of_item)
+        reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
 
-    items_and_scores = _split_by_row(trained, len(packed), row, item, score)
-    answers = [
-        Recommendation(
-            id=packed.ids[index],
-            items=items,
-            scores=scores,
-            by=_find_source(packed, index),
-            unknown=packed.unknown[index],
-            because=None if reasons is None else reasons[index],
-            error=packed.errors.get(index),
+    answers = []
+    # items of all histories follow one another: those of the second from bounds[1] to bounds[2]
+    bounds = np.searchsorted(row, np.arange(len(packed) + 1)).tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        error = packed.errors.get(index)
+        source = MODEL if packed.lengths[index] else POPULARITY
+        answers.append(
+            Recommendation(
+                id=packed.ids[index],
+                items=names[start:end],
+                scores=scores[start:end],
+                by=None if error else source,
+                unknown=packed.unknown[index],
+                because=None if reasons is None else reasons[start:end],
+                error=error,
+            )
         )
-        for index, (items, scores) in enumerate(items_and_scores)
-    ]
     if body.users is not None:  # the model reads a name once, and it gets an answer each time
         answer_by_name = {answer.id: answer for answer in answers}
         answers = [answer_by_name[name] for name in map(str, body.users)]
     return answers
-
-
-def _find_source(histories: Histories, index: int) -> str | None:
-    """Return what ranks the items for a history; None if it has an error."""
-    if index in histories.errors:
-        return None
-    return MODEL if histories.lengths[index] else POPULARITY
 
 
 def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
@@ -167,10 +162,11 @@ def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
         trained.require_id(name)
     choice = trained.choose_items(body.allowed, body.excluded)
     row, _, item, cosine = trained.find_nearest(names, body.k, choice)
-    neighbours = _split_by_row(trained, len(names), row, item, cosine)
+    bounds = np.searchsorted(row, np.arange(len(names) + 1)).tolist()
+    neighbours, cosines = trained.items[item - 1].tolist(), cosine.tolist()
     return [
-        Neighbours(id=name, items=items, cosines=cosines)
-        for name, (items, cosines) in zip(names, neighbours, strict=True)
+        Neighbours(id=name, items=neighbours[start:end], cosines=cosines[start:end])
+        for name, (start, end) in zip(names, pairwise(bounds), strict=True)
     ]
 
 
@@ -189,17 +185,6 @@ def _list_reasons(trained: Recommender, reasons: Effects, num_items: int) -> lis
         )
         reasons_by_item[pair].append(reason)
     return reasons_by_item
-
-
-def _split_by_row(
-    trained: Recommender, num_rows: int, row: np.ndarray, item: np.ndarray, score: np.ndarray
-) -> list[tuple[list[str], list[float]]]:
-    """Return item names and scores of each of ``num_rows`` rows, from columns [p] sorted by row."""
-    if num_rows == 0:
-        return []
-    starts = np.searchsorted(row, np.arange(1, num_rows))  # of all rows but the first
-    names, scores = np.split(trained.items[item - 1], starts), np.split(score, starts)
-    return [(items.tolist(), values.tolist()) for items, values in zip(names, scores, strict=True)]
 
 
 def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAPI:
