@@ -307,7 +307,6 @@ class Dataset(os.PathLike[str]):
             )
         self.path = Path(path)
         self.report: Any = None
-        self._source: tuple[Any, dict[str, Any]] | None = None  # frame and arguments
         self.home: TemporaryFolder | None = None  # temporary folder, removed with this object
 
     @classmethod
@@ -342,23 +341,7 @@ class Dataset(os.PathLike[str]):
         dataset.home = home
         target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
         dataset.report = convert(frame, **{**target, **given})
-        dataset._source = frame, given
         return dataset
-
-    def with_parts(self, valid: Any = None, test: Any = None) -> Dataset:
-        """Return a dataset of the same frame, with interactions to validate and test with.
-
-        Raises:
-            UsageError: if this dataset is not made of a frame.
-        """
-        if self._source is None:
-            raise UsageError(
-                f"test: {self.path} is not made of a frame; Dataset.from_frame(frame, test=...) "
-                "takes both, and files of parts are named by benchmark_filename"
-            )
-        frame, given = self._source
-        given = {**given, "valid": valid, "test": test, "name": self.name}
-        return Dataset.from_frame(frame, **given)
 
     @property
     def name(self) -> str:
@@ -376,7 +359,7 @@ class Dataset(os.PathLike[str]):
         return str(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "home": None, "_source": None}  # files and frame stay here
+        return {**vars(self), "home": None}  # files stay here
 
     def __repr__(self) -> str:
         counts = self.counts

@@ -32,7 +32,6 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import Options, is_number, is_whole, read_names, shown
 
 LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
-LARGEST_TABLE = 1 << 23  # cells of a table of lists of several histories, 64 MiB
 
 
 class TokenIds(NamedTuple):
@@ -50,9 +49,8 @@ NO_FIELDS: Fields = {"events": {}, "user": {}}
 class TokenLists:
     """The lists of n values, such as the tags of interactions, as short as they are in a request.
 
-    A table of them has the width of the longest one in all rows: one list of 100,000 tokens among
-    10,000 short ones makes 8 GB. So lists become a table only for histories that are scored at
-    once, cut to what the model reads.
+    A table of them has the width of the longest one in all rows, so lists become a table only for
+    histories that are scored at once, cut to what the model reads.
 
     Args:
         ids: [m] int64 ids of tokens, list after list.
@@ -78,15 +76,11 @@ class TokenLists:
         """Return the number of the list [m] and the id [m] of each token."""
         return torch.repeat_interleave(torch.from_numpy(self.lengths)), torch.from_numpy(self.ids)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of a table of the lists, which is as wide as the longest, at least 1."""
-        return len(self.lengths), int(self.lengths.max(initial=1))
-
     def pad(self) -> Tensor:
-        """Return the ids as a table [n, width] int64, padded with 0."""
-        table = np.zeros(self.shape, dtype=np.int64)
-        is_token = np.arange(table.shape[1]) < self.lengths[:, None]
+        """Return the ids as a table [n, longest list] int64, padded with 0, at least one wide."""
+        width = int(self.lengths.max(initial=1))
+        table = np.zeros((len(self.lengths), width), dtype=np.int64)
+        is_token = np.arange(width) < self.lengths[:, None]
         table[is_token] = self.ids
         return torch.from_numpy(table)
 
@@ -275,13 +269,6 @@ class Histories:
         )
 
 
-def fit_tables(features: Features) -> bool:
-    """Return whether tables of all lists among features are not too large."""
-    columns = [*features.events.values(), *features.users.values()]
-    shapes = [column.shape for column in columns if isinstance(column, TokenLists)]
-    return all(rows * width <= LARGEST_TABLE for rows, width in shapes)
-
-
 def pad_lists(column: Tensor | TokenLists) -> Tensor:
     """Return the values of a field as a tensor; lists are padded."""
     return column.pad() if isinstance(column, TokenLists) else column
@@ -320,17 +307,14 @@ class Scorer:
 
     def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
         """Return the fields that histories may have, given the names by id of token fields."""
-
-        def find_tokens(name: str, embed: Any) -> TokenIds | None:
-            if embed.numeric:
-                return None
-            ids = {token: i for i, token in enumerate(tokens[name])}
-            return TokenIds(ids, bool(embed.is_list))
-
-        return {
-            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
-            for table, embeds in self.fields.items()
-        }
+        fields: dict[str, dict[str, TokenIds | None]] = {}
+        for table, embeds in self.fields.items():
+            fields[table] = dict.fromkeys(embeds)  # None: numbers
+            for name, embed in embeds.items():
+                if not embed.numeric:
+                    ids = {token: i for i, token in enumerate(tokens[name])}
+                    fields[table][name] = TokenIds(ids, bool(embed.is_list))
+        return fields
 
     def require_vectors(self) -> Tensor:
         """Return ``vectors``; raise a UsageError if the model has none."""
@@ -355,9 +339,6 @@ class Scorer:
         if self.model.needs_events and histories.users is not None:
             return self.model.after_users(histories.users)
         histories = self.drop_unread(histories)
-        if len(histories) > 1 and not fit_tables(histories.features):
-            halves = np.array_split(np.arange(len(histories)), 2)
-            return torch.cat([self.encode(histories.select(rows)) for rows in halves])
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
         arrays = (histories.items, histories.lengths, times, at)
