@@ -207,8 +207,6 @@ def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dic
     part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
     for number, part in enumerate(("train", *cuts)):
         in_part = np.flatnonzero(part_numbers == number)
-        if not len(in_part):
-            raise UsageError(f"{part}: none of its rows is an interaction")
         tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
     return tables
 

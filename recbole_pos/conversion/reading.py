@@ -55,14 +55,12 @@ class Source:
     Attributes:
         path: the file or folder, or the name of the frame.
         table: the rows of all files; its columns FILE and LINE say where each row is from.
-        form: format of the files.
         broken_lines: place and fault of each line that is no row: ("log.csv:7", "empty line").
         cuts: held-out part -> its first row, see :meth:`add_part`.
     """
 
     path: Path
     table: pa.Table
-    form: str
     broken_lines: list[tuple[str, str]] = field(default_factory=list)
     cuts: Mapping[str, int] = field(default_factory=dict)
 
@@ -104,8 +102,6 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
         UsageError: if no format that can be read is found, or most lines are broken.
     """
     files, file_format = _find_files(path)
-    if columns and file_format != "csv":
-        raise UsageError(f"columns: {path} names its columns; leave the option out")
     given_names = columns.split(",") if isinstance(columns, str) else list(columns)
 
     tables, broken_lines = [], []
@@ -133,7 +129,7 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
             )
         tables.append(_add_places(table, file.name, rows.lines))
         broken_lines += broken
-    return Source(path, _stack(tables), file_format, broken_lines)
+    return Source(path, _stack(tables), broken_lines)
 
 
 def _find_files(path: Path) -> tuple[list[Path], str]:
@@ -384,12 +380,10 @@ def read_frame(frame: Any, name: str) -> Source:
         if hasattr(frame, "iloc"):  # pandas, of whose index only the names are columns
             has_names = any(name is not None for name in frame.index.names)
             table = pa.Table.from_pandas(frame, preserve_index=has_names)
-        elif hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
-            table = pa.table(frame.to_arrow())
-        elif hasattr(frame, "__arrow_c_stream__"):
-            table = pa.table(frame)
-        else:
-            raise TypeError("Arrow cannot read it")
+        else:  # polars, whose streams pyarrow 14 cannot read, or whatever Arrow reads
+            table = pa.table(frame.to_arrow() if hasattr(frame, "to_arrow") else frame)
+        if not table.num_rows:
+            raise ValueError("it has no row")
         _require_different(table.column_names)
         table = _add_places(_simplify_types(table), name, np.arange(table.num_rows))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
@@ -398,9 +392,7 @@ def read_frame(frame: Any, name: str) -> Source:
             f"{name}: expected a file, or a frame of pandas, polars (collected), pyarrow or "
             f"DuckDB, found {type(frame).__name__}: {reason}"
         ) from error
-    if not table.num_rows:
-        raise UsageError(f"{name} has no row")
-    return Source(Path(name), table, "frame")
+    return Source(Path(name), table)
 
 
 def _require_different(names: list[str]) -> None:

@@ -68,7 +68,6 @@ class Lines:
     """
 
     source: str
-    form: str
     read: int
     kept: int
     dropped: dict[str, dict[str, Any]]
@@ -97,7 +96,7 @@ class Lines:
         read = source.table.num_rows + len(source.broken_lines)
         kept = read - sum(entry["lines"] for entry in reasons.values())
         lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
-        return cls(str(source.path), source.form, read, kept, reasons, lost)
+        return cls(str(source.path), read, kept, reasons, lost)
 
     @property
     def num_lost(self) -> int:

@@ -431,13 +431,11 @@ def make_choice(
     is_allowed[1:] = allowed is None
     if allowed is not None:
         is_allowed[[ids[name] for name in read_names(allowed, "allowed") if name in ids]] = True
-        if not is_allowed.any():
-            raise UsageError("allowed (--items): no item is left: none of the names is known")
     if excluded is not None:
         is_allowed[[ids[name] for name in read_names(excluded, "excluded") if name in ids]] = False
     items = is_allowed.nonzero()[:, 0]
     if not len(items):
-        raise UsageError("excluded (--exclude): no item is left: all items are excluded")
+        raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
     return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
 
 
