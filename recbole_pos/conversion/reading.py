@@ -380,7 +380,7 @@ def read_frame(frame: Any, name: str) -> Source:
         if hasattr(frame, "iloc"):  # pandas, of whose index only the names are columns
             has_names = any(name is not None for name in frame.index.names)
             table = pa.Table.from_pandas(frame, preserve_index=has_names)
-        else:  # polars, whose streams pyarrow 14 cannot read, or whatever Arrow reads
+        else:  # polars, whose streams have a type of text of their own, or whatever Arrow reads
             table = pa.table(frame.to_arrow() if hasattr(frame, "to_arrow") else frame)
         if not table.num_rows:
             raise ValueError("it has no row")

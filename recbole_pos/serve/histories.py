@@ -253,9 +253,10 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
 def _look_up_lists(
     lists: list[list[str | int] | None], item_ids: Mapping[str, int], first_ids: list[int]
 ) -> TokenLists | None:
-    """Return the ids of known items in lists of names, after ``first_ids``; None if all are None.
+    """Return the ids of known items in the lists of names of histories; None if none has a list.
 
-    A list that is None is empty, without the first ids.
+    ``first_ids`` stand before the ids of each list that a history has. With [0], which is the id of
+    no item, ["new", "i1"] becomes [0, 2], ["new"] becomes [0], and None becomes [].
     """
     if all(names is None for names in lists):
         return None
