@@ -380,8 +380,12 @@ def read_frame(frame: Any, name: str) -> Source:
         if hasattr(frame, "iloc"):  # pandas, of whose index only the names are columns
             has_names = any(name is not None for name in frame.index.names)
             table = pa.Table.from_pandas(frame, preserve_index=has_names)
-        else:  # polars, whose streams have a type of text of their own, or whatever Arrow reads
-            table = pa.table(frame.to_arrow() if hasattr(frame, "to_arrow") else frame)
+        elif hasattr(frame, "to_arrow"):  # polars, whose streams have a type of text of their own
+            table = pa.table(frame.to_arrow())
+        elif hasattr(frame, "__arrow_c_stream__"):
+            table = pa.table(frame)
+        else:  # of a dict of dicts Arrow would take the keys
+            raise TypeError("Arrow cannot read it")
         if not table.num_rows:
             raise ValueError("it has no row")
         _require_different(table.column_names)
