@@ -410,6 +410,13 @@ class Recommender(FittedModel):
 
         parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
         most_popular = Choice(choice.items)  # boosts are for scores of the model
+        if len(empty) and histories.allowed is None and histories.excluded is None:
+            best = find_best_items(
+                self._score_by_popularity(histories.select(empty[:1])), most_popular, k
+            )
+            score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
+            parts.append(to_columns(histories.ids, empty, score, item))
+            empty = empty[:0]
         for rows, ranked, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
