@@ -177,6 +177,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.take_finished()
+    train(known, fits=0)
     assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
 

@@ -6,7 +6,6 @@ Every check raises a ``UsageError`` that names the option.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -129,10 +128,6 @@ def check_together(config: dict[str, Any], model: str) -> None:
     histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
     for is_wrong, message in (
         (
-            config["log_wandb"] and importlib.util.find_spec("wandb") is None,
-            "log_wandb: wandb is not installed: pip install it, or log_wandb: False",
-        ),
-        (
             given_starts and not starts_from_runs(model),
             f"{', '.join(given_starts)}: only the plugin's models can start from another run",
         ),
@@ -164,10 +159,6 @@ def check_together(config: dict[str, Any], model: str) -> None:
         (
             config["lr_scheduler"] == "step" and not config["lr_decay_step"],
             "lr_scheduler: step needs lr_decay_step, the epochs between two steps",
-        ),
-        (
-            config["clip_grad_norm"] and "max_norm" not in config["clip_grad_norm"],
-            "clip_grad_norm: needs max_norm, as in {max_norm: 1.0}",
         ),
         (
             histories in (config["alias_of_item_id"] or ()),
