@@ -13,6 +13,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.options import Option, find_inner
 from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.targets import check_given_parts, read_ties
@@ -225,8 +226,8 @@ def list_metrics(config: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics that a run computes, such as NDCG@10, in their order."""
     names: list[str] = []
     for metric in as_list(config["metrics"]):
-        has_cutoff = str(metric).lower() != "gauc"
-        names += [f"{metric}@{k}" for k in as_list(config["topk"])] if has_cutoff else [str(metric)]
+        cutoffs = as_list(config["topk"]) if has_cutoff(str(metric)) else []
+        names += [f"{metric}@{k}" for k in cutoffs] or [str(metric)]
     return names
 
 

@@ -157,7 +157,8 @@ class PosConfig(Config):
             if key not in self._given
         }
         self.model_class = self._find_class()
-        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes)])):
+        metrics = self.external_config_dict.get("metrics")
+        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)])):
             # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)

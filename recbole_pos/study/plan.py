@@ -148,7 +148,7 @@ def _refuse(value: Any) -> None:
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
-Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lower=True)]
+Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]\w*(@[1-9]\d*)?$", to_lower=True)]
 Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
