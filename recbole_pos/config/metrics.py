@@ -83,8 +83,8 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 def add_metric(name: str, metric: CustomMetric) -> None:
     """Make a metric known to RecBole's evaluator; errors as of :func:`register_metric`."""
     key = str(name).lower()
-    is_taken = key in register.metrics_dict and key not in CUSTOM
-    if not str(name).isidentifier() or is_taken:
+    known = register.metrics_dict.get(key, _EvaluatedFunction)
+    if not str(name).isidentifier() or not issubclass(known, _EvaluatedFunction):
         raise UsageError(
             f"register_metric: found the name {shown(name)}, expected one of letters, digits and _ "
             "that no metric of RecBole has"

@@ -70,7 +70,10 @@ def plugin_defaults(
 
 
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Refuse defaults of a custom scheme that would be those of another reader of the option."""
+    """Refuse an option of a custom scheme that others read, too, with another default.
+
+    The scheme's default would otherwise be theirs. ``earlier`` are the defaults of others.
+    """
     others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
     for key, value in values.items():
         if others.get(key, value) != value:

@@ -51,7 +51,10 @@ class Source:
     lines: dict[PartPath, str] = field(default_factory=dict)
 
     def locate(self, *path: Any) -> str:
-        """Return file and line of the smallest part around ``path`` with a line, else the name."""
+        """Return the file and line of a part, for a message.
+
+        Of a part without a line it is that of the nearest part around it, or else the file's name.
+        """
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
