@@ -88,4 +88,4 @@ def test_what_cannot_be_a_metric_is_refused(registered: None, tmp_path: Path) ->
     recbole_pos.register_metric("by_price", lambda ranks, price: ranks)
     options = {**OPTIONS, "metrics": ["NDCG", "by_price"]}
     with pytest.raises(UsageError, match="by_price asks for price, which is neither"):
-        recbole_pos.run("Pop", "toyshop", None, options, run_dir=tmp_path, verbose=False)
+        recbole_pos.run("FPARec", "toyshop", None, options, run_dir=tmp_path, verbose=False)

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import (
-    Argument,
-    Parser,
-    list_config_files,
-    option,
-    read_settings,
-)
+from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,

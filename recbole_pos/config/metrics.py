@@ -126,7 +126,7 @@ class _EvaluatedFunction(AbstractMetric):
             given["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
             for name in set(metric.arguments) - {"ranks", "lists", "k", "targets"}:
                 given[name] = _read_attribute(dataset, name, self.key)
-        values = {}
+        values: dict[str, float] = {}
         for k in self.cutoffs:
             if "lists" in metric.arguments:
                 given["lists"] = dataobject.get(ITEMS)[:, :k].numpy()

@@ -24,12 +24,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
-from recbole_pos.yaml_files import (
-    ROOT,
-    find_recbole_properties,
-    read_overall_defaults,
-    read_yaml,
-)
+from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 FOR = "for"
 # Keys that decide which parts a run takes, and so stand outside of them.

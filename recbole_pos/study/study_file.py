@@ -18,14 +18,7 @@ from recbole_pos.config.checks import as_list
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.study.plan import (
-    Attach,
-    Plan,
-    Source,
-    TablePlan,
-    find_repeated,
-    list_points,
-)
+from recbole_pos.study.plan import Attach, Plan, Source, TablePlan, find_repeated, list_points
 from recbole_pos.values import is_whole, listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_with_lines, read_yaml
 
