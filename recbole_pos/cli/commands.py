@@ -195,7 +195,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     if settings.resume is not None:
         task = f"resumes {settings.resume}"
     text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
-    Reporter(settings.verbose, log=settings.log).line(text)
+    Reporter(settings.verbose).line(text)
 
 
 @_command(
