@@ -29,7 +29,6 @@ from recbole_pos.study.result_tables import (
     make_failures_table,
     make_metrics_table,
     make_search_table,
-    make_tables,
     render_markdown,
     tabulate,
 )
@@ -259,16 +258,6 @@ def body(text: str) -> list[str]:
     """Cells, one a line of the terminal."""
     lines = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
     return [cell.strip() for line in lines for cell in re.split("[│┃]", line)[1:-1]]
-
-
-@pytest.mark.parametrize("width", [120, 60])
-def test_no_figure_and_no_word_is_broken(results, width: int) -> None:
-    for table in make_tables(results):
-        cells = [cell for line in table.lines for cell in line]
-        names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
-        words = {word for name in names for word in re.split(r"[ |]", name)}
-        for cell in body(on_terminal(table, width)):
-            assert set(cell.split()) <= words, table.title
 
 
 def test_a_narrow_terminal_names_the_columns_it_omits() -> None:

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from recbole.evaluator import register
-from recbole.evaluator.base_metric import AbstractMetric
-from recbole.utils import EvaluatorType
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import find_importing_module
@@ -82,6 +79,9 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 
 def add_metric(name: str, metric: CustomMetric) -> None:
     """Make a metric known to RecBole's evaluator; errors as of :func:`register_metric`."""
+    from recbole.evaluator import register  # not at the top: commands that only tell need no torch
+    from recbole.utils import EvaluatorType
+
     key = str(name).lower()
     known = register.metrics_dict.get(key, _EvaluatedFunction)
     if not str(name).isidentifier() or not issubclass(known, _EvaluatedFunction):
@@ -91,8 +91,7 @@ def add_metric(name: str, metric: CustomMetric) -> None:
         )
     CUSTOM[key] = metric
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
-    content = {"metric_need": needs, "smaller": not metric.bigger, "key": key}
-    register.metrics_dict[key] = type(name, (_EvaluatedFunction,), content)
+    register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
     register.metric_information[key] = needs
     register.metric_types[key] = EvaluatorType.RANKING
     if not metric.bigger:
@@ -107,14 +106,13 @@ def has_cutoff(name: str) -> bool:
     return not {"lists", "k"}.isdisjoint(metric.arguments)
 
 
-class _EvaluatedFunction(AbstractMetric):
-    """A metric of RecBole's evaluator that calls the registered function of the name ``key``."""
+class _EvaluatedFunction:
+    """A metric in the form of RecBole's evaluator; it calls the function registered as ``key``."""
 
-    metric_type = EvaluatorType.RANKING
     key = ""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
+        self.decimal_place = config["metric_decimal_place"]
         self.cutoffs = config["topk"] if has_cutoff(self.key) else [None]
 
     def calculate_metric(self, dataobject: Any) -> dict[str, float]:
