@@ -15,8 +15,9 @@ from recbole_pos import compat, plug  # noqa: F401 (plug registers the models)
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
+    from recbole_pos.config.metrics import register_metric as register_metric
+    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
-    from recbole_pos.conversion.frames import Dataset as Dataset
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
     from recbole_pos.experiment.folder import Result as Result
@@ -44,7 +45,7 @@ compat.install()
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
     "convert": "recbole_pos.conversion.convert",
-    "Dataset": "recbole_pos.conversion.frames",
+    "Dataset": "recbole_pos.conversion.convert",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",
@@ -56,6 +57,7 @@ _MODULES = {
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",
     "PosRecommender": "recbole_pos.model.base",
+    "register_metric": "recbole_pos.config.metrics",
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
     "tune": "recbole_pos.tuning",

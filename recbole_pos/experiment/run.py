@@ -16,7 +16,7 @@ from recbole_pos.config.arguments import AttachArguments, RunArguments, split_ke
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.config.sources import list_positions
-from recbole_pos.conversion.frames import warn_if_temporary
+from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
@@ -114,7 +114,7 @@ def run(
         return run_as_rank(args, config.plain, run_dir, gpus)
     if args.nproc > 1:
         return run_in_parallel(args, config, run_dir)
-    reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    reporter = Reporter(args.verbose, as_json=args.as_json)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 
