@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,3 +99,8 @@ def iterate_lines(path: Path) -> Iterator[tuple[int, str]]:
             f"{path}, line {number}: {reason}; the file is no UTF-8 text. Write it as UTF-8, or "
             "read it by `recbole-pos convert --encoding=...` (spreadsheets write cp1252 and utf-16)"
         ) from error
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return whether text of this encoding is UTF-8 as it is."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii")
