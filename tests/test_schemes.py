@@ -31,13 +31,12 @@ from schemes import (
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
-from recbole_pos.layers.attention import TransformerEncoder
-from recbole_pos.layers.context import PaddedContext, SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.forward import TransformerEncoder, build_transformer_layer
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition
-from recbole_pos.position import mixing, time_buckets
-from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import Compose, ComposeInput
+from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
+from recbole_pos.position import mixing, time_intervals
+from recbole_pos.position.build import Compose, ComposeInput, build_schemes
 from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -106,7 +105,7 @@ def assert_equals_reference(
     position: Compose,
     options: dict,
     given: list[torch.Tensor],
-    ctx: SequenceContext,
+    ctx: SequenceBatch,
     rtol: float = 1e-10,
 ) -> None:
     """What attention gives for q, k and v equals the plain loops, head by head."""
@@ -213,15 +212,14 @@ def test_a_sequence_is_the_same_packed_alone_and_padded(
     kept = torch.tensor([3, 0, 19])
     torch.testing.assert_close(model(x, ctx, kept), together[kept])
     for rows in rows_of(LENGTHS):
-        alone = SequenceContext.from_lengths(
-            torch.tensor([rows.stop - rows.start]), N, ctx.times[rows], ctx.items[rows]
-        )
+        length = torch.tensor([rows.stop - rows.start])
+        alone = SequenceBatch.from_lengths(ctx.items[rows], length, N, times=ctx.times[rows])
         torch.testing.assert_close(model(x[rows], alone), together[rows], rtol=1e-9, atol=1e-9)
     real = torch.arange(N) < ctx.lengths[:, None]
     items, times = torch.zeros(real.shape, dtype=torch.long), torch.zeros(real.shape)
     filled = torch.randn(*real.shape, D)  # padding is anything
     items[real], times[real], filled[real] = ctx.items, ctx.times, x
-    padded = PaddedContext.from_rows(items, ctx.lengths, N, times)
+    padded = PaddedBatch.from_rows(items, ctx.lengths, N, times)
     out = model(filled.view(-1, D), padded)[real.view(-1)]
     torch.testing.assert_close(out, together, rtol=1e-9, atol=1e-9)
 
@@ -298,7 +296,11 @@ def test_kernels_share_factors(u: bool, low: bool, count: int) -> None:
     """BK + K(K + 1)/2 parameters (section 3.4), shared as asked; they survive saving."""
     options = {**defaults("kernel"), "kernel_u_shared": bool(u), "kernel_l_shared": bool(low)}
     schemes = [build_schemes("kernel", sizes(2, 11), options, has_attention=True) for _ in range(2)]
-    one, other = (TransformerEncoder(block(), 3, built.attention) for built in schemes)
+
+    def stack(built: Any) -> TransformerEncoder:
+        return TransformerEncoder(3, lambda: build_transformer_layer(block(), built.attention()))
+
+    one, other = map(stack, schemes)
     found = [layer.multi_head_attention.position.schemes["kernel"] for layer in one.layer]
     assert sum(p.numel() for p in {p for kernel in found for p in kernel.parameters()}) == count
     assert (found[0].U is found[2].U, found[1].L is found[2].L) == (bool(u), bool(low))
@@ -313,8 +315,8 @@ def test_layers_share_tables_and_what_depends_on_times_only(monkeypatch) -> None
         layers = Stack([name]).layers.layer
         one, two = (layer.multi_head_attention.position.schemes[name] for layer in layers)
         assert getattr(one, table) is getattr(two, table)
-    made, make = [], time_buckets.bucket_pairs
-    monkeypatch.setattr(time_buckets, "bucket_pairs", lambda *a: made.append(1) or make(*a))
+    made, make = [], time_intervals.bucket_pairs
+    monkeypatch.setattr(time_intervals, "bucket_pairs", lambda *a: made.append(1) or make(*a))
     Stack(["hstu"])(torch.randn(sum(LENGTHS), D), context())
     assert len(made) == 1
 
@@ -359,14 +361,14 @@ def test_log_bucket() -> None:
     seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
     for buckets in (1, 5, 128):
         want = [reference.log_bucket(s, buckets) for s in seconds]
-        assert time_buckets.find_bucket(torch.tensor(seconds), buckets).tolist() == want
+        assert time_intervals.find_bucket(torch.tensor(seconds), buckets).tolist() == want
 
 
 @pytest.mark.parametrize(("elements", "lanes"), [(2**20, 32), (100, 4), (1, 1)])
 def test_gradients_of_tables_over_times(monkeypatch, elements: int, lanes: int) -> None:
     """In one chunk and in several, with more lanes than events and with fewer."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
-    monkeypatch.setattr(time_buckets, "LANES", lanes)
+    monkeypatch.setattr(time_intervals, "LANES", lanes)
     position, ctx, q = scheme("hstu", 2), context(), torch.randn(len(LENGTHS), 2, N, D // 2)
     g = torch.randn(len(LENGTHS), 2, N, N).tril()
     got = torch.autograd.grad((position.bias(q, q, ctx) * g).sum(), [position.time])

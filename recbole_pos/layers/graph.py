@@ -1,9 +1,9 @@
 """Sessions as graphs: a node for each item, an edge for every transition; and layers over them.
 
 PosRec, section 4.3.1 (graph) and 4.3.2 (anchors, gated messages); FGNN (weighted attention,
-Set2Set). Shapes as in ``context.py``, with k nodes in the batch, packed session by session, n nodes
-in the largest session, a anchors in the batch, and h heads that have all d columns each. As in
-PosRec a transition of an item to itself is an edge like any other.
+Set2Set). Shapes as in ``sequence_batch.py``, with k nodes in the batch, packed session by session,
+n nodes in the largest session, a anchors in the batch, and h heads that have all d columns each. As
+in PosRec a transition of an item to itself is an edge like any other.
 
 References:
     Ruihong Qiu et al. "Exploiting Positional Information for Session-based Recommendation."
@@ -20,24 +20,25 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 @dataclass(frozen=True)
 class SessionGraph:
     """Weighted directed graphs of b sessions. Built with :meth:`build`."""
 
-    events: SequenceContext  # of the m interactions
-    nodes: SequenceContext  # of the k nodes; those of a session in order of their items
-    items: Tensor  # [k] int64
+    events: SequenceBatch  # the m interactions
+    nodes: SequenceBatch  # the k nodes as if they were interactions, in order of their items
     first: Tensor  # [k] int64, interactions of the session before the node's first appearance
     age: Tensor  # [k] int64, interactions of the session after the node's last appearance
     count: Tensor  # [k] int64, appearances
     alias: Tensor  # [m] int64, the node of each interaction
 
     @classmethod
-    def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
-        """Build the graphs of packed item ids [m]; every distinct item of a session is a node."""
+    def build(cls, batch: SequenceBatch) -> SessionGraph:
+        """Build the graphs of a batch's sessions; every distinct item of a session is a node."""
+        items = batch.items
+        events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
         code = events.row * (items.max() + 1) + items  # by session, then by item
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
@@ -49,8 +50,9 @@ class SessionGraph:
         lengths = torch.bincount(events.row[first], minlength=events.batch_size)
         return cls(
             events=events,
-            nodes=SequenceContext.from_lengths(lengths, events.max_length),
-            items=items[first],
+            nodes=SequenceBatch.from_lengths(
+                items[first], lengths, batch.max_length, features=batch.features
+            ),
             first=events.index[first],
             age=events.age[last],
             count=count,
@@ -196,7 +198,7 @@ class PGGNN(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
         """Update nodes [k, d] by messages with weights [b, 2, n, n] (``weigh_neighbours``)."""
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
@@ -229,7 +231,7 @@ class WGAT(nn.Module):
             nn.init.xavier_uniform_(head)
         nn.init.xavier_uniform_(self.attention)
 
-    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
         """Return nodes [k, d] updated by attention.
 
         ``weights`` [b, n, n] has the weight of the edge to node i (row) from node j (column), 0 for
@@ -267,7 +269,7 @@ class GRUSet2Set(nn.Module):
         self.steps = steps
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, nodes: SequenceBatch) -> Tensor:
         """Return the summary q* [b, 2d] of every session's nodes [k, d]."""
         block = nodes.pad(x, "start")
         query = x.new_zeros(nodes.batch_size, x.size(1))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.row_gradients import make_row_gradient
+from recbole_pos.layers.item_table import make_row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 

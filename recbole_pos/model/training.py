@@ -10,12 +10,11 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import BatchRequirements, SequenceBatch
+from recbole_pos.data.batch import BatchRequirements
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.item_table import ItemTable
+from recbole_pos.layers.item_table import LARGE, ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import LARGE
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import CAUSAL_BUILTINS
 from recbole_pos.values import Options
@@ -42,7 +41,7 @@ class RecBoleAdapter:
 
     def requirements(self) -> BatchRequirements:
         """Return the form of batches that the model needs."""
-        return BatchRequirements(pack=getattr(self.model, "pack_rows", None))
+        return BatchRequirements(pack=getattr(self.model, "pack", None))
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
@@ -63,16 +62,18 @@ class NativeAdapter(RecBoleAdapter):
             windows=True,
             causal=model.causal,
             times=model.needs_time,
+            seconds=model.time_unit,
+            max_length=model.max_seq_length,
             requests=model.reads_request,
             log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
-            pack=model.pack_rows if self._can_pack() else None,
+            pack=model.pack if self._can_pack() else None,
         )
 
     def _can_pack(self) -> bool:
         """Return whether rows may be packed as windows, since no other package changes the loss."""
-        methods = ("calculate_loss", "window_loss", "compute_states", "forward", "after")
+        methods = ("calculate_loss", "pack", "prepare")
         modules = {getattr(type(self.model), name).__module__ for name in methods}
         return all(module.startswith("recbole_pos.") for module in modules)
 
@@ -145,14 +146,10 @@ class EveryPosition(RecBoleAdapter):
 
 def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the states [k, d] before the targets of windows, of one of ``CAUSAL_BUILTINS``."""
-    ctx = SequenceContext.from_lengths(
-        batch.lengths, batch.width, items=batch.items, width=batch.width
-    )
-    items = ctx.pad(batch.items, "start")  # padded on the right, as RecBole's histories
+    items = batch.pad(batch.items, "start")  # padded on the right, as RecBole's histories
 
     def gather_all(output: Tensor, _newest: Tensor) -> Tensor:
-        states = ctx.unpad(output, "start")
-        return states if batch.positions is None else states[batch.positions]
+        return batch.take_queries(batch.unpad(output, "start"))
 
     model.gather_indexes = gather_all  # hides the method of the class
     try:

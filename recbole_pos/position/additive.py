@@ -11,7 +11,7 @@ interactions while the one that predicts has none; PosRec trains on each prefix 
 own example.
 
 Entries of the fixed ones are of size 1, so item vectors should be too: ``embedding_scale: True``.
-Shapes as in ``layers/context.py``.
+Shapes as in ``layers/sequence_batch.py``.
 
 Reference:
     Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
@@ -25,8 +25,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions, InputPosition
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionEncoding(InputPosition):
@@ -51,8 +51,8 @@ class PositionEncoding(InputPosition):
         """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""
         return self.rows(position, length - 1 - position, length)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        return x + self.rows(ctx.index, ctx.age)
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        return x + self.rows(batch.index, batch.age)
 
 
 def make_table(dimensions: Dimensions, width: int) -> nn.Parameter:

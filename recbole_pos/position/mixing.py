@@ -1,6 +1,6 @@
 """Two replacements of dot-product attention that FPARec is compared with (its section 4.2).
 
-Shapes as in ``layers/context.py``.
+Shapes as in ``layers/sequence_batch.py``.
 
 References:
     Angelos Katharopoulos et al. "Transformers are RNNs: Fast Autoregressive Transformers with
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 CHUNK = 64  # interactions of a chunk in ``sum_past``
 
@@ -29,15 +29,15 @@ class LinearAttention(AttentionPosition):
     """
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
         # as a further value column, ones sum to the denominator
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = ctx.pad(features, ctx.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
+        block = batch.pad(features, batch.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.any_alignment)
+        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), batch.any_alignment)
         # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
@@ -108,11 +108,11 @@ class TokenMixing(AttentionPosition):
         nn.init.xavier_uniform_(self.W2)
 
     def attend(
-        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
-        block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
-        t = ctx.block_width("end")
+        block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+        t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))
         mixed = (self.W2[-t:, -t:].tril() @ dropout(hidden)).view(block.shape)
-        return ctx.unpad(mixed, "end", time_major=True)
+        return batch.unpad(mixed, "end", time_major=True)

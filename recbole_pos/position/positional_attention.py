@@ -7,7 +7,7 @@ padding mask m, the normalised attention over real interactions is
 
 which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Sequences are
 aligned at the end: the newest interaction has the last row of the position matrix, and a batch uses
-the last t rows and columns. Shapes as in ``layers/context.py``.
+the last t rows and columns. Shapes as in ``layers/sequence_batch.py``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext, future_mask
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionalAttention(AttentionPosition):
@@ -33,21 +33,21 @@ class PositionalAttention(AttentionPosition):
         raise NotImplementedError
 
     def attend(
-        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            weights = self.weights(ctx.block_width("end"))
+            weights = self.weights(batch.block_width("end"))
             value = value.to(weights.dtype)
-            mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
-            out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
+            mixed = self._mix(dropout(weights), batch.pad(value, "end", time_major=True))
+            out = batch.unpad(mixed, "end", time_major=True)  # [m, h, e]
             if not self.normalised:
                 return out
-            if ctx.is_full:
-                total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
+            if batch.is_full:
+                total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
             else:
-                is_real = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
-                total = (weights @ is_real).flatten(1)[:, ctx.slots("end", time_major=True)]
+                is_real = batch.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
+                total = (weights @ is_real).flatten(1)[:, batch.slots("end", time_major=True)]
             # not 0: all weights of a short sequence may underflow beside those of a long one
             return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
@@ -171,6 +171,6 @@ class RotaryPosition(AttentionPosition):
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
 
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        cos, sin = self.cos[ctx.index, None], self.sin[ctx.index, None]
+    def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos[batch.index, None], self.sin[batch.index, None]
         return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)

@@ -13,7 +13,7 @@ with frequencies w^p of order and w^t of time, positive scales a and b, and a ga
 
 A key turns by the time of its interaction. So does a query, or, with ``request_time: target``, by
 the time of the request that it answers: t_{n+1} for the state after interaction n. Shapes as in
-``layers/context.py``; the planes of a head are e / 2.
+``layers/sequence_batch.py``; the planes of a head are e / 2.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.rotary import (
     FrequencyBank,
     base_form,
@@ -66,31 +66,31 @@ class AngularPosition(AttentionPosition):
     time_unit: str
     cache_key: tuple | None = None
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
+    def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle of every plane, [m, h or 1, e / 2] float64."""
         raise NotImplementedError
 
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        key_turns = self._cached_turns(ctx)
-        query_turns = key_turns if ctx.request is ctx else self._cached_turns(ctx.request)
+    def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        key_turns = self._cached_turns(batch)
+        query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
 
-    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the cosines and the sines of the angles, [m, h or 1, e / 2] each."""
-        angle = self.angles(ctx).to(torch.get_default_dtype())
+        angle = self.angles(batch).to(torch.get_default_dtype())
         return angle.cos(), angle.sin()
 
-    def _cached_turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def _cached_turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return :meth:`turns`, computed once per batch if they depend on no parameter."""
         if self.cache_key is None:
-            return self.turns(ctx)
+            return self.turns(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
-        return ctx.cached(key, lambda: self.turns(ctx))
+        return batch.cached(key, lambda: self.turns(batch))
 
-    def time(self, ctx: SequenceContext) -> Tensor:
+    def time(self, batch: SequenceBatch) -> Tensor:
         """Return [m] float64 the time since the sequence's oldest interaction, in ``time_unit``."""
         # times may count from any point: products depend on the difference of two times only
-        return ctx.elapsed / SECONDS[self.time_unit]
+        return batch.elapsed / SECONDS[self.time_unit]
 
 
 class BankRotaryPosition(AngularPosition):
@@ -108,8 +108,8 @@ class BankRotaryPosition(AngularPosition):
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
         self.cache_key = None if list(bank.parameters()) else cache_key
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
-        return make_angles(self.time(ctx), self.bank())[:, None]
+    def angles(self, batch: SequenceBatch) -> Tensor:
+        return make_angles(self.time(batch), self.bank())[:, None]
 
     @torch.no_grad()
     def time_periods(self) -> Tensor:
@@ -208,13 +208,13 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
         self.cache_key = (*rote_bases, *rote_weights)
 
-    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the weighted sums over levels of cosines and of sines, [m, 1, e / 2] each.
 
         They rotate and stretch a pair as the weighted sum of its rotations does.
         """
-        assert ctx.times is not None  # because of ``needs_time``
-        days = ctx.times / SECONDS["days"]
+        assert batch.times is not None  # because of ``needs_time``
+        days = batch.times / SECONDS["days"]
         angles = [make_angles(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
         levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
@@ -329,11 +329,11 @@ class TimeOrderRotaryPosition(AngularPosition):
             order, time = (1 - share) * order, share * time
         return order, time
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
+    def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
         order_frequency, time_frequency = self.frequencies()
-        order = make_angles(ctx.index.double(), order_frequency)
-        time = make_angles(self.time(ctx), time_frequency)
+        order = make_angles(batch.index.double(), order_frequency)
+        time = make_angles(self.time(batch), time_frequency)
         has_both = order.size(-1) > 0 and time.size(-1) > 0
         if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)

@@ -16,25 +16,117 @@ half of the pairs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from recbole_pos.data.attributes import read_column
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
-from recbole_pos.layers.relations import BatchRelations, SparseProduct
-from recbole_pos.relations.declare import POSITION, TIME, Relation
 from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
 from recbole_pos.relations.tables import (
+    POSITION,
+    TIME,
+    Relation,
     RelationTable,
     build_table,
     build_user_table,
     describe_empty,
-    read_column,
 )
+
+
+@dataclass(frozen=True)
+class SparseProduct:
+    """A constant sparse matrix [rows, cols] that multiplies dense ones, [cols, d] to [rows, d].
+
+    Entries are kept by rows and, for the gradient, by columns: those of row r begin at offset[r],
+    each with its column in ``index`` and its value in ``weight``. ``embedding_bag`` sums the rows
+    in a twentieth of the time of torch's own sparse product on a CPU.
+    """
+
+    index: Tensor
+    offset: Tensor
+    weight: Tensor
+    back_index: Tensor
+    back_offset: Tensor
+    back_weight: Tensor
+
+    @classmethod
+    def build(
+        cls,
+        row: np.ndarray,
+        col: np.ndarray,
+        weight: np.ndarray,
+        num_rows: int,
+        num_cols: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> SparseProduct:
+        """Build the matrix [num_rows, num_cols] from its entries [E], sorted by row."""
+
+        def compute_offsets(index: np.ndarray, size: int) -> Tensor:
+            """Return [size] the index of the first entry of each row (or column)."""
+            counts = np.bincount(index, minlength=size)
+            return torch.from_numpy(np.cumsum(counts) - counts).to(device)
+
+        by_col = np.argsort(col, kind="stable")
+        return cls(
+            torch.from_numpy(col).to(device),
+            compute_offsets(row, num_rows),
+            torch.from_numpy(weight).to(device, dtype),
+            torch.from_numpy(row[by_col]).to(device),
+            compute_offsets(col, num_cols),
+            torch.from_numpy(weight[by_col]).to(device, dtype),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the product [rows, d] with x [cols, d]."""
+        return _Product.apply(x, self)
+
+
+class _Product(torch.autograd.Function):
+    """The product with a :class:`SparseProduct`, with a gradient to the dense factor only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
+        ctx.matrix = matrix
+        return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        matrix = ctx.matrix
+        return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
+
+
+def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """Return the sums of weighted rows of x for entries as in :class:`SparseProduct`."""
+    weight = weight.to(x.dtype)
+    return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
+
+
+@dataclass(frozen=True)
+class BatchRelations:
+    """The relations of one batch, its ``extras``.
+
+    Attributes:
+        heads: multiplies [m, d] by [M m, m], the stacked normalised relations of items and
+            behaviour; None without such relations.
+        users: multiplies [m, d] by Norm(R^U) [m, m] from position to position, which relates
+            interactions of one column of the block; None without the relation.
+        edges: E, the number of entries in ``heads``.
+    """
+
+    heads: Callable[[Tensor], Tensor] | None
+    users: Callable[[Tensor], Tensor] | None
+    edges: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +207,7 @@ class NumberRelation:
         if self.origin == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.origin == TIME:
-            return lookup.times[events] * lookup.seconds
+            return lookup.times[events]
         assert self.values is not None
         return take_or_fill(self.values, events, np.nan)
 
@@ -189,12 +281,13 @@ class RelationLookup:
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
-        self.seconds, self.default_self_relation = seconds, default_self_relation
+        self.default_self_relation = default_self_relation
         users, is_trained = log.users.numpy(), dataset.part == TRAIN
         self.users: Column = users
         self.is_trained: Column = is_trained
         self.items: Column = log.items.numpy()
-        self.times: Column = log.times.numpy()
+        times = log.times.numpy()
+        self.times: Column = times if seconds == 1 else times * seconds
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
         # training interactions of a user come before the held-out ones
@@ -232,7 +325,7 @@ class RelationLookup:
         Args:
             items: [m] int64 items of their histories, packed.
             lengths: [b] int64 number of interactions of each history.
-            times: [m] float64 times of the interactions, or None if no relation reads them.
+            times: [m] float64 seconds of the interactions, or None if no relation reads them.
         """
         times = np.zeros(len(items)) if times is None else times
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
@@ -247,6 +340,12 @@ class RelationLookup:
         }.items():
             setattr(extended, name, ExtendedColumn(getattr(self, name), column))
         return extended
+
+    def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
+        """Return [n] bool, whether the user's next interaction in the log is of training."""
+        following = np.minimum(events + 1, self.num_events - 1)
+        is_same_user = (following > events) & (self.users[following] == self.users[events])
+        return is_same_user & self.is_trained[following]
 
     def pack_windows(
         self, events: np.ndarray, lengths: np.ndarray, is_source: np.ndarray, linked: bool
