@@ -12,7 +12,6 @@ import torch
 from shop import (
     RELATIONS,
     SIZES,
-    Cells,
     all_windows,
     encode,
     find,
@@ -195,26 +194,6 @@ def test_relations_of_a_batch(folder: Path) -> None:
         mix = layer.multi_head_attention.relation_mix
         assert torch.equal(mix, torch.full_like(mix, 1 / 8))
         assert layer.user_gate is None or layer.user_gate == 0  # and without other users
-
-
-def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) -> None:
-    """Section 3.1.3: by every later event of another user of the country, in any window."""
-    made = open_shop(folder, relations=["country"], top_k=1000)
-    rows, cells = all_windows(made), Cells(made.dataset, tables())
-    order, _, users = find(made.model, rows)
-    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
-    events = range(len(place))
-    want = {
-        (i, j)
-        for i in events
-        for j in events
-        if order.user[i] != order.user[j] and place[i] == place[j]
-        if country[i] == country[j] is not None and order.rank[j] < order.rank[i]
-    }
-    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
-    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
-    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
-    assert any(left[i] != left[j] for i, j in want)  # from the newest event they would be others
 
 
 def test_every_parameter_has_a_gradient(folder: Path) -> None:

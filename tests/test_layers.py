@@ -160,16 +160,6 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
         torch.testing.assert_close(compute(elements), whole)
 
 
-@torch.no_grad()
-def test_a_scheme_without_projections_mixes_the_inputs() -> None:
-    position, _ = composed(["token_mixing"], 2, N, D, {})
-    layer, ctx = MultiHeadAttention(block(output=False), position).eval(), context()
-    x = torch.randn(sum(LENGTHS), D)
-    value = x.view(-1, 2, D // 2)
-    want = position.attend(None, None, value, ctx, layer.attn_dropout).flatten(1)
-    torch.testing.assert_close(layer.attention(x, ctx), want)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["nope", "t5", "hstu"])  # no bias, one for all, one a sequence
 @pytest.mark.parametrize("elements", [9 * 50, 9 * 50 - 1, 2 * 50])
@@ -221,14 +211,6 @@ def test_dropout_keeps_the_expectation(p: float) -> None:
     kept = (out > 0).double().view(-1, 8)
     assert (torch.corrcoef(kept.T) - torch.eye(8)).abs().max() < 0.01
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
-
-
-def test_toeplitz_matrix() -> None:
-    """Weight i - j at [i, j]; zeros above the diagonal and past the band."""
-    for t, band in ((1, 1), (5, 2), (7, 7), (3, 9)):
-        weight = torch.randn(band)
-        for i, row in enumerate(toeplitz_matrix(weight, t).tolist()):
-            assert row == [weight[i - j] if 0 <= i - j < band else 0 for j in range(t)]
 
 
 @pytest.mark.parametrize("t", [33, 64, 101])

@@ -156,14 +156,6 @@ def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int)
     assert torch.equal(loss, got) and (by_item[0] == 0).all()
 
 
-@pytest.mark.parametrize(("n_buckets", "mix_x"), [(1, True), (4, False)])
-def test_sce_is_exact_when_buckets_hold_everything(n_buckets: int, mix_x: bool) -> None:
-    hidden, weight, targets, _ = example(m=150)
-    options = {"n_buckets": n_buckets, "bucket_size_x": 150, "bucket_size_y": 22, "mix_x": mix_x}
-    got = sampled.scalable_cross_entropy(hidden, weight, targets, **options)
-    compare(got, cross_entropy(hidden, weight, targets), hidden, weight)
-
-
 def test_ties_share_the_gradient() -> None:
     hidden, weight, targets, buckets = example()
     once, twice = (

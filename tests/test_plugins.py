@@ -16,7 +16,6 @@ from own_models import GRU, MODULE, REGISTER, config_of, options
 from recbole.model.abstract_recommender import SequentialRecommender
 from recbole.model.sequential_recommender import SASRec
 from recbole.utils import get_model, get_trainer
-from recbole_pos.model.fparec import FPARec
 from torch import nn
 
 import recbole_pos
@@ -28,7 +27,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import launch
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import ADDED, ensure_registered
-from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.sasrec import FPARec, PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 

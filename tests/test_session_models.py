@@ -21,7 +21,13 @@ from session_logs import CUT, file_phases, session_log
 from shop import shaken
 
 from recbole_pos.config.options import find_option
-from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
+from recbole_pos.layers.graph import (
+    Anchors,
+    SessionGraph,
+    average_weights,
+    count_distances,
+    weigh_neighbours,
+)
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.session_baselines import find_nearest_items, find_reachable_items
 
@@ -103,7 +109,8 @@ def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
 def test_messages_equal_loops(many, with_anchors: bool, overlap: str, own: float, mean) -> None:
     graph = SessionGraph.build(packed(many))
     anchors = Anchors.build(graph) if with_anchors else None
-    found = weigh_neighbours(graph, anchors, overlap, own, mean)
+    found = weigh_neighbours(graph, graph.transitions, anchors, overlap, own)
+    found = average_weights(found) if mean else found
     for row, events in enumerate(many):
         place = {i: int(graph.nodes.index[node]) for i, node in nodes_of(graph, row).items()}
         want = reference.message_weights(events, with_anchors, overlap, own, mean)

@@ -57,10 +57,6 @@ class Dropout(nn.Module):
         words = torch.empty((num_elements + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
         return words.view(torch.uint8)[:num_elements].view(shape) >= self.threshold
 
-    def extra_repr(self) -> str:
-        """Return the probability, as ``print(model)`` shows it."""
-        return f"p={self.p}"
-
 
 def future_mask(t: int, device: torch.device) -> Tensor:
     """Return [t, t] boolean, True where the key (column) is newer than the query (row)."""

@@ -7,11 +7,11 @@ E [items, d] are the item vectors, h heads have e = d / h columns each.
     (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
     (3)  o  = softmax( M + B( R q . U^T (R k) ) ) . L v       every head     [m, h, e]
     (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
-    (5)  s  = LayerNorm(x) at the queries                     states         [k, d]
-    (6)  z  = s E^T                                           scores         [k, items]
+    (5)  s  = LayerNorm(x) at the queries                     states         [queries, d]
+    (6)  z  = s E^T                                           scores         [queries, items]
     (7)  loss = mean of -log softmax(z)[target]                              scalar
 
-q, k, v = W_Q n, W_K n, W_V n with n = LayerNorm(x). P, R, U, B and L are the hooks of position
+q, k and v are W_Q, W_K and W_V times LayerNorm(x). P, R, U, B and L are the hooks of position
 schemes (``hooks.py``), by default zero or the identity: P is added to the input, R rotates query
 and key, U mixes keys and L values with older interactions, B adds a bias to the dot products over
 sqrt(e). M hides newer interactions. This is with ``norm: pre``; ``post`` normalises sums instead.
@@ -49,18 +49,18 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [k, d] of a batch's queries by the ``encode`` of any model (steps 1 to 5).
+    """Return the states [queries, d] of a batch by the ``encode`` of any model (steps 1 to 5).
 
     Raises:
         UsageError: if the ``encode`` of a custom model returns anything else.
     """
     weight = model.item_embedding.weight
-    shape = len(batch), model.item_embedding.embedding_dim
+    shape = batch.num_queries, model.item_embedding.embedding_dim
     return require_result(model.encode(batch), weight.dtype, shape, model, "encode")
 
 
 def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [k, d] of a batch's queries: the ``encode`` of PosSASRec (steps 1 to 5)."""
+    """Return the states [queries, d] of a batch as PosSASRec encodes it (steps 1 to 5)."""
     x = model.embed(batch)  # E[items], with features of interactions and users, [m, d]
     if model.scale != 1:
         x = x * model.scale  # sqrt(d), for embedding_scale
@@ -89,7 +89,7 @@ class TransformerEncoder(nn.Module):
         self.layer = nn.ModuleList(build_layer() for _ in range(n_layers))
 
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
-        """Apply all layers to x [m, d]; return all states, or those at packed ``queries`` [k]."""
+        """Apply all layers to x [m, d]; return all states, or those at packed ``queries``."""
         *first, last = self.layer
         for layer in first:
             x = layer(x, batch)
@@ -105,7 +105,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
-        """Apply the layer to x [m, d]; return all states, or those at packed ``queries`` [k]."""
+        """Apply the layer to x [m, d]; return all states, or those at packed ``queries``."""
         x = self.multi_head_attention(x, batch)
         return self.feed_forward(x if queries is None else x[queries])
 
@@ -236,7 +236,7 @@ class FeedForward(nn.Module):
 
 
 def score_items(states: Tensor, item_vectors: Tensor) -> Tensor:
-    """Return the scores s E^T [k, items] of every item at each query (6; FPARec, equation 10)."""
+    """Return the scores z = s E^T [queries, items] (step 6; FPARec, equation 10)."""
     return states @ item_vectors.t()
 
 

@@ -76,7 +76,8 @@ class SessionGraph:
         session = self.events.row
         node = self.nodes.index[self.alias]
         flat_index = (session[:-1] * n + node[:-1]) * n + node[1:]
-        is_edge = self.events.follows[1:].to(torch.get_default_dtype())  # 0 between two sessions
+        follows = self.events.index[1:] > 0  # the interaction before is of the same session
+        is_edge = follows.to(torch.get_default_dtype())
         return is_edge.new_zeros(b * n * n).index_add_(0, flat_index, is_edge).view(b, n, n)
 
 
@@ -100,42 +101,46 @@ class Anchors:
 
 
 def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
-    """Count steps from nodes to all nodes of their session; edges have no weight or direction.
+    """Count the steps from some nodes to all nodes of their session.
 
-    A session is a walk through its graph, so a shortest path is made of stretches of the session,
-    and changes from one to the next where an item occurs again. A sweep along the session and back
-    relaxes all stretches of all paths; one sweep is needed for each repeated item, and one more.
+    Edges have no weight or direction here. A session is a walk through its graph, so a shortest
+    path is made of stretches of the session, and changes from one to the next where an item occurs
+    again. A sweep along the session and back relaxes all stretches of all paths; one sweep is
+    needed for each repeated item, and one more.
+
+    Args:
+        graph: graphs of b sessions.
+        start: [a] int64 nodes.
 
     Returns:
-        [a, n] int64 number of steps from the nodes ``start`` [a]; 0 at padding.
+        [a, n] int64 number of steps; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, start_index = nodes.row[start], nodes.index[start]
-    block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
-    node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], along the session and back
-    step = torch.arange(events.width, device=start.device)
-    far = 2 * events.width  # longer than any path
-    distance = torch.where(node == start_index[:, None], 0, far)
+    t = events.width
+    step = torch.arange(t, device=start.device)
+    far = 2 * t  # longer than any path
+
+    # the node at each place of the walk, n at padding; columns t.. are the walk backwards
+    walk = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t]
+    node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
+
+    distance = torch.where(node == start_index[:, None], 0, far)  # of each place from its start
     num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()  # in a session
     for _ in range(int(num_repeated) + 1):
-        paths = distance.view(len(start), 2, -1) - step
-        paths = paths.cummin(2).values.add_(step).view_as(node)
+        # along a walk: min over earlier places of their distance plus the steps since
+        reached = (distance.view(-1, 2, t) - step).cummin(2).values.add_(step).view_as(node)
+        # a node is as near as the nearest of its places
         shortest = distance.new_full((len(start), n + 1), far)
-        shortest.scatter_reduce_(1, node, paths, "amin")
-        previous = distance
-        distance = shortest.gather(1, node)
+        shortest.scatter_reduce_(1, node, reached, "amin")
+        previous, distance = distance, shortest.gather(1, node)
         if torch.equal(previous, distance):
             break
     return shortest[:, :n].masked_fill(nodes.padding[row], 0)
 
 
 def weigh_neighbours(
-    graph: SessionGraph,
-    anchors: Anchors | None,
-    overlap: str,
-    self_weight: float,
-    mean: bool,
-    counted: bool = True,
+    graph: SessionGraph, edges: Tensor, anchors: Anchors | None, overlap: str, self_weight: float
 ) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
@@ -146,47 +151,51 @@ def weigh_neighbours(
 
     Args:
         graph: graphs of b sessions.
+        edges: [b, n, n] weight of the edge from node i to node j; 0 for no edge.
         anchors: their anchors, or None for the edges only.
         overlap: weight of an anchor that is a neighbour: its ``distance`` (1), its ``edge`` (w), or
             the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.
-        mean: whether the weights a node receives are divided by their sum, in and out separately,
-            as in SR-GNN.
-        counted: whether an edge weighs its number of transitions; else 1, as in SR-GNN's code.
 
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
-    edges = graph.transitions if counted else graph.transitions.clamp(max=1)
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
-    if anchors is not None:
-        row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-        sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
-        edges = sending[row, :, index]  # [a, 2, n]
-        is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-        distances = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
-        joined = _join(edges, distances, overlap)
-        if self_weight:  # a self-transition is an edge to another appearance, not this message
-            itself = torch.arange(index.size(0), device=index.device), slice(None), index
-            joined[itself] = edges[itself] + self_weight * is_anchor[:, :, 0]
-        sending[row, :, index] = joined  # in place in ``weights``
-    if mean:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+    if anchors is None:
+        return weights
+
+    # what each anchor sends to the nodes of its session: by edges, and by its distance
+    row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+    sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
+    by_edge = sending[row, :, index]  # [a, 2, n]
+    is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
+    by_distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
+
+    if overlap == "sum":
+        joined = by_edge + by_distance
+    elif overlap == "distance":
+        joined = torch.where(by_distance > 0, by_distance, by_edge)
+    else:
+        joined = torch.where(by_edge > 0, by_edge, by_distance)
+    if self_weight:  # a self-transition is an edge to another appearance, not this message
+        itself = torch.arange(index.size(0), device=index.device), slice(None), index
+        joined[itself] = by_edge[itself] + self_weight * is_anchor[:, :, 0]
+    sending[row, :, index] = joined  # in place in ``weights``
     return weights
 
 
-def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
-    """Combine the weights [a, 2, n] of edges and of anchors, see ``weigh_neighbours``."""
-    if overlap == "sum":
-        return edges + anchors
-    preferred, other = (anchors, edges) if overlap == "distance" else (edges, anchors)
-    return torch.where(preferred > 0, preferred, other)
+def average_weights(weights: Tensor) -> Tensor:
+    """Return weights [b, 2, n, n] divided by the sum of what a node receives, as in SR-GNN.
+
+    Nodes of N_in and of N_out are averaged separately.
+    """
+    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
 
 
 class PGGNN(nn.Module):
     """One layer: messages from in- and out-neighbours, then a GRU update (equations 7 and 8).
 
-        m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
+        m_t  = W_in sum_t' w_in[t, t'] x_t'  ||  W_out sum_t' w_out[t, t'] x_t'
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
     The weights decide whether anchors are among the neighbours, see ``weigh_neighbours``.

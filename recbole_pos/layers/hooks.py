@@ -110,11 +110,11 @@ class AttentionPosition(PositionScheme):
         return None
 
     def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Mix packed keys along each sequence, K to U^T K, [m, h, e]."""
+        """Mix packed keys along each sequence, k to U^T k, [m, h, e]."""
         return k
 
     def mix_values(self, v: Tensor, batch: SequenceBatch) -> Tensor:
-        """Mix packed values along each sequence, V to L V, [m, h, e]."""
+        """Mix packed values along each sequence, v to L v, [m, h, e]."""
         return v
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:

@@ -189,7 +189,11 @@ def _count_groups(targets: Tensor, n: int) -> int:
 
 
 def _split(x: Tensor, num_groups: int, size: int) -> Tensor:
-    """Split x [m, ...] into groups of equal size, [num_groups, size, ...], filled with zeros."""
+    """Split x [m, ...] into groups of equal size, [num_groups, size, ...], filled with zeros.
+
+    Position i goes to group i modulo num_groups: 0 1 2 3 4 in two groups of three are [0 2 4] and
+    [1 3 zero].
+    """
     filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, num_groups * size - len(x)))
     return filled.view(size, num_groups, *x.shape[1:]).transpose(0, 1).contiguous()
 
@@ -375,10 +379,15 @@ class _RunningTopK:
     def select_above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return bucket, column and value, [candidates] each, of products above the k-th best.
+        """Return the products that are above the k-th best of their bucket so far.
 
-        Only ``products[bucket, column]`` of ``products`` [n, columns] are compared, if ``bucket``
-        [c, 1] and ``column`` [c, g] are set.
+        Args:
+            products: [n, columns] of n buckets.
+            bucket, column: [c, 1] and [c, g], to compare only ``products[bucket, column]``; None
+                to compare all.
+
+        Returns:
+            Bucket, column and value of each of these candidates, [candidates] each.
         """
         # ``not <=`` instead of ``>``: NaN is a candidate, so that it ends up in the loss
         if bucket is None or column is None:
@@ -390,7 +399,10 @@ class _RunningTopK:
         return buckets, columns, products[buckets, columns]
 
     def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
-        """Keep candidates, by column from row ``start`` on; merge if they outnumber the best."""
+        """Keep candidates for later, and merge them all if they outnumber the best.
+
+        Their columns are counted from row ``start`` on.
+        """
         self.deferred.append((bucket, value, column + start))
         if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
             self.merge_deferred()
@@ -494,8 +506,11 @@ class _BucketCrossEntropy(EarlyGradients):
 
 
 def _share_gradient(losses: Tensor, largest: Tensor, positions: Tensor) -> Tensor:
-    """Return the share [n, x] of losses in the gradient of their positions' ``largest`` [m]."""
-    # equal largest losses share the gradient, as torch's amax does
+    """Return how much of the gradient of a position's largest loss each loss in a bucket gets.
+
+    It is 0 for losses [n, x] that are not the ``largest`` [m] of their position. Equal largest
+    losses share the gradient, as in torch's amax.
+    """
     is_largest = (losses == largest[positions]).to(losses.dtype)
     ties = torch.zeros_like(largest)
     ties.index_add_(0, positions.flatten(), is_largest.flatten())

@@ -127,7 +127,12 @@ class SequenceBatch:
 
     def __len__(self) -> int:
         """Return k, the number of queries."""
-        return len(self.items if self.queries is None else self.queries)
+        return self.num_queries
+
+    @property
+    def num_queries(self) -> int:
+        """k; a symbol where a model is traced, of which ``len`` would make a number."""
+        return (self.items if self.queries is None else self.queries).numel()
 
     def to(self, device: torch.device) -> SequenceBatch:
         """Return the batch on a device; from pinned memory it is copied asynchronously."""
@@ -172,11 +177,6 @@ class SequenceBatch:
     def last(self) -> Tensor:
         """[b] index of the newest interaction of each history among the packed interactions."""
         return self.lengths.cumsum(0) - 1
-
-    @lazy_attribute
-    def follows(self) -> Tensor:
-        """[m] boolean, whether the interaction packed before is of the same history."""
-        return self.index > 0
 
     @lazy_attribute
     def age(self) -> Tensor:
@@ -288,13 +288,16 @@ class PaddedBatch(SequenceBatch):
         b, t = items.shape
         features = features or Features()
         # checks come first, or a tracer gives equal sizes different symbols
-        of_rows = [lengths, at, *features.events.values(), *features.users.values(), times]
-        for column in of_rows:
-            if column is not None:
-                torch._check(column.size(0) == b)
-        for column in (*features.events.values(), times):
-            if column is not None:
-                torch._check(column.size(1) == t)
+        of_interactions = [*features.events.values()]
+        if times is not None:
+            of_interactions.append(times)
+        for column in of_interactions:
+            torch._check(column.size(0) == b)
+            torch._check(column.size(1) == t)
+        for column in (lengths, *features.users.values()):
+            torch._check(column.size(0) == b)
+        if at is not None:
+            torch._check(at.size(0) == b)
         return cls(
             items=items.reshape(b * t),
             lengths=lengths,
@@ -303,7 +306,7 @@ class PaddedBatch(SequenceBatch):
             times=None if times is None else times.reshape(b * t),
             at=at,
             features=features.map(lambda x: x.reshape(b * t, *x.shape[2:])),
-            queries=torch.arange(b, device=lengths.device) * t + lengths - 1,
+            queries=torch.arange(lengths.size(0), device=lengths.device) * t + lengths - 1,
         )
 
     @property
@@ -336,10 +339,6 @@ class PaddedBatch(SequenceBatch):
     def age(self) -> Tensor:
         """[m] how many interactions of the history are newer; 0 at padding."""
         return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
-
-    @lazy_attribute
-    def follows(self) -> Tensor:
-        return (self.index > 0) & ~self.padding.reshape(-1)
 
     def block_width(self, align: Alignment) -> int:
         """Return t at the start, and n at the end, where position matrices are read whole."""

@@ -205,22 +205,27 @@ class AttrFormer(PosSASRec):
         """Return the states [k, d] of the batch's queries.
 
         A batch with relations is encoded as it is. For any other one the whole histories before its
-        newest interactions are looked up in the log, and ``inference_relations`` says whether they
-        read the bank: training interactions only, all older than a held-out target of their user.
-        Prefixes of the training part have no such guarantee, and read each other as in training.
+        newest interactions are looked up, and ``inference_relations`` says whether they read the
+        bank: training interactions only, all older than a held-out target of their user. Prefixes
+        of the training part have no such guarantee, and read each other as in training.
         """
         if batch.extras is not None:
             return super().encode(batch)
-        lookup, rows = self.lookup, batch.log_rows
-        if rows is None:  # histories that are not in the log come after it
-            given_times = None if batch.times is None else batch.times.cpu().numpy()
-            items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
-            lookup = lookup.with_histories(items, lengths, given_times)
-            rows = lookup.num_events + torch.arange(len(items))
-        newest = rows.cpu().numpy()[batch.last.cpu().numpy()]
-        if batch.log_rows is not None and lookup.is_followed_in_training(newest).any():
-            return super().encode(self.prepare(batch))
+        newest_index = batch.last.cpu().numpy()
+        if batch.log_rows is not None:
+            newest = batch.log_rows.cpu().numpy()[newest_index]
+            if self.lookup.is_followed_in_training(newest).any():
+                return super().encode(self.prepare(batch))
+            return self._encode_histories(newest, self.lookup)
 
+        # histories that are not in the log come after it
+        times = None if batch.times is None else batch.times.cpu().numpy()
+        items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
+        lookup = self.lookup.with_histories(items, lengths, times)
+        return self._encode_histories(lookup.num_events + newest_index, lookup)
+
+    def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
+        """Return the states [b, d] after the histories that end with the rows ``newest`` [b]."""
         target = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
@@ -300,7 +305,7 @@ class RelationAttention(MultiHeadAttention):
     """Self-attention with relation-augmented heads beside its own.
 
     W^O of equation 9 is in two parts, ``dense`` for the self-attention heads and ``relation_dense``
-    for the others: Concat(H^MSA, H^RAH) W^O = H^MSA W_1 + H^RAH W_2. Without relations this is the
+    for the others: Concat(H_MSA, H_RAH) W^O = H_MSA W_1 + H_RAH W_2. Without relations this is the
     backbone's attention, weights and all.
     """
 
@@ -324,7 +329,7 @@ class RelationAttention(MultiHeadAttention):
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return Concat(H^MSA, H^RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
+        """Return Concat(H_MSA, H_RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
         out = super().attention(x, batch)
         relations: BatchRelations = batch.extras
         if relations.heads is None:
@@ -332,21 +337,21 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.compute_heads(x, relations.heads))
 
     def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return H^RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8).
+        """Return H_RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8).
 
         ``multiply`` is the product with the relations, see :class:`BatchRelations`. Equation 6
         normalises the relation of each attribute, equation 7 reads as if it were their mixture.
         Here it is each attribute's, or one of many large relations would leave little of the
-        others. W^R is linear, so the mixture need not be formed: with V_j the value of head j,
+        others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
 
-            ( sum_i W_ij Norm(R_i) ) V_j  =  sum_i W_ij (Norm(R_i) V_j)
+            ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
 
         one sparse product for all heads, E M' e' multiplications, and a small dense one. The
-        relations have no gradient; W^R gets its own from the dense part. Heads have values V_j of
+        relations have no gradient; W^R gets its own from the dense part. Heads have values V_h of
         their own, as "relation dimension" (B.3) suggests.
         """
         value = self.relation_value(x)  # [m, M' e']
-        related = multiply(value)  # [M m, M' e'], Norm(R_i) V_j for each relation i, head j
+        related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r, head h
         related = related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
         return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
 
@@ -355,7 +360,7 @@ class RelationLayer(TransformerLayer):
     """One layer of AttrFormer: relation-augmented attention, feed-forward, aggregation by users.
 
     Relations of heads leave out the interaction itself, whose value the residual and self-attention
-    carry; for users it is kept. Section 3.1.3 prints H' = Norm(R^U) H, which keeps little of the
+    carry; for users it is kept. Section 3.1.3 prints x' = Norm(R^U) x, which keeps little of the
     own state: ``user_update: replace``. Added at weight 1 instead, the items of ten other users
     would stay in every state; so the weight of the aggregate is learned, from 0.
 
@@ -366,6 +371,8 @@ class RelationLayer(TransformerLayer):
         gated: whether the aggregate is added to the state with a learned weight; else it replaces
             the state.
     """
+
+    user_gate: nn.Parameter | None
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from recbole_pos.layers.graph import (
     Anchors,
     GRUSet2Set,
     SessionGraph,
+    average_weights,
     weigh_neighbours,
 )
 from recbole_pos.layers.hooks import Dimensions
@@ -115,8 +116,9 @@ class PosRec(GraphRecommender):
         # X' after the graph layers (equations 7 and 8)
         x = self.embed(nodes)  # [k, d]
         weights = weigh_neighbours(
-            graph, anchors, self.overlap, self.self_weight, mean=self.averages_messages
-        ).to(x)
+            graph, graph.transitions, anchors, self.overlap, self.self_weight
+        )
+        weights = (average_weights(weights) if self.averages_messages else weights).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, nodes)
 
@@ -170,7 +172,8 @@ class FGNN(GraphRecommender):
 
     def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        incoming = weigh_neighbours(graph, anchors, self.overlap, 0.0, mean=False)[:, 0]
+        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, 0.0)
+        incoming = by_side[:, 0]  # by N_in
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
         weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
         return weights.to(self.item_embedding.weight)

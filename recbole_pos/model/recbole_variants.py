@@ -29,7 +29,12 @@ from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
+from recbole_pos.layers.graph import (
+    Anchors,
+    SessionGraph,
+    average_weights,
+    weigh_neighbours,
+)
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import build_row_encodings
@@ -135,10 +140,10 @@ class _Anchored(_Trimmed):
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
         graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.anchors else None
-        weights = weigh_neighbours(
-            graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
-        )
-        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
+        edges = graph.transitions.clamp(max=1)  # an edge weighs 1, as in SR-GNN's code
+        weights = weigh_neighbours(graph, edges, anchors, self.overlap, self.self_weight)
+        weights = average_weights(weights).to(self.item_embedding.weight)
+        incoming, outgoing = weights.unbind(1)
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
         return (

@@ -58,7 +58,6 @@ class PosSASRec(PosRecommender):
             request_time=config["request_time"] == "target",
             attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
         )
-        self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
         self.reads_request = dimensions.request_time and schemes.reads_request

@@ -40,8 +40,8 @@ class RecBoleAdapter:
         return False
 
     def requirements(self) -> BatchRequirements:
-        """Return the form of batches that the model needs."""
-        return BatchRequirements(pack=getattr(self.model, "pack", None))
+        """Return the form of batches that the model needs, by default RecBole's rows."""
+        return BatchRequirements()
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor | tuple[Tensor, ...]]:
         """Return the loss as a function of a batch of rows or, if ``packed``, of windows."""
@@ -58,6 +58,8 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return the form of batches that the attributes of the model ask for."""
         model = self.model
+        # a custom loss of rows may read fields that a packed batch does not have
+        has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
             windows=True,
             causal=model.causal,
@@ -68,14 +70,8 @@ class NativeAdapter(RecBoleAdapter):
             log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
-            pack=model.pack if self._can_pack() else None,
+            pack=None if has_own_row_loss else model.pack,
         )
-
-    def _can_pack(self) -> bool:
-        """Return whether rows may be packed as windows, since no other package changes the loss."""
-        methods = ("calculate_loss", "pack", "prepare")
-        modules = {getattr(type(self.model), name).__module__ for name in methods}
-        return all(module.startswith("recbole_pos.") for module in modules)
 
     def can_compile(self) -> bool:
         model, config = self.model, self.config
@@ -85,9 +81,9 @@ class NativeAdapter(RecBoleAdapter):
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         """Return the loss of a batch; a class that only defines that of rows refuses windows."""
-        losses = ("window_loss", "calculate_loss")
-        newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & {*losses})
-        if packed and losses[0] not in vars(newest):
+        losses = {"window_loss", "calculate_loss"}
+        newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & losses)
+        if packed and "window_loss" not in vars(newest):
             raise UsageError(
                 f"augmentation: {newest.__name__} defines calculate_loss, the loss of rows with "
                 "one target; set augmentation: prefix, or define window_loss, the loss of windows"
@@ -140,6 +136,7 @@ class EveryPosition(RecBoleAdapter):
         return self._window_loss if packed else self.model.calculate_loss
 
     def _window_loss(self, batch: SequenceBatch) -> Tensor:
+        assert batch.targets is not None  # a training batch has targets
         states = compute_every_state(self.model, batch)
         return full_cross_entropy(states, self.model.item_embedding.weight, batch.targets)
 

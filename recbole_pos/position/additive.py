@@ -77,14 +77,16 @@ def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = 
 
 
 class CountedEncoding(PositionEncoding):
-    """Base of encodings from a table ``weight`` [n, w] with a slice of columns for each count.
+    """Base of encodings that are rows of a table, found by counting interactions.
 
-    Added slices have d columns each. Otherwise slices side by side are the d columns of P; of two
-    halves the first is the wider one if d is odd.
+    The table ``weight`` [n, w] has a slice of columns for each count. Slices are added, with d
+    columns each, or they stand side by side and are the d columns of P together. Of two halves the
+    first is the wider one if d is odd.
 
     Attributes:
-        counts: the count that indexes each slice: ``forward`` is pos; ``backward`` is l - pos - 1,
-            and ``newest`` the same from the last row up; ``length`` is l, with l = 1 in row 0.
+        counts: what gives the row of each slice: ``forward`` is pos, the number of older
+            interactions; ``backward`` is l - pos - 1, that of newer ones; ``newest`` is the same
+            from the last row up; ``length`` is l, with l = 1 in row 0.
         added: whether slices are added.
         widths: columns of each slice.
     """

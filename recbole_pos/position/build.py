@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -29,18 +29,43 @@ from recbole_pos.values import Options, shown
 HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias": "logits"}
 
 
-@dataclass(frozen=True)
 class Schemes:
-    """The schemes of one model, and whether any of them needs times or reads their requests.
+    """The schemes of one model: one encoding of its input, and a scheme for each layer.
 
-    ``assume_order`` are the names of those that need times which never fall along a history.
+    Attributes:
+        input: the encoding of the input.
+        needs_time, reads_request: whether any scheme reads times, or times of requests.
+        assume_order: names of the schemes that need times which never fall along a history.
     """
 
-    input: InputPosition
-    attention: Callable[[], AttentionPosition]  # builds the scheme of the next layer
-    needs_time: bool
-    reads_request: bool
-    assume_order: list[str]
+    def __init__(
+        self, classes: Mapping[str, type[PositionScheme]], dimensions: Dimensions, options: Options
+    ) -> None:
+        """Build the encoding of the input from the classes of the schemes, by name."""
+        self.classes, self.dimensions, self.options = classes, dimensions, options
+        self._layers: list[Compose] = []  # schemes of the layers so far
+        inputs = self._build(InputPosition, layer=0)
+        self.input = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
+        self.needs_time = any(cls.needs_time for cls in classes.values())
+        self.reads_request = any(cls.reads_request for cls in classes.values())
+        self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
+
+    def attention(self) -> AttentionPosition:
+        """Build and return the scheme of the next layer, which may share tables with the first."""
+        scheme = Compose(self._build(AttentionPosition, len(self._layers)))
+        self._layers.append(scheme)
+        if len(self._layers) > 1:
+            scheme.share_with(self._layers[0])
+        return scheme
+
+    def _build(self, base: type[PositionScheme], layer: int) -> dict[str, Any]:
+        """Build the schemes of a layer that subclass ``base``, by name."""
+        dimensions = replace(self.dimensions, layer=layer)
+        return {
+            name: cls(dimensions, **{key: self.options[key] for key in cls.options})
+            for name, cls in self.classes.items()
+            if issubclass(cls, base)
+        }
 
 
 def build_schemes(
@@ -63,8 +88,7 @@ def build_schemes(
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
             scheme inside attention for a model that has none.
     """
-    names = scheme_names(position)
-    classes: dict[str, type[PositionScheme]] = {name: SCHEMES[name] for name in names}
+    classes = {name: SCHEMES[name] for name in scheme_names(position)}
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
@@ -74,31 +98,7 @@ def build_schemes(
             "has no attention; leave it out, or pass has_attention=True to build_schemes in a "
             "model that calls schemes.attention in each layer"
         )
-
-    def build_all(base: type[PositionScheme], layer: int = 0) -> dict[str, Any]:
-        """Return name -> scheme of a layer, for the named schemes that subclass ``base``."""
-        layer_dimensions = replace(dimensions, layer=layer)
-        schemes = {}
-        for name, cls in classes.items():
-            if issubclass(cls, base):
-                scheme_options = {key: options[key] for key in cls.options}
-                schemes[name] = cls(layer_dimensions, **scheme_options)
-        return schemes
-
-    layers: list[Compose] = []
-
-    def build_attention() -> AttentionPosition:
-        layers.append(Compose(build_all(AttentionPosition, len(layers))))
-        if len(layers) > 1:
-            layers[-1].share_with(layers[0])
-        return layers[-1]
-
-    inputs = build_all(InputPosition)
-    encoding = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
-    needs_time = any(cls.needs_time for cls in classes.values())
-    reads_request = any(cls.reads_request for cls in classes.values())
-    assume_order = [name for name, cls in classes.items() if cls.assumes_order]
-    return Schemes(encoding, build_attention, needs_time, reads_request, assume_order)
+    return Schemes(classes, dimensions, options)
 
 
 def build_row_encodings(
@@ -223,6 +223,7 @@ class Compose(AttentionPosition):
         """Return the output [m, h, e] of the scheme that replaces attention; None without one."""
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, batch, dropout)
+            # without all projections there is no dot product to fall back to
             must_replace = replaces_attention(type(scheme)) and scheme.projections != PROJECTIONS
             if out is not None or must_replace:
                 return require_result(out, value.dtype, value.shape, scheme, "attend")

@@ -1,9 +1,9 @@
 """The positional kernel C = UL inside attention (Nabiev and Frolov, section 3).
 
-Equation 9 reads softmax((Q K^T U) / sqrt(d) under the causal mask) L V, with U upper and L lower
-triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V),
-and both factors are lower-triangular matrices that mix a sequence with its past (U^T for keys, L
-for values). Shapes as in ``layers/sequence_batch.py``.
+Equation 9 reads softmax( M + q k^T U / sqrt(d) ) L v, with U upper and L lower triangular. Since
+(q k^T) U = q (U^T k)^T, it is scaled-dot-product attention on q, U^T k and L v, and both factors
+are lower-triangular matrices that mix a history with its past (U^T for keys, L for values). Shapes
+as in ``layers/sequence_batch.py``.
 
 Rows and columns count from the newest interaction, as with the authors' padding on the left: a
 sequence of t interactions uses the last t rows and columns. For a Toeplitz factor that makes no
@@ -143,9 +143,15 @@ FFT_LENGTH = 768
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band."""
-    # The same weights in every row, read as rows that are one longer, shift by a column per row.
-    # No index is used, so that the gradient is a plain sum.
+    """Return the matrix [t, t] that has ``weight[i - j]`` at [i, j], and zero where there is none.
+
+    For weights a, b and t = 3 it is [[a, 0, 0], [b, a, 0], [0, b, a]].
+    """
+    # No index is used, so that the gradient is a plain sum. The weights of a row are 0 0 a b 0, the
+    # same in each of t rows. Read with one number more in a row, each row shifts by one column:
+    #     0 0 a b 0 0        a 0 0   (its first t columns, reversed)
+    #     0 a b 0 0 0   ->   b a 0
+    #     a b 0 . . .        0 b a
     padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)

@@ -51,7 +51,9 @@ def sum_past(
 ) -> Tensor:
     """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
-    Pairs within a chunk are a masked product; earlier chunks are summed as states k v^T.
+    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. What
+    comes from earlier chunks is q_i times the sum of their states k v^T, [f, w], so that the cost
+    grows with t and not with its square.
 
     Args:
         q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
@@ -59,13 +61,16 @@ def sum_past(
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
     """
+    # cut into chunks, [b, h, num_chunks, size, ...]
     t = v.size(2)
     size = min(chunk or CHUNK, t)
     num_chunks = (t + size - 1) // size
     filled = num_chunks * size - t  # columns that fill up the last chunk
     shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
-    weights = q @ k.transpose(-1, -2)
+    weights = q @ k.transpose(-1, -2)  # of pairs within a chunk
+
+    # the states of each chunk, and their sums over earlier chunks
     if log_decays is None:
         past_q = q
         state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
@@ -85,6 +90,7 @@ def sum_past(
         carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
         past_state = (carried @ state.flatten(3)).view_as(state)
         past_q = q * decay(a - start)[..., None]
+
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 

@@ -21,7 +21,7 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
-    """Return RoFormer's bank scale * base^(-k / planes), [planes] float64 (TO-RoPE, eq. 3)."""
+    """Return RoFormer's bank scale * base^(-c / planes), [planes] float64 (TO-RoPE, eq. 3)."""
     return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
 
 
@@ -59,10 +59,10 @@ class FrequencyBank(nn.Module):
 
     Args:
         start: [planes] float64 fresh frequencies; if empty, nothing is learned.
-        learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
+        learn: ``fixed``; ``ladder``, learned and always falling (w_c = w_(c-1) / e^s_c, s_c > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_k and b_k. Scaled frequencies need not fall, even with a ladder.
+            paper's a_c and b_c. Scaled frequencies need not fall, even with a ladder.
     """
 
     start: Tensor  # exists only if frequencies are fixed
@@ -154,7 +154,7 @@ def count_planes(dimensions: Dimensions, scheme: str) -> int:
 class RotaryPosition(AttentionPosition):
     """Rotary positions, (R_i q_i) . (R_j k_j) (Su et al., RoFormer, 2021).
 
-    The pair number l of a head turns by position * base^(-2l/e).
+    Plane c of a head turns by position * base^(-2c/e).
 
     Args:
         rope_base: the base.

@@ -111,7 +111,10 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(batch: SequenceBatch, num_buckets: int) -> Tensor:
-    """Return [b, t, t] int32 buckets of t_i - t_j, as indices into LANES tables end to end."""
+    """Return the buckets [b, t, t] int32 of t_i - t_j, as indices into LANES tables end to end.
+
+    See :func:`look_up_intervals`.
+    """
     keys = torch.arange(batch.width, dtype=torch.int32, device=batch.lengths.device)
     table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
     return map_spans(batch, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
@@ -120,10 +123,17 @@ def bucket_pairs(batch: SequenceBatch, num_buckets: int) -> Tensor:
 def map_spans(
     batch: SequenceBatch, function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return an elementwise function of the float64 seconds t_i - t_j of all pairs, [b, t, t].
+    """Apply an elementwise function to the seconds t_i - t_j of all pairs of interactions.
 
-    t_i is the time of the request of query i, see ``SequenceBatch.request``. The result is
-    aligned at the start; entries of newer keys and of padding have no meaning.
+    t_i is the time of the request of query i, see ``SequenceBatch.request``.
+
+    Args:
+        batch: the histories.
+        function: takes float64 seconds, and may overwrite them.
+        dtype: type of the result.
+
+    Returns:
+        [b, t, t], aligned at the start; entries of newer keys and of padding have no meaning.
     """
     query_times, key_times = pad_times(batch)
     b, t = key_times.shape
@@ -142,11 +152,13 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 
 
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
-    """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets]."""
+    """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets].
+
+    LANES copies of the table stand end to end, and keys read them in turn. Neighbours mostly share
+    a bucket, and adding to one number of the gradient again and again would wait for memory.
+    """
     num_buckets = len(table)
     index = batch.cached(("intervals", num_buckets), lambda: bucket_pairs(batch, num_buckets))
-    # Neighbours mostly share a bucket, and adding to one number again and again waits for memory.
-    # With LANES tables in turn each number of the gradient is the sum of fewer.
     return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
 
 

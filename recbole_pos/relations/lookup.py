@@ -46,9 +46,14 @@ from recbole_pos.relations.tables import (
 class SparseProduct:
     """A constant sparse matrix [rows, cols] that multiplies dense ones, [cols, d] to [rows, d].
 
-    Entries are kept by rows and, for the gradient, by columns: those of row r begin at offset[r],
-    each with its column in ``index`` and its value in ``weight``. ``embedding_bag`` sums the rows
-    in a twentieth of the time of torch's own sparse product on a CPU.
+    Entries are kept by rows and, for the gradient, by columns. ``embedding_bag`` sums the rows in a
+    twentieth of the time of torch's own sparse product on a CPU.
+
+    Attributes:
+        index, weight: [E] column and value of each entry, row by row.
+        offset: [rows] index of the first entry of each row.
+        back_index, back_weight: [E] row and value of each entry, column by column.
+        back_offset: [cols] index of the first entry of each column.
     """
 
     index: Tensor
@@ -107,7 +112,7 @@ class _Product(torch.autograd.Function):
 
 
 def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """Return the sums of weighted rows of x for entries as in :class:`SparseProduct`."""
+    """Return the product with x of a matrix whose entries are kept as in SparseProduct."""
     weight = weight.to(x.dtype)
     return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
 
@@ -482,7 +487,7 @@ class RelationLookup:
 
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
-    """Return [E] weights D^-1/2 R D^-1/2 of the relations of one attribute (equation 6)."""
+    """Return the weights [E] of the relations of one attribute, D^-1/2 R D^-1/2 (equation 6)."""
     # D sums the relations that an interaction reads, where the paper counts them: their strength
     # differs. It is at least 1, since a source may read nothing.
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
@@ -492,7 +497,10 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """Return the product with [M * m, m], the stacked normalised matrices of M attributes."""
+    """Return the sparse matrix [M * m, m] of M attributes, one normalised matrix under the other.
+
+    ``heads`` are the relations of each attribute among m interactions.
+    """
     reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     weight = np.concatenate([_normalise(edges, m) for edges in heads])
