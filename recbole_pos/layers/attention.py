@@ -93,6 +93,7 @@ def masked_attention(
     drops_in_chunks = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
     if bias is None and drops_in_chunks:
         bias = q.new_zeros(1, 1)
+
     mask: Tensor | None = None
     if bias is not None:
         mask = bias.masked_fill(make_mask(batch, causal), -torch.inf)
@@ -103,6 +104,7 @@ def masked_attention(
             return biased_attention(q, k, v, mask, dropout if drops_in_chunks else None)
     elif not (causal or batch.is_full):
         mask = ~make_mask(batch, causal)  # bool, True where a key is visible
+
     is_causal = causal and mask is None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=is_causal)
 
@@ -127,6 +129,7 @@ class _BiasedAttention(torch.autograd.Function):
         # contiguous, as products copy transposed views; detached, as torch uses the fused kernel
         # only for a mask that requires no gradient
         q, k, v = (x.detach().contiguous() for x in (q, k, v))
+
         bias, weights = bias.detach(), None
         if kept is None:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -136,6 +139,7 @@ class _BiasedAttention(torch.autograd.Function):
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])
             out.mul_(kept_scale)
+
         if weights is not None and len(weights) < len(q):
             weights = None  # those of several chunks are computed again
         ctx.save_for_backward(q, k, v, bias, kept, out, weights)
@@ -152,6 +156,7 @@ class _BiasedAttention(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             dtype = torch.promote_types(bias.dtype, torch.float32)
             grad_bias = torch.zeros_like(bias, dtype=dtype)
+
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()
         scaled_q = q * scale
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
@@ -164,18 +169,23 @@ class _BiasedAttention(torch.autograd.Function):
             if kept is not None:
                 kept_weights = kept[rows].to(weights.dtype)
                 grad_out, used_weights = grad_out * ctx.kept_scale, weights * kept_weights
+
+            # of the values, then of the logits before the softmax
             torch.matmul(used_weights.mT, grad_out, out=grad_v[rows])
             grad_logits = grad_out @ v[rows].mT
             if kept_weights is not None:
                 grad_logits *= kept_weights
             grad_logits -= weighted_sum
             grad_logits *= weights
+
+            # of queries and keys, and of the bias
             torch.matmul(grad_logits, k[rows], out=grad_q[rows])
             torch.matmul(grad_logits.mT, scaled_q[rows], out=grad_k[rows])
             if grad_bias is not None:
                 is_shared = len(bias) == 1
                 summed = grad_logits.sum(0, keepdim=True) if is_shared else grad_logits
                 select_rows(grad_bias, rows).add_(summed)
+
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
 

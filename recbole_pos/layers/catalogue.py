@@ -96,12 +96,15 @@ def score_and_rank(
     """
     column = choice.find_columns(ids)
     id_scores = torch.full(ids.shape, torch.nan)
+
     start = 0
     for items, part_scores in score_parts(scores, choice, barred):
         in_part = (column >= start) & (column < start + len(items))
         score = part_scores.gather(1, (column - start).clamp(0, len(items) - 1))
         id_scores = torch.where(in_part, score, id_scores.to(score))
         start += len(items)
+
+    # a rank is one more than the number of items before
     ranks = torch.ones_like(ids)
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):

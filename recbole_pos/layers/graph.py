@@ -43,10 +43,13 @@ class SessionGraph:
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
         torch.ne(key[1:], key[:-1], out=is_new[1:])
+
+        # the node of each interaction, and the first and last interaction of each node
         alias = torch.empty_like(order).index_copy_(0, order, is_new.cumsum(0) - 1)
         start = is_new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
         count = torch.diff(start, append=start.new_tensor([order.numel()]))
         first, last = order[start], order[start + count - 1]
+
         lengths = torch.bincount(events.row[first], minlength=events.batch_size)
         return cls(
             events=events,

@@ -150,6 +150,7 @@ class SampledLoss:
             target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
         else:
             target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
+
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
         rows, (target_index, item_index) = index_rows(weight, targets, distinct)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -222,12 +223,14 @@ class _SharedNegatives(EarlyGradients):
         vectors = F.embedding(targets, weight)  # faster than weight[targets]
         per_position = hidden, targets, (hidden * vectors).sum(1), target_terms
         states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
+
         # 1 / m, but 0 where a group is filled up
         mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), num_groups, size)
         grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
         grad_weight: Tensor | None = None
         if ctx.needs_input_grad[1]:
             grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
+
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for chunk in iterate_chunks(num_groups, size * n, hidden.device):
             columns = F.embedding(items[chunk], weight)
@@ -245,6 +248,8 @@ class _SharedNegatives(EarlyGradients):
             if grad_weight is not None:
                 negative_rows = item_index[chunk].flatten()
                 grad_weight.index_add_(0, negative_rows, (z.mT @ states[chunk]).flatten(0, 1))
+
+        # back from groups to positions, and the part of the targets
         grad_hidden = grad_states.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
         if grad_weight is not None:
@@ -351,6 +356,7 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)  # of a chunk
     width = num_groups * GROUP
     offsets = torch.arange(0, width, num_groups, device=rows.device)  # columns of the first group
+
     top = _RunningTopK(n, k, rows)
     buffer = rows.new_empty(n, min(width, num_rows))
     for start in range(0, num_rows, width):
@@ -484,10 +490,14 @@ class _BucketCrossEntropy(EarlyGradients):
             _, _, logits = buckets.compute_logits(chunk)
             losses[chunk] = logits.logsumexp(2) - losses[chunk]
         losses = losses.logaddexp(losses.new_zeros(()))  # adds the target to the denominator
+
+        # the largest loss of each position, over its buckets
         largest = hidden.new_full((len(hidden),), -torch.inf)
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
         is_covered = largest != -torch.inf  # the position is in a bucket
         num_covered = is_covered.sum()
+
+        # the gradients of these losses: of the targets, then of the other items
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = grad_weight = None
         if needs_hidden or needs_weight:

@@ -128,6 +128,7 @@ class AttrFormer(PosSASRec):
                 instead = "leave the time out of relations"
             unit, across = config["timestamp_unit"], not self.relates_times
             self.notices += check_clock(dataset.log, unit, instead=instead, across=across)
+
         # up to bank_size users with training interactions, sampled by the seed
         users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
         rng = np.random.default_rng(self.seed)
@@ -292,6 +293,7 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
     is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
+
     if config["loss_type"] != "CE" and not is_plain:
         raise UsageError(
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "

@@ -234,6 +234,7 @@ class PosRecommender(SequentialRecommender):
         log_rows = None
         if self.needs_events:  # a target follows the newest interaction of its history in the log
             log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
+
         features = Features()
         if self.event_features is not None:
             suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
@@ -241,6 +242,7 @@ class PosRecommender(SequentialRecommender):
                 {name: rows[name + suffix][is_real] for name in self.event_features.events},
                 {name: rows[name] for name in self.event_features.users},
             )
+
         times = rows[self.TIME_SEQ][is_real] if self.TIME_SEQ in rows else None
         at = rows[self.TIME] if self.reads_request else None
         batch = self.make_batch(items[is_real], lengths, times, at, features)

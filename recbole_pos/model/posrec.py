@@ -97,6 +97,7 @@ class PosRec(GraphRecommender):
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
         )
+
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.self_weight = float(config["anchor_self_weight"])
         self.averages_messages = config["messages"] == "mean"

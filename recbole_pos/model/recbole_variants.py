@@ -144,6 +144,7 @@ class _Anchored(_Trimmed):
         weights = weigh_neighbours(graph, edges, anchors, self.overlap, self.self_weight)
         weights = average_weights(weights).to(self.item_embedding.weight)
         incoming, outgoing = weights.unbind(1)
+
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
         return (

@@ -71,13 +71,16 @@ class TimeIntervalAttention(AttentionPosition):
         value = value + self.position_value[row].view(-1, h, e)
         block = batch.pad(torch.stack((query, key, value), 1), "start")
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
+
         longest = self.longest
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
+
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
+
         interval_weights = weights.new_zeros(*weights.shape[:-1], longest + 1)
         interval_weights = interval_weights.scatter_add(-1, intervals, weights)
         time_value = self.time_value.view(-1, h, e)
@@ -128,12 +131,14 @@ class DecoupledAttributes(AttentionPosition):
         self.fields = list(difsr_fields)
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
         self.position = make_table(dimensions, dimensions.hidden_size)
+
         self.tables = nn.ParameterList()
         for index, field in enumerate(self.fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
+
         sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
         self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)

@@ -99,6 +99,7 @@ class FuXiLinear(AttentionPosition):
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
+
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
@@ -117,10 +118,12 @@ class FuXiLinear(AttentionPosition):
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
+
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
         log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
         p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
+
         channels = (
             sum_past(q, k, F.silu(content), (log_decay, log_decay)),
             alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,

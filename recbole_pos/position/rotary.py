@@ -82,6 +82,7 @@ class FrequencyBank(nn.Module):
         else:
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
+
         raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
         self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
 

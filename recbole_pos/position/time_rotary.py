@@ -282,6 +282,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         if fusion == "split_head":
             self.n_time_heads = _count_by_time(time_ratio, self.n_heads, "heads", "n_heads")
         order_planes, time_planes = self._assign_planes(planes, time_ratio, dimensions)
+
         # the effective form learns the products of gate and frequency: they start where early does
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
@@ -289,6 +290,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         start = base_form(order_planes, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
         self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
+
         self.gate_logit = None
         if gate != "fixed":
             shapes = {"global": (1, 1), "plane": (1, planes), "head": (self.n_heads, 1)}

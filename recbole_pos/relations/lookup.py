@@ -295,10 +295,12 @@ class RelationLookup:
         self.times: Column = times if seconds == 1 else times * seconds
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
+
         # training interactions of a user come before the held-out ones
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
         self.notices: list[str] = []  # to report before training
+
         of_users = [relation for relation in relations if relation.is_of_users]
         of_heads = [relation for relation in relations if not relation.is_of_users]
         self.heads = [self._build_relation(relation, dataset) for relation in of_heads]
@@ -413,6 +415,7 @@ class RelationLookup:
             arrival[~is_predicted] = self._sample_clock(events[~is_predicted], rng)
             # the mean of the random clock, so that a prediction does not depend on other rows
             arrival[is_predicted] = self.ranks[events[is_predicted]] + 1
+
         _, rank = np.unique(arrival, return_inverse=True)
         return EventOrder(
             user=self.users[events],

@@ -307,6 +307,7 @@ def top_differences(
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
         relation[~(is_in_chain & (relation >= WEAKEST))] = 0  # of missing numbers, too
+
         strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
         relation = np.take_along_axis(relation, strongest, 1)
         source = np.take_along_axis(source, strongest, 1)

@@ -96,11 +96,13 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             f"relations: expected entries such as {{field: brand}}, with the keys "
             f"{', '.join(KEYS)}; found {shown(entry)}"
         )
+
     field = entry["field"]
     location = f"relations: {field}"
     table = _find_table(field, dataset)
     field = dataset.time_field if table == TIME else field
     kind = _find_kind(field, table, dataset, location)
+
     scope = entry.get("scope", "batch" if table in TABLES else "sequence")
     check_choice(f"{location}: scope", scope, ("sequence", "batch"))
     is_of_numbers = table not in TABLES and kind == "numerical"
@@ -109,6 +111,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             f"{location}: scope: fields of users are related across sequences (batch), numbers of "
             f"interactions within one (sequence); found {scope}"
         )
+
     within = _read_within(entry.get("within"), table, dataset, location)
     scales = _read_scales(entry.get("scales"), kind, table, location)
     return Relation(field, kind, scope, table, within, scales)
