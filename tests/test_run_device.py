@@ -13,7 +13,7 @@ from conftest import SMALL, train
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import build, evaluation, memory
+from recbole_pos.experiment import build, device, evaluation
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.device import Precision, check_device, describe_device
 
@@ -132,7 +132,7 @@ def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> Non
     """Of all items; of a part of them where a model is evaluated part by part."""
     monkeypatch.setattr(evaluation, "PART", 10)
     assert experiment(model, eval_batch_size=50).trainer.part_size == part
-    monkeypatch.setattr(memory, "get_memory_limit", lambda: 1000)
+    monkeypatch.setattr(device, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)
 
@@ -142,5 +142,5 @@ def test_gaps_of_the_heap_are_given_back() -> None:
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before = psutil.Process().memory_info().rss
-    memory.trim_heap()
+    device.trim_heap()
     assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

@@ -13,17 +13,18 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import (
+from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.recbole_view import RecBoleView
+from recbole_pos.data.splits import PHASES
+from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
     WindowGatherer,
     fits_on_device,
+    gather_index,
     prefetch,
     send_to_device,
 )
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -48,12 +49,13 @@ class WindowLoader:
     packed = True  # batches are packed windows, not rows
 
     def __init__(
-        self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
+        self, config: Options, dataset: RecBoleView, requirements: BatchRequirements
     ) -> None:
         """Make the training windows and read the options; batches are formed once an epoch."""
         self.dataset = self._dataset = dataset  # RecBole's names for it
-        self.log, self.requirements = dataset.log, requirements
-        self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
+        self.log, self.requirements = dataset.data.log, requirements
+        self.windows = dataset.data.make_training_windows()
+        self.features = read_history_features(dataset.data)
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.max_inputs = config["train_batch_events"]
@@ -220,7 +222,7 @@ class TargetLoader(FullSortEvalDataLoader):
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
-    def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
+    def __init__(self, config: Options, dataset: RecBoleView) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
@@ -238,7 +240,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
 
 def make_training_loader(
-    config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
+    config: Options, train: RecBoleView, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
     """Return a loader of packed windows under ``augmentation: all_positions``, else of rows."""
     name, augmentation = config["model"], config["augmentation"]
@@ -263,14 +265,14 @@ def make_training_loader(
 
 
 def make_held_out_loaders(
-    config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
+    config: Options, parts: dict[str, RecBoleView]
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:
         num_targets = len(parts[phase])
-        if 0 < num_targets < num_processes:
+        if 0 < num_targets < num_processes:  # one without a row would leave the others waiting
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
                 f"{num_targets}; use fewer"
@@ -279,7 +281,7 @@ def make_held_out_loaders(
     return loaders
 
 
-def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
+def _make_sampler(config: Options, train: RecBoleView) -> Any:
     """Return RecBole's sampler of negatives; None if the model samples none.
 
     It reads training interactions only: RecBole's own construction counts popularity in all parts.

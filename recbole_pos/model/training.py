@@ -10,7 +10,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import BatchRequirements
+from recbole_pos.data.windows import BatchRequirements
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import LARGE, ItemTable
 from recbole_pos.layers.losses import full_cross_entropy

@@ -11,7 +11,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
-from recbole_pos.data.batch import map_tensors
+from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import (
     Choice,

@@ -14,8 +14,7 @@ from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
 from recbole_pos.data.targets import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
-from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.result import KNOWS_WHEN, read_result
+from recbole_pos.experiment.folder import KNOWS_WHEN, RunFolder, make_folder, read_result
 from recbole_pos.files import atomic_write, write_text
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import require_same_candidates, require_twins

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from recbole_pos.config.posconfig import STARTS, PosConfig
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import scheme_names
 from recbole_pos.runs.worker import QUIET

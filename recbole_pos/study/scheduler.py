@@ -174,7 +174,6 @@ class Scheduler:
         key = digest_data_options(config)
         if key not in self.datasets:
             self.datasets[key] = read_dataset(config)
-            self.datasets[key].build()
         return self.datasets[key]
 
     def _digest(self, config: PosConfig, origin: bool | str) -> str:

@@ -26,12 +26,12 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import (
     SEARCH,
     RunFolder,
+    copy_run,
     find_unused_path,
     find_versions,
     make_folder,
+    read_result,
 )
-from recbole_pos.experiment.result import read_result
-from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
