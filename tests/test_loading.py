@@ -78,8 +78,8 @@ def test_a_name_or_the_path_of_a_folder(home: Path, monkeypatch, typed: str) -> 
 class ReadsAll(recbole_pos.PosRecommender):
     """A custom model, which may read any field."""
 
-    def encode(self, items: Any, ctx: Any) -> Any:
-        return self.item_embedding(items)
+    def encode(self, batch: Any) -> Any:
+        return self.item_embedding(batch.items)
 
 
 def read(folder: Path, **options: Any) -> Any:

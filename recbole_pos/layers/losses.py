@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.row_gradients import make_row_gradient
+from recbole_pos.layers.item_table import make_row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
@@ -44,9 +44,11 @@ def _compute_loss_and_gradients(
     buffer = hidden.new_empty(min(chunk_size, m), num_items)
     grad_hidden = torch.empty_like(hidden) if needs_hidden else None
     grad_weight = torch.zeros_like(weight) if needs_weight else None
+
     total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     rounded_hidden = hidden if factor_type is None else hidden.to(factor_type)
     rounded_weight = weight if factor_type is None else weight.to(factor_type)
+
     for start in range(0, m, chunk_size):
         rows = slice(start, start + chunk_size)
         states, target = rounded_hidden[rows], targets[rows]
@@ -54,6 +56,7 @@ def _compute_loss_and_gradients(
         logits = write_product(states, rounded_weight.t(), out=buffer[: len(states)])
         losses, scale = _compute_losses(logits, target, beta, prior)
         total += losses.sum(dtype=torch.float64)
+
         grad_logits = logits  # ``_compute_losses`` has made them probabilities
         if needs_hidden or needs_weight:
             if betas is not None or prior is not None:  # otherwise scale is 1
@@ -61,6 +64,7 @@ def _compute_loss_and_gradients(
             if prior is not None:
                 grad_logits -= prior
             grad_logits.scatter_add_(1, target, -beta)
+
         if factor_type is not None:
             grad_logits = grad_logits.to(factor_type)
         if grad_hidden is not None:
@@ -69,6 +73,7 @@ def _compute_loss_and_gradients(
             # rounded factors are not divided by m before the end: float16 would underflow
             scaled = states / m if factor_type is None else states
             add_product(grad_weight, grad_logits.t(), scaled)
+
     if grad_hidden is not None:
         grad_hidden.div_(m)
     if grad_weight is not None and factor_type is not None:
