@@ -99,7 +99,7 @@ class Dataset(os.PathLike[str]):
             )
         frame, given = self._source
         given = {**given, "valid": valid, "test": test, "name": self.name}
-        return Dataset.from_frame(frame, **given)
+        return type(self).from_frame(frame, **given)
 
     @property
     def name(self) -> str:
