@@ -172,7 +172,9 @@ def read_split_data(
     if data is None:
         raise UsageError("dataset: none given; name one, as in -d shop")
     name = read_dataset_name(data)
-    config = PosConfig(_READER, name, [os.fspath(file) for file in config_files], options or {})
+    # numbers stay as they are in the files; RecBole's defaults scale them
+    options = {"normalize_all": False, **(options or {})}
+    config = PosConfig(_READER, name, [os.fspath(file) for file in config_files], options)
     dataset = read_dataset(config)
     dataset.build()
     return dataset
