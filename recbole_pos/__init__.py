@@ -16,7 +16,6 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert as convert
-    from recbole_pos.conversion.frames import Dataset as Dataset
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
     from recbole_pos.experiment.fine_tune import attach as attach
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender as PosRecommender
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
+    from recbole_pos.referee.split_folder import Dataset as Dataset
+    from recbole_pos.referee.split_folder import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
     from recbole_pos.serve.fit import load as load
@@ -44,7 +45,7 @@ compat.install()
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
     "convert": "recbole_pos.conversion.convert",
-    "Dataset": "recbole_pos.conversion.frames",
+    **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split_folder"),
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
     "Callback": "recbole_pos.experiment.callbacks",

@@ -87,9 +87,7 @@ class TALE(Untrained):
         items, times = log.items.numpy(), log.times.numpy()
         days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
         targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
-        starts = np.maximum(
-            log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length
-        )
+        starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
         gram = np.zeros((self.n_items, self.n_items))  # S'S
         cross = np.zeros((self.n_items, self.n_items))  # S'T
         num_sources = np.cumsum(targets - starts)

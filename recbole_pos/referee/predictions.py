@@ -74,21 +74,25 @@ class Predictions:
                 score that is not a number.
         """
         num_before = 0
-        try:
-            for table in self.read_tables():
-                yield self._convert(table, num_before)
-                num_before += table.num_rows
-        except (OSError, ValueError, pa.ArrowException) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(f"{self.name} cannot be read: {error}") from error
+        for table in self._iterate_tables():
+            yield self._convert(table, num_before)
+            num_before += table.num_rows
 
     def read_split_digest(self) -> str | None:
         """Return the digest in the first row's column ``split``; None without that column."""
-        table = next(self.read_tables(), None)
+        table = next(self._iterate_tables(), None)
         if table is None or SPLIT_COLUMN not in table.column_names or not table.num_rows:
             return None
         return str(table[SPLIT_COLUMN][0].as_py())
+
+    def _iterate_tables(self) -> Iterator[pa.Table]:
+        """Yield the blocks; a UsageError names what cannot be read."""
+        try:
+            yield from self.read_tables()
+        except UsageError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise UsageError(f"{self.name} cannot be read: {error}") from error
 
     def _convert(self, table: pa.Table, num_before: int) -> Rows:
         """Return a block of rows, of which ``num_before`` come before in the file."""

@@ -1,7 +1,7 @@
 """The lists of a trained run, written as files that this package and other tools read.
 
 In: the folder of a run. Out: parquet or csv with request, item and rank; a TREC run (.run, .trec),
-as trec_eval reads it; or a ranx run (.json). They are the lists of which the run's metrics are made.
+as trec_eval reads it; or a ranx run (.json). The metrics of the run are those of these lists.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def _write_trec(lists: pd.DataFrame, file: Any) -> None:
     """Write a TREC run. Readers sort by scores, so the first of K items has the score K."""
     best_score = int(lists["rank"].max())
     for row in lists.itertuples():
-        file.write(f"{row.request} Q0 {row.item} {row.rank} {best_score + 1 - row.rank} recbole-pos\n")
+        file.write(
+            f"{row.request} Q0 {row.item} {row.rank} {best_score + 1 - row.rank} recbole-pos\n"
+        )
 
 
 def _write_ranx(lists: pd.DataFrame, file: Any) -> None:
