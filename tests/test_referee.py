@@ -17,7 +17,6 @@ import recbole_pos
 from recbole_pos.errors import UsageError
 from recbole_pos.referee import judge as judging
 from recbole_pos.referee import predictions as reading
-from recbole_pos.referee.split_folder import DataSplit, split
 from recbole_pos.referee.judge import (
     DUPLICATES,
     MISSING,
@@ -30,7 +29,8 @@ from recbole_pos.referee.judge import (
 from recbole_pos.referee.predictions import open_predictions
 from recbole_pos.referee.requests import Requests, make_requests
 from recbole_pos.referee.run_lists import write_lists
-from recbole_pos.study.ranks import compute_gains
+from recbole_pos.referee.split_folder import DataSplit, split
+from recbole_pos.study.statistics import compute_gains
 
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": {},

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recbole_pos.errors import UsageError
-from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.referee.predictions import Predictions
 from recbole_pos.referee.requests import Requests
+from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.values import listed, shown
 
 _BLOCK_ROWS = 1 << 24  # rows of lists that are sorted at a time
