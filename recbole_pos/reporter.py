@@ -9,14 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from rich import progress
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Column, Table
+from rich.text import Text
 
 from recbole_pos.errors import UsageError
 from recbole_pos.files import name_write_errors
@@ -175,6 +177,23 @@ class Reporter:
         stack.enter_context(
             call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
         )
+
+    def live(self, get_lines: Callable[[], list[str]]) -> AbstractContextManager:
+        """Return a ``with`` block that shows the progress of several runs.
+
+        A terminal and a notebook show all lines as they change; elsewhere the first line is printed
+        every ``every`` seconds. ``get_lines`` returns an overview and a line for each active run;
+        another thread calls it.
+        """
+        if self.shows_in_cell:
+            return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
+        if self.console.is_terminal and not self.console.quiet:
+            return Live(
+                get_renderable=lambda: Text("\n".join(get_lines())),
+                console=self.console,
+                transient=True,
+            )
+        return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
         """Replace the text that a notebook's cell shows; do nothing elsewhere."""

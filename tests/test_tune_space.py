@@ -18,10 +18,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.worker import SharedData
-from recbole_pos.tuning.record import Trial, TrialTable
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.tuning.space import Parameter, Space, find_space_file, read_space
-from recbole_pos.tuning.trials import ResumableSampler, create_study
+from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable, create_study
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """

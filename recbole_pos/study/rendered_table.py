@@ -1,10 +1,14 @@
-"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them."""
+"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them.
+
+A :class:`RenderedTable` is made of :class:`Cell` objects; ``format_...`` make the text of numbers,
+durations, counts and intervals.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from recbole_pos.values import shown
 
 # Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -173,3 +179,13 @@ def join_names(names: Iterable[str], limit: int = 6) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def format_options(options: Mapping[str, Any]) -> str:
+    """Return options in one line, with real numbers to three digits."""
+    texts = []
+    for name, value in options.items():
+        is_short_text = isinstance(value, str) and len(value) < 100
+        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
+        texts.append(f"{name} {value if is_short_text else text}")
+    return "  ".join(texts)

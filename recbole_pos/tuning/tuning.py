@@ -27,7 +27,6 @@ from recbole_pos.experiment.folder import (
     SEARCH,
     RunFolder,
     find_unused_path,
-    find_versions,
     make_folder,
 )
 from recbole_pos.experiment.result import read_result
@@ -36,13 +35,21 @@ from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData, train_run
+from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.study_folder import read_curve
-from recbole_pos.tuning.plot import draw_curves
-from recbole_pos.tuning.record import FAILED, FINISHED, LOST, STOPPED, Trial, TrialTable
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
-from recbole_pos.tuning.trials import BEST, TrialSearch, find_run, quiet_tune, run_trial
+from recbole_pos.tuning.trials import (
+    BEST,
+    LOST,
+    Trial,
+    TrialSearch,
+    TrialTable,
+    draw_curves,
+    find_run,
+    quiet_tune,
+    run_trial,
+)
 from recbole_pos.values import use_plain_numbers
 
 
@@ -239,7 +246,7 @@ class _Runs:
         searcher = TrialSearch(self.search, self.table, self.folder, reporter)
         tuner = self._make_tuner(searcher)
         try:
-            with live_view(reporter, searcher.describe_progress):
+            with reporter.live(searcher.describe_progress):
                 tuner.fit()
         except Exception as error:  # Ray raises errors of searchers as text with their stack
             problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -353,7 +360,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     test = read_result(tested).test or None  # there may be no test data
     content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
     content["test"] = test
-    earlier = []  # tests of trials that were best in earlier calls
+    earlier = []  # tests of trials that were best before the search was extended
     for trial in runs.table.trials:
         run = runs.find_test(trial)
         if trial is not best and run.result.is_file():
@@ -365,21 +372,8 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
 
 
 def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> None:
-    """Write tune.json and the picture, and print the result."""
+    """Draw the learning curves, and print the result."""
     trials, best, folder = result.trials, result.best, result.folder
-    states = [trial.state for trial in trials]
-    content = {
-        "states": {state: states.count(state) for state in (FINISHED, STOPPED, FAILED)},
-        "seconds": round(result.seconds, 1),
-        "best": {
-            "trial": best.number,
-            "valid": best.score,
-            "best_epoch": best.best_epoch,
-            "options": best.options,
-        },
-        "versions": {**find_versions(), "ray": ray.__version__},
-    }
-    write_json(folder / "tune.json", content)
     picture = draw_curves(
         trials, best, search.metric, search.mode, search.title, folder / "curves.png"
     )
