@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from recbole_pos.serve.recommend import recommend as recommend
     from recbole_pos.serve.recommender import Recommender as Recommender
     from recbole_pos.study.comparing import compare as compare
+    from recbole_pos.study.scoring import score as score
     from recbole_pos.tuning import tune as tune
 
 # torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
@@ -61,6 +62,7 @@ _MODULES = {
     "register_scheme": "recbole_pos.position.schemes",
     "tune": "recbole_pos.tuning",
     "compare": "recbole_pos.study.comparing",
+    "score": "recbole_pos.study.scoring",
 }
 __all__ = ["__version__", *_MODULES]
 

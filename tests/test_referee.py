@@ -14,6 +14,7 @@ import pytest
 from conftest import make_log, write_atomic
 
 import recbole_pos
+from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.referee import judge as judging
 from recbole_pos.referee import predictions as reading
@@ -32,6 +33,7 @@ from recbole_pos.referee.run_lists import write_lists
 from recbole_pos.referee.split_folder import DataSplit, split
 from recbole_pos.study.statistics import compute_gains
 
+SMALL_ROW = {"epochs": 1, "train_batch_size": 64}
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": {},
     "by time": {"eval_args": {"split": {"GT": [0.7, 0.85]}}},
@@ -330,3 +332,61 @@ def test_a_dataset_of_a_frame_is_split() -> None:
     assert len(parts.train) + len(parts.test) == len(make_log()) and not len(parts.valid)
     with pytest.raises(UsageError, match="has no valid targets"):
         parts.get_requests("valid")
+
+
+def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, refused: Any) -> None:
+    """Split, the lists of a run, and these scored beside it."""
+    run = trained("PosSASRec", mask_history=True, **SPLITS["by time"])
+    words = ["--data_path", str(tiny), "--eval_args.split={GT: [0.7, 0.85]}", "--mask_history=True"]
+    folder, lists = tmp_path / "split", tmp_path / "split" / "mine.csv"
+    assert main(["split", "tiny", "--to", str(folder), *words]) == 0
+    assert main(["lists", str(run), "--out", str(lists), "-k", "10"]) == 0
+    capsys.readouterr()
+    assert main(["score", str(lists), "-d", "tiny", "--metrics", "ndcg@5", *words]) == 0
+    alone = capsys.readouterr().out
+    assert main(["score", str(lists), str(lists), "--runs", str(run), "--name", "Mine"]) == 0
+    beside = capsys.readouterr().out
+    mean = json.loads((run / "result.json").read_text())["test"]["ndcg@5"]
+    assert f"{mean:.4f}" in alone and f"{mean:.4f}" in beside and "Mine" in beside
+    refused(["score", lists, "-d", "tiny", "--metrics", "ndcg@20", *words], "ndcg@20", "10 items")
+    refused(["score", lists, "-d", "tiny", "--data_path", tiny], "made for another split")
+    refused(["score", lists], "dataset: none given")
+    refused(["score", lists, "--runs", run, "--name", "PosSASRec"], "give another")
+
+
+def test_predictions_are_rows_of_a_study(
+    trained: Any, tiny: Path, tmp_path: Path, cluster: Path, refused: Any
+) -> None:
+    """With the intervals of rows that are trained, and their own seeds."""
+    file = write_lists(trained("PosSASRec", **SPLITS["by time"]), tmp_path / "a.parquet", k=10)
+    study: dict[str, Any] = {
+        "dataset": "tiny",
+        "base": {**SMALL_ROW, **SPLITS["by time"], "data_path": str(tiny)},
+        "rows": {
+            "Pop": {"model": "Pop"},
+            "A": {"predictions": str(file)},
+            "B": {"predictions": {7: str(file), 8: str(file)}, "of": "test"},
+        },
+        "seeds": 2,
+    }
+    compared = recbole_pos.compare(study, run_dir=tmp_path / "study", verbose=False)
+    means = compared.table[compared.table["metric"] == "ndcg@10"].set_index("row")["mean"]
+    kept = pd.read_parquet(trained("PosSASRec", **SPLITS["by time"]) / "test_ranks.parquet")
+    want = compute_gains(kept["rank"].to_numpy(), "ndcg@10").mean()
+    assert means["A"] == means["B"] == pytest.approx(want, abs=1e-12)
+    assert list(compared.pairs["row"]) == ["A", "B"] and compared.pairs["low"].notna().all()
+    assert compared.runs.groupby("row").size().to_dict() == {"Pop": 2, "A": 1, "B": 2}
+    assert "not finished" not in (tmp_path / "study" / "report.html").read_text()
+
+    def refuse(message: str, **changes: Any) -> None:
+        with pytest.raises(UsageError, match=message):
+            recbole_pos.compare({**study, **changes}, run_dir=tmp_path / "other", verbose=False)
+
+    refuse("a.parquet has 10 items a request", metrics=["ndcg@20"])
+    refuse("leave out all other keys", rows={**study["rows"], "A": {"predictions": "a", "k": 3}})
+    refuse("not a file", rows={**study["rows"], "A": {"predictions": "none.csv"}})
+    refuse("rows: none is trained", rows={"A": {"predictions": str(file)}})
+    refuse(
+        "mask_history: Pop ranks",
+        rows={"Pop": {"model": "Pop", "mask_history": True}, **{"A": {"predictions": str(file)}}},
+    )

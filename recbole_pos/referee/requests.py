@@ -30,7 +30,7 @@ from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
 # Reading a split needs the configuration of some model; this one learns nothing.
-_READER = "SPop"
+READER = "SPop"
 
 
 @dataclass(frozen=True)
@@ -174,16 +174,29 @@ def read_split_data(
     name = read_dataset_name(data)
     # numbers stay as they are in the files; RecBole's defaults scale them
     options = {"normalize_all": False, **(options or {})}
-    config = PosConfig(_READER, name, [os.fspath(file) for file in config_files], options)
-    dataset = read_dataset(config)
-    dataset.build()
-    return dataset
+    return _build(PosConfig(READER, name, [os.fspath(file) for file in config_files], options))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
     """Return the dataset of a trained run after ``build``, with the split of that run."""
     options = {} if data_path is None else {"data_path": str(data_path)}
-    dataset = read_dataset(load_config(RunFolder(run_dir).require(), options))
+    return _build(load_config(RunFolder(run_dir).require(), options))
+
+
+def read_plan_data(options: dict[str, Any]) -> Any:
+    """Return the dataset of a study after ``build``.
+
+    Args:
+        options: dataset, config_files and options that the rows of the study share, also options of
+            models, which are not read.
+    """
+    given = {key: value for key, value in options.items() if key != "model"}
+    name, files = given.pop("dataset"), list(given.pop("config_files", ()))
+    return _build(PosConfig(READER, name, files, given, strict=False))
+
+
+def _build(config: PosConfig) -> Any:
+    dataset = read_dataset(config)
     dataset.build()
     return dataset
 

@@ -47,6 +47,7 @@ from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import Results, collect_results, collect_runs, concatenate
 from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.scoring import add_judged, judge_rows
 from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
@@ -176,6 +177,7 @@ def compare(
             "another --run_dir"
         )
 
+    judged = judge_rows(plan)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
         models = _check_rows(plan)
@@ -185,7 +187,7 @@ def compare(
             return None
         _train_missing(scheduler, args, models, reporter)
 
-    results = collect_results(plan, folder)
+    results = add_judged(collect_results(plan, folder), judged)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
     compared = _show(results, reporter, folder.path)
@@ -266,11 +268,12 @@ def _check_rows(plan: Plan) -> set[str]:
     require_twins(configs)
     for table in plan.tables:
         candidates = {}
-        for row in table.rows:
+        for row in configs.keys() & table.rows:
             config = configs[row]  # without the option mask_history, all rows rank all items
             excludes_seen = bool(config["mask_history"])
             candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
-        require_same_candidates(candidates)
+        if candidates:
+            require_same_candidates(candidates)
     for config in configs.values():
         parts = config["benchmark_filename"]
         require_dataset(plan.dataset, Path(config["data_path"]), [], parts)

@@ -187,6 +187,8 @@ class Row(Options):
     Attributes:
         attach: schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
+        predictions: file with the lists of another system, or seed -> file; nothing is trained.
+        of: the part of the split that the predictions answer.
         search: grid of the row; True for that of the study, until the plan is complete; None for
             no search.
         unread: options of the base that only models of other rows read.
@@ -194,6 +196,8 @@ class Row(Options):
 
     attach: Attach | None = None
     retest: str | None = None
+    predictions: str | dict[int, str] | None = None
+    of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
 
@@ -206,6 +210,13 @@ class Row(Options):
     def parent(self) -> str | None:
         """Name of the row whose trained models it starts from; None if it is trained."""
         return self.attach.to if self.attach else self.retest
+
+    @property
+    def prediction_files(self) -> dict[int, str]:
+        """Seed -> file with the lists of another system; empty for a row that is trained."""
+        if isinstance(self.predictions, str):
+            return {FIRST_SEED: self.predictions}
+        return self.predictions or {}
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -293,9 +304,20 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of all rows, each after its parent; graphlib refuses a circle."""
-        parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
+        """Return the names of the rows that are trained, each after its parent.
+
+        graphlib refuses a circle.
+        """
+        parents = {
+            name: [row.parent] if row.parent else []
+            for name, row in self.rows.items()
+            if not row.predictions
+        }
         return list(graphlib.TopologicalSorter(parents).static_order())
+
+    def count_runs(self, name: str) -> int:
+        """Return how many runs a row has in the end: one for each seed, or file of predictions."""
+        return len(self.rows[name].prediction_files or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
         """Return the names of a row, its parent, and so on up to a row without a parent."""
