@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender as PosRecommender
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
+    from recbole_pos.referee.audit import audit as audit
     from recbole_pos.referee.split_folder import Dataset as Dataset
     from recbole_pos.referee.split_folder import split as split
     from recbole_pos.serve.export import export as export
@@ -63,6 +64,7 @@ _MODULES = {
     "tune": "recbole_pos.tuning",
     "compare": "recbole_pos.study.comparing",
     "score": "recbole_pos.study.scoring",
+    "audit": "recbole_pos.referee.audit",
 }
 __all__ = ["__version__", *_MODULES]
 

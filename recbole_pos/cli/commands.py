@@ -483,6 +483,23 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 @_command(
+    "audit",
+    option("SHOP", "a dataset, or a file of interactions", dest="data"),
+    option("--config_files YAML...", "configuration", default=[]),
+    configured=True,
+)
+def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    """What in a dataset decides how well any model seems to do.
+
+    Copies, ties, cold and repeated targets, leakage in time, and two baselines that learn nothing,
+    under leave-one-out and a split by time, or under --eval_args.
+    """
+    from recbole_pos.referee.audit import audit
+
+    print(audit(args.data, list_config_files(args.config_files), **overrides))
+
+
+@_command(
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
