@@ -461,25 +461,10 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.study.scoring import score
 
-    reporter = Reporter()
-    scored = score(
-        args.files,
-        args.dataset,
-        list_config_files(args.config_files),
-        runs=args.runs,
-        name=args.name,
-        metrics=args.metrics,
-        part=args.part,
-        **overrides,
-    )
-    for table in scored.tables:
-        reporter.line(table)
-        reporter.line("")
-    for text in scored.results.warnings:
-        reporter.warning(text)
-    for text in scored.faults:
-        if text not in scored.results.warnings:
-            reporter.line(text)
+    names = "runs name metrics part".split()
+    given = {name: getattr(args, name) for name in names}
+    files = list_config_files(args.config_files)
+    score(args.files, args.dataset, files, **given, **overrides).show(Reporter())
 
 
 @_command(

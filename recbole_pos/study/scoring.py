@@ -25,6 +25,7 @@ from recbole_pos.referee.requests import (
     read_run_data,
     read_split_data,
 )
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.configs import require_same_candidates
 from recbole_pos.study.plan import Plan, Source
@@ -85,6 +86,18 @@ class Scored:
     def faults(self) -> list[str]:
         """A sentence for every kind of fault in the lists, and how often it occurs."""
         return [text for judgement in self.judgements for text in judgement.list_faults()]
+
+    def show(self, reporter: Reporter) -> None:
+        """Print the tables, the warnings, and the faults that are too few for a warning."""
+        for table in self.tables:
+            reporter.line(table)
+            reporter.line("")
+        warnings = self.results.warnings
+        for text in warnings:
+            reporter.warning(text)
+        for text in self.faults:
+            if text not in warnings:
+                reporter.line(text)
 
     def __repr__(self) -> str:
         return "\n\n".join([self.tables[0].markdown(), *self.faults])
