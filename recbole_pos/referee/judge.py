@@ -7,10 +7,8 @@ it: an item that is unknown, excluded or repeated keeps its place and cannot be 
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import pyarrow.compute as pc
 
 from recbole_pos.errors import UsageError
 from recbole_pos.referee.predictions import Predictions
-from recbole_pos.referee.requests import Requests
+from recbole_pos.referee.requests import Requests, divide
 from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.values import listed, shown
 
@@ -49,6 +47,7 @@ class Judgement:
 
     Attributes:
         name: name of the predictions.
+        requests: the requests that they answer.
         ranks: [requests] int64 rank of each target in its list, 0 for the first; the number of all
             items for a target that is not in the list.
         length: items in the longest list, K. Nothing is known of places beyond.
@@ -57,6 +56,7 @@ class Judgement:
     """
 
     name: str
+    requests: Requests
     ranks: np.ndarray
     length: int
     num_rows: int
@@ -100,7 +100,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     num_items = len(requests.item_names)
     ranks = np.full(len(requests), num_items, dtype=np.int64)
     counts = Counter({UNKNOWN_REQUESTS: num_unknown})
-    for chosen in _divide(lengths):
+    for chosen in divide(lengths, _BLOCK_ROWS):
         counts += _judge_block(predictions, requests, chosen, ranks)
 
     length = int(lengths.max())
@@ -108,7 +108,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
     num_rows = int(lengths.sum()) + num_unknown
     ordered = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
-    return Judgement(predictions.name, ranks, length, num_rows, ordered)
+    return Judgement(predictions.name, requests, ranks, length, num_rows, ordered)
 
 
 def _require_same_split(predictions: Predictions, requests: Requests) -> None:
@@ -149,15 +149,6 @@ def _count_lists(
 def _find_index(column: pa.Array, names: pa.Array) -> np.ndarray:
     """Return [n] int64 index of each text of a column in ``names``, -1 for one not in it."""
     return pc.fill_null(pc.index_in(column, value_set=names), -1).to_numpy().astype(np.int64)
-
-
-def _divide(lengths: np.ndarray) -> Iterator[slice]:
-    """Yield ranges of requests whose lists, together, can be sorted in memory."""
-    ends = np.cumsum(lengths)
-    is_first = np.diff(ends // _BLOCK_ROWS, prepend=-1) != 0
-    bounds = [*np.flatnonzero(is_first).tolist(), len(lengths)]
-    for first, end in itertools.pairwise(bounds):
-        yield slice(first, end)
 
 
 def _judge_block(

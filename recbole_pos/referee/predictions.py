@@ -56,12 +56,10 @@ class Predictions:
     Attributes:
         name: what messages call them: the file, or ``predictions``.
         read_tables: returns an iterator over blocks of rows, from the first row on.
-        extra_columns: further names that the columns of requests and of items may have.
     """
 
     name: str
     read_tables: Callable[[], Iterator[pa.Table]]
-    extra_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def read_rows(self) -> Iterator[Rows]:
         """Yield the rows in blocks, in their order.
@@ -96,9 +94,8 @@ class Predictions:
 
     def _convert(self, table: pa.Table, num_before: int) -> Rows:
         """Return a block of rows, of which ``num_before`` come before in the file."""
-        user_fields, item_fields = self.extra_columns
-        request_column = self._require_column(table, (*REQUEST_COLUMNS, *user_fields))
-        item_column = self._require_column(table, (*ITEM_COLUMNS, *item_fields))
+        request_column = self._require_column(table, REQUEST_COLUMNS)
+        item_column = self._require_column(table, ITEM_COLUMNS)
         requests = table[request_column].combine_chunks()
         items = table[item_column].combine_chunks()
 
@@ -160,26 +157,22 @@ class Predictions:
         return column.cast(pa.string())
 
 
-def open_predictions(
-    source: Any, user_fields: Sequence[str] = (), item_fields: Sequence[str] = ()
-) -> Predictions:
+def open_predictions(source: Any) -> Predictions:
     """Return the predictions in a file or frame; nothing is read before its rows are.
 
     Args:
         source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
             {request: {item: score}}.
-        user_fields, item_fields: further names of the columns of requests and of items.
     """
-    extra_columns = tuple(user_fields), tuple(item_fields)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
             raise UsageError(f"{path} is not a file of predictions, or is not there")
-        return Predictions(str(path), lambda: _read_file(path), extra_columns)
+        return Predictions(str(path), lambda: _read_file(path))
     if isinstance(source, Mapping):
-        return Predictions("predictions", lambda: _read_run(source), extra_columns)
+        return Predictions("predictions", lambda: _read_run(source))
     table = _convert_frame(source)
-    return Predictions("predictions", lambda: _cut(table), extra_columns)
+    return Predictions("predictions", lambda: _cut(table))
 
 
 def _read_file(path: Path) -> Iterator[pa.Table]:

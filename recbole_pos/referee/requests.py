@@ -7,8 +7,9 @@ one held-out target: which item comes next after this history? All calls on the 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +156,21 @@ class Requests:
         """Return the table that a run keeps of its test, given [requests] ranks from 0."""
         unit = self.dataset.config["timestamp_unit"]
         return make_rank_table(self.dataset, self.target_rows, ranks, unit)
+
+
+def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
+    """Yield ranges of requests that have, together, about as many elements as fit into memory.
+
+    Sizes [3, 1, 4, 2] and 5 elements give the ranges 0:2, 2:3 and 3:4.
+
+    Args:
+        sizes: [requests] elements of each, such as the items of its list.
+        largest: elements of a range, about.
+    """
+    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0
+    bounds = [*np.flatnonzero(is_first).tolist(), len(sizes)]
+    for first, end in itertools.pairwise(bounds):
+        yield slice(first, end)
 
 
 def read_split_data(

@@ -7,6 +7,7 @@ as trec_eval reads it; or a ranx run (.json). The metrics of the run are those o
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,6 @@ def compute_lists(
     )
 
 
-def _write_parquet(lists: pd.DataFrame, file: Any) -> None:
-    lists.to_parquet(file, index=False)
-
-
-def _write_csv(lists: pd.DataFrame, file: Any) -> None:
-    lists.to_csv(file, index=False)
-
-
 def _write_trec(lists: pd.DataFrame, file: Any) -> None:
     """Write a TREC run. Readers sort by scores, so the first of K items has the score K."""
     best_score = int(lists["rank"].max())
@@ -108,9 +101,9 @@ def _write_ranx(lists: pd.DataFrame, file: Any) -> None:
 
 
 # Suffix of a file -> function that writes lists into it.
-_WRITERS = {
-    ".parquet": _write_parquet,
-    ".csv": _write_csv,
+_WRITERS: dict[str, Callable[[pd.DataFrame, Any], None]] = {
+    ".parquet": lambda lists, file: lists.to_parquet(file, index=False),
+    ".csv": lambda lists, file: lists.to_csv(file, index=False),
     ".run": _write_trec,
     ".trec": _write_trec,
     ".json": _write_ranx,

@@ -16,13 +16,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from recbole_pos.errors import UsageError
 from recbole_pos.study.rendered_table import Cell, RenderedTable, format_number
 from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Results
-from recbole_pos.study.statistics import LEVEL, POWER, SeedNoise, compute_pseudo_values
+from recbole_pos.study.statistics import Estimate, SeedNoise, compute_pseudo_values
 
 _MOST_SEEDS = 10  # of the table
 _MOST_SEARCHED = 500  # seeds that are tried for a wanted difference
@@ -49,21 +48,17 @@ class PairNoise:
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
         """Estimate the noise from values [seeds, units] of two rows with two seeds or more."""
         num_units = row.shape[1]
-        noises = [SeedNoise.from_values(values) for values in (row, reference)]
-        row_noise, reference_noise = noises
+        row_noise = SeedNoise.from_values(row)
+        reference_noise = SeedNoise.from_values(reference)
         assert row_noise is not None and reference_noise is not None  # they have two seeds
-        row_within, reference_within = (
-            noise.within * num_units for noise in (row_noise, reference_noise)
-        )
+        row_within = row_noise.within * num_units
+        reference_within = reference_noise.within * num_units
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
         # the mean over seeds still has a part of the variance within seeds
         explained = row_within / len(row) + reference_within / len(reference)
-        return cls(
-            num_units,
-            max(unit_variance - explained, 0.0),
-            row_within + reference_within,
-            (row_noise.between, reference_noise.between),
-        )
+        difference = max(unit_variance - explained, 0.0)
+        between = row_noise.between, reference_noise.between
+        return cls(num_units, difference, row_within + reference_within, between)
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference with n seeds on both sides; nan for one seed,
@@ -80,8 +75,7 @@ class PairNoise:
         parts = [unit_variance**2 / (self.num_units - 1)]
         parts += [(between / num_seeds) ** 2 / (num_seeds - 1) for between in self.between]
         df = max(variance**2 / sum(parts), min(self.num_units, num_seeds) - 1)
-        quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], df)
-        return float(math.sqrt(variance) * quantiles.sum())
+        return Estimate(0.0, math.sqrt(variance), df, "own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not."""

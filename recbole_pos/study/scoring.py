@@ -45,17 +45,7 @@ _METRICS = ("ndcg", "hit", "mrr")
 _MAIN_CUTOFF = 10
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Predictions that have been judged.
-
-    Attributes:
-        requests: the requests that they answer; None if there are no predictions.
-        judgements: row and seed -> where the targets stand in its lists.
-    """
-
-    requests: Requests | None
-    judgements: Mapping[tuple[str, int], Judgement]
+Judged = Mapping[tuple[str, int], Judgement]  # by row and seed
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,24 +138,28 @@ def score(
         dataset = read_split_data(data, config_files, options)
     requests = make_requests(dataset, part)
     sources = predictions if isinstance(predictions, (list, tuple)) else [predictions]
-    judgements = {
-        (name, seed): _judge_source(source, requests) for seed, source in enumerate(sources, 1)
+    judged = {
+        (name, seed): judge(open_predictions(source), requests)
+        for seed, source in enumerate(sources, 1)
     }
 
-    results = _make_results(requests, runs, name, len(sources))
-    length = min(judgement.length for judgement in judgements.values())
-    metrics = metrics or _list_metrics(dataset.config["topk"], length)
-    content = {**results.plan.source.content, "metrics": list(metrics)}
-    plan = make_plan(Source(RUN_FOLDERS, content))
-    results = add_judged(replace(results, plan=plan), Judged(requests, judgements))
-    return Scored(results, list(judgements.values()), make_tables(results))
-
-
-def _judge_source(source: Any, requests: Requests) -> Judgement:
-    """Judge a file or frame, whose columns may have the names of fields of the dataset, too."""
-    dataset = requests.dataset
-    predictions = open_predictions(source, [dataset.uid_field], [dataset.iid_field])
-    return judge(predictions, requests)
+    results = collect_runs([Path(run) for run in runs]) if runs else None
+    study = results.plan.source.content if results else {"dataset": dataset.dataset_name}
+    rows = study.get("rows", {})
+    if name in rows:
+        raise UsageError(f"name: {name} is the name of a run, too; give another")
+    length = min(judgement.length for judgement in judged.values())
+    seeds = range(1, len(sources) + 1)
+    study = {
+        **study,
+        "title": f"{name} on {dataset.dataset_name}, {len(requests):,} {part} requests",
+        "rows": {**rows, name: {"predictions": dict.fromkeys(seeds, "")}},
+        "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
+    }
+    plan = make_plan(Source(RUN_FOLDERS, study))
+    results = replace(results, plan=plan) if results else _make_results(plan, requests)
+    results = add_judged(results, judged)
+    return Scored(results, list(judged.values()), make_tables(results))
 
 
 def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
@@ -176,30 +170,14 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
     return [f"{metric}@{cutoff}" for cutoff in ordered for metric in _METRICS]
 
 
-def _make_results(
-    requests: Requests, runs: Sequence[str | Path], name: str, num_seeds: int
-) -> Results:
-    """Return the results of runs, perhaps of none, with a plan that has a row for predictions."""
-    row = {name: {"predictions": {seed: "" for seed in range(1, num_seeds + 1)}}}
-    if runs:
-        results = collect_runs([Path(run) for run in runs])
-        content = results.plan.source.content
-        if name in content["rows"]:
-            raise UsageError(f"name: {name} is the name of a run, too; give another")
-        rows = {**content["rows"], **row}
-        title = f"{name} and runs on {content['dataset']}"
-        content = {**content, "rows": rows, "title": title}
-        return replace(results, plan=make_plan(Source(RUN_FOLDERS, content)))
-
-    dataset = requests.dataset
-    summary = dataset.split.summary if requests.part == "test" else {}
-    title = f"{name} on {dataset.dataset_name}, {len(requests):,} {requests.part} requests"
-    content = {"dataset": str(dataset.dataset_name), "title": title, "rows": row}
+def _make_results(plan: Plan, requests: Requests) -> Results:
+    """Return results without a run, with what is known of the split."""
+    summary = requests.dataset.split.summary
     return Results(
-        plan=make_plan(Source(RUN_FOLDERS, content)),
+        plan,
         runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
-        split=select_protocol(summary),
-        warnings=tuple(list_warnings(summary, requests.candidates, "none") if summary else ()),
+        split=select_protocol(summary) if requests.part == "test" else {},
+        warnings=tuple(list_warnings(summary, requests.candidates, "none")),
     )
 
 
@@ -211,10 +189,10 @@ def judge_rows(plan: Plan) -> Judged:
         for seed, file in row.prediction_files.items()
     }
     if not files:
-        return Judged(None, {})
+        return {}
     first_row, _ = next(iter(files))
     requests = make_requests(read_plan_data(plan.make_options(first_row)))
-    return Judged(requests, {run: _judge_source(file, requests) for run, file in files.items()})
+    return {run: judge(open_predictions(file), requests) for run, file in files.items()}
 
 
 def add_judged(results: Results, judged: Judged) -> Results:
@@ -224,32 +202,25 @@ def add_judged(results: Results, judged: Judged) -> Results:
         UsageError: if the lists are too short for a metric of the study, or other rows have other
             targets or rank other items.
     """
-    if judged.requests is None:
+    if not judged:
         return results
-    _require_lengths(results.plan, judged.judgements)
-    candidates = dict(zip(results.done["row"], results.done.get("candidates", ()), strict=False))
-    candidates |= {row: judged.requests.candidates for row, _ in judged.judgements}
-    for table in results.plan.tables:
-        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
-
+    _require_lengths(results.plan, judged)
     frames = {} if results.ranks is None else dict(_list_ranks(results.ranks))
     lines, warnings = [], list(results.warnings)
-    for (row, seed), judgement in judged.judgements.items():
-        frames[row, seed] = judged.requests.make_rank_table(judgement.ranks)
-        lines.append(
-            {
-                **{"row": row, "seed": seed, "status": DONE, "reason": "", "path": judgement.name},
-                "candidates": judged.requests.candidates,
-                **{"request_time": "none", "device": "", "commit": "", "digest": ""},
-            }
-        )
+    for (row, seed), judgement in judged.items():
+        frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
+        line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
+        line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
+        lines.append({**line, **dict.fromkeys(("reason", "device", "commit", "digest"), "")})
         warnings += judgement.warnings
-    return replace(
-        results,
-        runs=concatenate([results.runs, pd.DataFrame(lines)]),
-        ranks=RankTable.from_runs(frames),
-        warnings=tuple(warnings),
-    )
+
+    runs = concatenate([results.runs, pd.DataFrame(lines)])
+    ranked = runs[runs["status"] == DONE]
+    candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
+    for table in results.plan.tables:
+        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
+    ranks = RankTable.from_runs(frames)
+    return replace(results, runs=runs, ranks=ranks, warnings=tuple(warnings))
 
 
 def _list_ranks(ranks: RankTable) -> Iterator[tuple[tuple[str, int], pd.DataFrame]]:
@@ -258,9 +229,9 @@ def _list_ranks(ranks: RankTable) -> Iterator[tuple[tuple[str, int], pd.DataFram
         yield (str(run.row), int(run.seed)), ranks.targets.assign(rank=run_ranks)
 
 
-def _require_lengths(plan: Plan, judgements: Mapping[tuple[str, int], Judgement]) -> None:
+def _require_lengths(plan: Plan, judged: Judged) -> None:
     """Refuse lists that are shorter than a metric of a table of their row."""
-    for (row, _), judgement in judgements.items():
+    for (row, _), judgement in judged.items():
         for table in plan.tables:
             for metric in table.metrics if row in table.rows else ():
                 if int(metric.partition("@")[2]) > judgement.length:
