@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,15 +23,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import listed, shown
 
 # Names of columns by what they hold: ours, RecTools', RePlay's, RecBole's, ranx's.
-REQUEST_COLUMNS = (
-    *("request", "user_id", "query_id", "user", "user_idx", "session_id", "uid", "q_id"),
-    "qid",
-)
+REQUEST_COLUMNS = ("request", "user_id", "query_id", "user", "user_idx", "session_id", "q_id")
 ITEM_COLUMNS = ("item_id", "item", "items", "item_idx", "iid", "doc_id", "docid")
 SCORE_COLUMNS = ("score", "rating", "relevance", "prediction")
 RANK_COLUMNS = ("rank",)
 SPLIT_COLUMN = "split"  # digest of the split that predictions were made for
-_TREC_COLUMNS = ["request", "q0", "item", "rank", "score", "tag"]
+# The ranks of a TREC run are not read: it is sorted by its scores, as trec_eval does.
+_TREC_COLUMNS = ["request", "q0", "item", "place", "score", "tag"]
 _BLOCK_ROWS = 1 << 20
 _BLOCK_BYTES = 1 << 25
 
@@ -55,11 +53,11 @@ class Predictions:
 
     Attributes:
         name: what messages call them: the file, or ``predictions``.
-        read_tables: returns an iterator over blocks of rows, from the first row on.
+        read_blocks: returns an iterator over blocks of rows, from the first row on.
     """
 
     name: str
-    read_tables: Callable[[], Iterator[pa.Table]]
+    read_blocks: Callable[[], Iterable[pa.RecordBatch]]
 
     def read_rows(self) -> Iterator[Rows]:
         """Yield the rows in blocks, in their order.
@@ -72,32 +70,31 @@ class Predictions:
                 score that is not a number.
         """
         num_before = 0
-        for table in self._iterate_tables():
-            yield self._convert(table, num_before)
-            num_before += table.num_rows
+        for block in self._iterate_blocks():
+            yield self._convert(block, num_before)
+            num_before += block.num_rows
 
     def read_split_digest(self) -> str | None:
         """Return the digest in the first row's column ``split``; None without that column."""
-        table = next(self._iterate_tables(), None)
-        if table is None or SPLIT_COLUMN not in table.column_names or not table.num_rows:
+        block = next(self._iterate_blocks(), None)
+        if block is None or SPLIT_COLUMN not in block.schema.names or not block.num_rows:
             return None
-        return str(table[SPLIT_COLUMN][0].as_py())
+        return str(block.column(SPLIT_COLUMN)[0].as_py())
 
-    def _iterate_tables(self) -> Iterator[pa.Table]:
+    def _iterate_blocks(self) -> Iterator[pa.RecordBatch]:
         """Yield the blocks; a UsageError names what cannot be read."""
         try:
-            yield from self.read_tables()
+            yield from self.read_blocks()
         except UsageError:
             raise
         except (OSError, ValueError, pa.ArrowException) as error:
             raise UsageError(f"{self.name} cannot be read: {error}") from error
 
-    def _convert(self, table: pa.Table, num_before: int) -> Rows:
+    def _convert(self, block: pa.RecordBatch, num_before: int) -> Rows:
         """Return a block of rows, of which ``num_before`` come before in the file."""
-        request_column = self._require_column(table, REQUEST_COLUMNS)
-        item_column = self._require_column(table, ITEM_COLUMNS)
-        requests = table[request_column].combine_chunks()
-        items = table[item_column].combine_chunks()
+        request_column = self._require_column(block, REQUEST_COLUMNS)
+        item_column = self._require_column(block, ITEM_COLUMNS)
+        requests, items = block.column(request_column), block.column(item_column)
 
         if pa.types.is_nested(items.type):  # a row for each request, with the list of its items
             # requests [a, b] and items [[x, y], [z]] become [a, a, b] and [x, y, z]
@@ -105,36 +102,36 @@ class Predictions:
             requests, items = requests.take(list_index), pc.list_flatten(items)
             order = np.arange(len(items), dtype=float)
         else:
-            order = self._find_order(table, num_before)
+            order = self._find_order(block, num_before)
         return Rows(
             self._convert_names(requests, request_column),
             self._convert_names(items, item_column),
             order,
         )
 
-    def _require_column(self, table: pa.Table, choices: Sequence[str]) -> str:
+    def _require_column(self, block: pa.RecordBatch, choices: Sequence[str]) -> str:
         """Return the first of the names in ``choices`` that is a column."""
         for name in choices:
-            if name in table.column_names:
+            if name in block.schema.names:
                 return name
         raise UsageError(
-            f"{self.name}: found the columns {listed(table.column_names)}, expected one of "
+            f"{self.name}: found the columns {listed(block.schema.names)}, expected one of "
             f"{', '.join(choices)}; give a row for each request and item, with a score or rank (a "
             "matrix of scores is not read: take the best items of each row)"
         )
 
-    def _find_order(self, table: pa.Table, num_before: int) -> np.ndarray:
+    def _find_order(self, block: pa.RecordBatch, num_before: int) -> np.ndarray:
         """Return [rows] numbers to sort by, from ranks, scores or the order of rows."""
         for choices, sign in ((RANK_COLUMNS, 1.0), (SCORE_COLUMNS, -1.0)):
             for name in choices:
-                if name in table.column_names:
-                    return sign * self._convert_numbers(table[name], name, num_before)
-        return np.arange(num_before, num_before + table.num_rows, dtype=float)
+                if name in block.schema.names:
+                    return sign * self._convert_numbers(block.column(name), name, num_before)
+        return np.arange(num_before, num_before + block.num_rows, dtype=float)
 
-    def _convert_numbers(self, column: pa.ChunkedArray, name: str, num_before: int) -> np.ndarray:
+    def _convert_numbers(self, column: pa.Array, name: str, num_before: int) -> np.ndarray:
         """Return a column of ranks or scores as [rows] float64; refuse what is not a number."""
         try:
-            numbers = column.cast(pa.float64()).to_numpy()
+            numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as error:
             raise UsageError(f"{self.name}: {name}: expected numbers; {error}") from error
         if (is_missing := np.isnan(numbers)).any():
@@ -172,22 +169,21 @@ def open_predictions(source: Any) -> Predictions:
     if isinstance(source, Mapping):
         return Predictions("predictions", lambda: _read_run(source))
     table = _convert_frame(source)
-    return Predictions("predictions", lambda: _cut(table))
+    return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
 
 
-def _read_file(path: Path) -> Iterator[pa.Table]:
+def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in blocks; its suffix tells the format, or its first line."""
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BLOCK_ROWS):
-                yield pa.Table.from_batches([batch])
+            yield from file.iter_batches(_BLOCK_ROWS)
     elif path.suffix == ".json":
         yield from _read_run(json.loads(path.read_bytes()))
     else:
         yield from _read_text(path)
 
 
-def _read_text(path: Path) -> Iterator[pa.Table]:
+def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a csv or tsv file with names of columns, or of a TREC run without."""
     with open(path, encoding="utf-8-sig") as file:
         first_line = file.readline()
@@ -198,23 +194,18 @@ def _read_text(path: Path) -> Iterator[pa.Table]:
     else:
         delimiter = "\t" if "\t" in first_line else ","
         names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
-    reader = csv.open_csv(
+    num_skipped = 0 if is_trec else 1
+    yield from csv.open_csv(
         path,
-        read_options=csv.ReadOptions(
-            column_names=names, skip_rows=0 if is_trec else 1, block_size=_BLOCK_BYTES
-        ),
-        parse_options=csv.ParseOptions(delimiter=delimiter),
+        csv.ReadOptions(column_names=names, skip_rows=num_skipped, block_size=_BLOCK_BYTES),
+        csv.ParseOptions(delimiter=delimiter),
         # names stay as they are written: 007 is not 7
-        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
-    for batch in reader:
-        table = pa.Table.from_batches([batch])
-        # the order of a TREC run is that of its scores, as for trec_eval
-        yield table.drop_columns(["rank"]) if is_trec else table
 
 
-def _read_run(run: Any) -> Iterator[pa.Table]:
-    """Yield the rows of a ranx run, {request: {item: score}}, as one table."""
+def _read_run(run: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a ranx run, {request: {item: score}}, in one block."""
     if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
         raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
     rows = [
@@ -222,7 +213,7 @@ def _read_run(run: Any) -> Iterator[pa.Table]:
     ]
     requests, items, scores = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {"request": pa.array(requests, pa.string()), "item": pa.array(items, pa.string())}
-    yield pa.table({**columns, "score": pa.array(scores, pa.float64())})
+    yield pa.RecordBatch.from_pydict({**columns, "score": pa.array(scores, pa.float64())})
 
 
 def _convert_frame(frame: Any) -> pa.Table:
@@ -241,9 +232,3 @@ def _convert_frame(frame: Any) -> pa.Table:
         f"predictions: expected a file, or a frame with a row for each request and item; {reason} "
         "(of a matrix of scores take the best items of each row)"
     )
-
-
-def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield a table in blocks of rows."""
-    for start in range(0, table.num_rows, _BLOCK_ROWS):
-        yield table.slice(start, _BLOCK_ROWS)
