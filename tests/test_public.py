@@ -104,6 +104,15 @@ def gowalla(folder: Path) -> list[Path]:
     return [folder / "checkins.txt"]
 
 
+def foursquare(folder: Path) -> list[Path]:
+    venue = "4bf5\tCaf\xe9\t40.7\t-74.0\t-240"
+    lines = [
+        f"{u}\t{i}\t{venue}\tTue Apr {3 + u:02} 02:00:{i:02} +0000 2012" for u, i, _ in pairs()[:-1]
+    ]
+    (folder / "nyc.txt").write_text("\n".join(lines), encoding="latin-1")
+    return [folder / "nyc.txt"]
+
+
 def yambda(folder: Path) -> list[Path]:
     events = [(u, 5 * t % 2**24, i) for u, i, t in pairs()]
     table = pd.DataFrame(events, columns=["uid", "timestamp", "item_id"], dtype="uint32")
@@ -128,6 +137,7 @@ RAW = {
     "diginetica": diginetica,
     "yoochoose": yoochoose,
     "gowalla": gowalla,
+    "foursquare-nyc": foursquare,
     "yambda-likes": yambda,
     "zvuk": zvuk,
 }
@@ -139,7 +149,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("described")
     for name in RAW:
         (folder / name).mkdir(parents=True)
-        text = (DATASETS / name / f"{name}.yaml").read_text()
+        text = (DATASETS / name / f"{name}.yaml").read_text().replace("[10,inf)", "[5,inf)")
         lines = [line for line in text.splitlines() if not line.startswith("  counts:")]
         lines.append(f"  counts: {{users: {USERS}, items: {ITEMS}, events: {USERS * ITEMS}}}\n")
         (folder / name / f"{name}.yaml").write_text("\n".join(lines))
@@ -226,6 +236,7 @@ def test_what_stands_in_the_tables(built: Path) -> None:
         ("diginetica", 1462060800),
         ("yoochoose", 1396349460.277),
         ("gowalla", 1286841300),  # 2010-10-11
+        ("foursquare-nyc", 1333404000),  # 2012-04-02, 22:00 in New York
         ("yambda-likes", 5 * 978300000 % 2**24),
         ("zvuk", 978300000),
         ("yelp", 1551520800),  # 2019-03-02, since older reviews are left out

@@ -126,6 +126,23 @@ def read_gowalla(checkins: Path) -> Tables:
     return Tables(interactions, places, None, {"latitude": "float", "longitude": "float"})
 
 
+def read_foursquare(checkins: Path) -> Tables:
+    """Read check-ins of Foursquare in one city (Yang et al. 2015), without a header.
+
+    Venues are the items; their category is an attribute, from the first check-in of each. Times
+    are local: the file has each time in UTC beside the minutes by which the city's clock differs.
+    """
+    names = ["user_id", "item_id", "category_id", "category", "latitude", "longitude"]
+    names += ["offset_minutes", "utc_time"]
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "latin-1"}
+    raw = _read_cells(checkins, names=names, **options)
+    utc = pd.to_datetime(raw["utc_time"], format="%a %b %d %H:%M:%S %z %Y", utc=True)
+    local_seconds = utc.dt.as_unit("s").astype("int64") + 60 * raw["offset_minutes"].astype(int)
+    venues = raw.drop_duplicates("item_id")[["item_id", "category"]]
+    interactions = raw.assign(timestamp=local_seconds)[_COLUMNS]
+    return Tables(interactions, venues, None, {"category": "token"})
+
+
 def read_yambda(interactions: Path) -> Tables:
     """Read Yambda's interactions of one kind, such as likes; day 0 of their seconds is unknown."""
     raw = pd.read_parquet(interactions, columns=["uid", "item_id", "timestamp"])
@@ -150,7 +167,7 @@ def read_zvuk(plays: Path) -> Tables:
 RECIPES: dict[str, Callable[..., Tables]] = {
     recipe.__name__.removeprefix("read_"): recipe
     for recipe in (read_movielens, read_amazon, read_yelp, read_diginetica)
-    + (read_yoochoose, read_gowalla, read_yambda, read_zvuk)
+    + (read_yoochoose, read_gowalla, read_foursquare, read_yambda, read_zvuk)
 }
 
 
