@@ -172,11 +172,12 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
-    assert "2 trials with seeds 2020 and 2021," in " ".join(describe_protocol(results))
+    assert "2 trials each (seeds: 2020 and 2021), chosen" in " ".join(describe_protocol(results))
     pack(made, folder, tmp_path / "study")
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.take_finished()
+    train(known, fits=0)
     assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
 

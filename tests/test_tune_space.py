@@ -207,12 +207,13 @@ SEARCHED = [
 def test_tpe_depends_on_the_recorded_trials_and_the_seed_only() -> None:
     """A new study of the same trials and results has the same next trial, that of another not."""
     space = Space(SEARCHED)
+    distributions = {parameter.name: parameter.distribution for parameter in SEARCHED}
     old = create_study("max", ResumableSampler(3))
     for number in range(14):
         trial = old.ask()
         options = space.suggest(trial)
         assert space.encode(options) == trial.params
-        assert {name: space.distributions[name] for name in trial.params} == trial.distributions
+        assert {name: distributions[name] for name in trial.params} == trial.distributions
         old.tell(trial, number / 10)
     following = space.suggest(old.ask())
     for seed in (3, 4):

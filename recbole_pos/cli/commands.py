@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import (
-    Argument,
-    Parser,
-    list_config_files,
-    option,
-    read_settings,
-)
+from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -201,7 +195,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     if settings.resume is not None:
         task = f"resumes {settings.resume}"
     text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
-    Reporter(settings.verbose, log=settings.log).line(text)
+    Reporter(settings.verbose).line(text)
 
 
 @_command(

@@ -24,12 +24,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
-from recbole_pos.yaml_files import (
-    ROOT,
-    find_recbole_properties,
-    read_overall_defaults,
-    read_yaml,
-)
+from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 FOR = "for"
 # Keys that decide which parts a run takes, and so stand outside of them.
@@ -70,7 +65,10 @@ def plugin_defaults(
 
 
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Refuse defaults of a custom scheme that would be those of another reader of the option."""
+    """Refuse an option of a custom scheme that others read, too, with another default.
+
+    The scheme's default would otherwise be theirs. ``earlier`` are the defaults of others.
+    """
     others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
     for key, value in values.items():
         if others.get(key, value) != value:

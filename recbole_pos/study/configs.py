@@ -107,7 +107,11 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def note_unread(plan: Plan) -> None:
-    """Set ``unread`` of every row; :func:`check_plan` refuses an option that no row reads."""
+    """Note in each row which options of the base its model does not read (``unread``).
+
+    The row is then made without them. An option that no row reads stays in all rows, so that
+    :func:`check_plan` refuses it.
+    """
     trained_rows = [plan.rows[name] for name in plan.sort_rows()]
     if not trained_rows:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
@@ -121,7 +125,7 @@ def note_unread(plan: Plan) -> None:
 
 
 def _find_unread(plan: Plan, name: str) -> str:
-    """Return the first option of the base that a row does not read; empty if it reads all."""
+    """Return an option of the base that the model of a row does not read; empty if it reads all."""
     try:
         complete_options(plan.make_first_options(name))
     except UnknownKey as error:

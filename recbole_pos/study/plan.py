@@ -51,7 +51,10 @@ class Source:
     lines: dict[PartPath, str] = field(default_factory=dict)
 
     def locate(self, *path: Any) -> str:
-        """Return file and line of the smallest part around ``path`` with a line, else the name."""
+        """Return the file and line of a part, for a message.
+
+        Of a part without a line it is that of the nearest part around it, or else the file's name.
+        """
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -148,7 +151,7 @@ def _refuse(value: Any) -> None:
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
-Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lower=True)]
+Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]\w*(@[1-9]\d*)?$", to_lower=True)]
 Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code

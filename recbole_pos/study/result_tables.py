@@ -24,13 +24,7 @@ from recbole_pos.study.rendered_table import (
     format_number,
     join_names,
 )
-from recbole_pos.study.results import (
-    COLD_TARGETS,
-    VALIDATION,
-    Comparison,
-    Results,
-    concatenate,
-)
+from recbole_pos.study.results import COLD_TARGETS, VALIDATION, Comparison, Results, concatenate
 from recbole_pos.study.statistics import ALL
 
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
@@ -100,12 +94,8 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
         num_targets = int(means.loc[means["metric"] == metric, "targets"].max())
         notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
 
-    num_columns = len(columns)
     columns |= _make_cost_columns(results, table.rows)
-    # a narrow terminal omits costs, then metrics but the main one, then seeds
-    costs = range(len(columns) - 1, num_columns - 1, -1)
-    omittable = (*costs, *range(len(titles) + 1, 2, -1), 1)
-    return _make_table(table.title, columns, notes, omittable=omittable)
+    return _make_table(table.title, columns, notes)
 
 
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
@@ -297,11 +287,10 @@ def _make_table(
     columns: dict[str, list[Cell]],
     notes: Sequence[str] = (),
     text_columns: tuple[int, ...] = (0,),
-    omittable: tuple[int, ...] = (),
 ) -> RenderedTable:
     """Return a table from its columns by name."""
     lines = tuple(zip(*columns.values(), strict=True))
-    return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns, omittable)
+    return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns)
 
 
 def format_metric(metric: str) -> str:

@@ -50,7 +50,7 @@ _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_e
 
 
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tables say of a split, from its summary, empty if unknown."""
+    """Return those facts of a split's summary that tables show; empty for an unknown split."""
     keys = ("split", "target", "targets", "repeated_targets", "tied_targets")
     return {key: summary[key] for key in keys if key in summary}
 
@@ -218,7 +218,12 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 class _Collector:
-    """Collects lines, ranks and curves of runs; paths in lines are relative to ``root``."""
+    """Collects what the run folders of a study say, and makes its results of it.
+
+    Args:
+        metric: the study's first metric, whose validation values are collected.
+        root: folder that paths of runs are relative to.
+    """
 
     def __init__(self, metric: str, root: Path) -> None:
         self.metric, self.root = metric, root
@@ -229,7 +234,10 @@ class _Collector:
         self.rows_by_version: dict[str, dict[str, list[str]]] = {}
 
     def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
-        """Add a run and its facts; a run that was only tested has no cost and no curve."""
+        """Add a run: its facts as a line of ``runs``, its ranks and its learning curve.
+
+        A run that was only tested (``is_trained`` is false) has no cost and no curve.
+        """
         row, seed, path = facts["row"], facts["seed"], run.path
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")

@@ -161,7 +161,9 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
 
     Returns:
         [..., units] values whose mean and variance are computed as if each unit had one target;
-        the totals themselves if each has one (Quenouille; Tukey).
+        the totals themselves if each has one (Quenouille; Tukey). For totals [1, 2] of 1 and 3
+        targets, the mean over targets is 3/4; without a unit it is 2/3 or 1, so the values are
+        2 * 3/4 - 2/3 and 2 * 3/4 - 1, and their mean is 2/3.
     """
     num_units = len(num_targets)
     if (num_targets == 1).all() or num_units == 1:
@@ -225,7 +227,11 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def compute_factor(self, level: float) -> float:
-        """Return how much larger variances of a row with a mean of ``level`` are, at least 1."""
+        """Return by which factor variances of a row with the mean ``level`` are multiplied.
+
+        Noise grows with the metric: a row with twice the mean of the pooled rows has four times
+        their variance. A row below them is not given less.
+        """
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
@@ -279,7 +285,8 @@ def estimate_difference(
         is_coupled: whether seed s of a side was made from seed s of the other. The two share the
             noise of that seed, so it is estimated from the differences between them.
     """
-    difference, num_units = float(row.mean() - reference.mean()), row.shape[1]
+    difference = float(row.mean() - reference.mean())
+    _, num_units = row.shape
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
     # one pair of coupled seeds shows no noise; the noise of independent sides is an upper bound
@@ -298,6 +305,7 @@ def estimate_difference(
         seed_variance += (noise.between - noise.within) / len(side)
         df_denominator += (noise.between / len(side)) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
+
     if not single_seed_sides:
         seed_noise = "own"
     elif pooled is None:
@@ -308,6 +316,7 @@ def estimate_difference(
         seed_variance += factor * (pooled.between - pooled.within)
         df_denominator += (factor * pooled.between) ** 2 / pooled.df
         lowest_df = min(lowest_df, pooled.df)
+
     variance = unit_variance + max(seed_variance, 0.0)
     if not variance or not (row.any() or reference.any()):
         # equal values, such as zeros where no cold item is found, do not mean a precise estimate
@@ -331,7 +340,8 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
         [comparisons] two-sided p-values; 1 where no unit differs.
     """
     differences = np.asarray(differences, dtype=float)
-    p_values = np.ones(differences.shape[1])
+    _, num_comparisons = differences.shape
+    p_values = np.ones(num_comparisons)
     sampled = []  # comparisons with too many units to try all flips
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]
@@ -460,13 +470,20 @@ def _compare_rows(
     rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences, from sums and numbers of targets in a bin."""
+    """Return the lines of a table of differences for the targets of one bin.
+
+    Args:
+        totals: row -> sums of gains [seeds, units].
+        num_targets: [units] number of targets of each unit.
+        reference, rows, are_coupled: as for :func:`compute_differences`.
+    """
     units, targets = len(num_targets), int(num_targets.sum())
     values, pooled = {}, None
     if units:
         values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
         by_seeds = sorted(values, key=lambda row: -len(values[row]))  # a stable sort
         pooled = SeedNoise.pool(values[row] for row in _select_independent(by_seeds, are_coupled))
+
     lines: list[dict[str, Any]] = []
     unit_differences = []
     for row in rows:
@@ -480,6 +497,7 @@ def _compare_rows(
         lines.append(line)
         if not units:  # no target is in the bin
             continue
+
         sides = values[row][index], values[reference][reference_index]
         result = estimate_difference(*sides, pooled, is_coupled)
         by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
@@ -491,6 +509,7 @@ def _compare_rows(
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
+
     if unit_differences:
         for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}

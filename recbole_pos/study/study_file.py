@@ -15,16 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.config.checks import as_list
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.study.plan import (
-    Attach,
-    Plan,
-    Source,
-    TablePlan,
-    find_repeated,
-    list_points,
-)
+from recbole_pos.study.plan import Attach, Plan, Source, TablePlan, find_repeated, list_points
 from recbole_pos.values import is_whole, listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_with_lines, read_yaml
 
@@ -293,7 +287,7 @@ def _list_metrics(options: Mapping[str, Any]) -> list[str]:
     """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
     names = [str(name).lower() for name in as_list(options.get("metrics") or METRIC_NAMES)]
     cutoffs = as_list(options.get("topk") or [10])
-    metrics = [f"{name}@{k}" for k in cutoffs for name in names if name != "gauc"]
+    metrics = [f"{name}@{k}" for k in cutoffs for name in names if has_cutoff(name)]
     return sorted(metrics, key=lambda metric: metric != str(options.get("valid_metric")).lower())
 
 

@@ -163,7 +163,6 @@ def _describe_differences(comparison: Comparison) -> list[str]:
 def describe_protocol(results: Results) -> list[str]:
     """Return sentences on the data, training, search, warnings and statistics of a study."""
     plan = results.plan
-    num_rows, num_seeds = len(plan.rows), len(plan.seeds)
     sentences = []
     if results.data:
         facts = []
@@ -171,12 +170,20 @@ def describe_protocol(results: Results) -> list[str]:
             name = "interactions" if key == "events" else key
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
-    each = "each " if results.is_planned else ""
-    sentences.append(
-        f"{num_rows} configuration{'s' * (num_rows > 1)}, {each}trained with {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)} ({join_names(map(str, plan.seeds))})."
-    )
-    sentences.append(_describe_search(plan))
+
+    seeds = join_names(map(str, plan.seeds))
+    sentences.append(f"{len(plan.rows)} configurations, trained with the seeds {seeds}.")
+    num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
+    if num_trials:
+        number = max(num_trials.values())  # the same for all
+        trial_seeds = join_names(map(str, plan.trial_seeds))
+        sentences.append(
+            f"Searched with {number} trials each (seeds: {trial_seeds}), chosen on validation "
+            f"only: {join_names(num_trials)}. Others have the options given in the study."
+        )
+    else:
+        sentences.append("Nothing was searched: all have the options given in the study.")
+
     sentences += [f"Warning: {text}." for text in results.warnings]
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
@@ -184,24 +191,6 @@ def describe_protocol(results: Results) -> list[str]:
         f"confidence intervals cover {plan.unit}s and seeds (components of variance)."
     )
     return sentences
-
-
-def _describe_search(plan: Plan) -> str:
-    """Return the sentence on the tuning budget of the configurations."""
-    searched = {name: row.grid for name, row in plan.rows.items() if row.grid}
-    if not searched:
-        return "Nothing was searched: every configuration has the options given in the study."
-    first_grid = next(iter(searched.values()))
-    budget = "a search of its own"
-    if all(grid == first_grid for grid in searched.values()):
-        budget = "the same tuning budget"
-    unsearched = [name for name, row in plan.rows.items() if not row.grid and not row.parent]
-    exceptions = f" ({join_names(unsearched)}: none)" if unsearched else ""
-    seeds = f"seed{'s' * (plan.search_seeds > 1)} {join_names(map(str, plan.trial_seeds))}"
-    return (
-        f"Every configuration had {budget}, {len(list_points(first_grid))} trials{exceptions} with "
-        f"{seeds}, and was chosen on validation only."
-    )
 
 
 def _dump_study(plan: Plan) -> str:

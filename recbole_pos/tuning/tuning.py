@@ -23,12 +23,7 @@ from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import (
-    SEARCH,
-    RunFolder,
-    find_unused_path,
-    make_folder,
-)
+from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, make_folder
 from recbole_pos.experiment.result import read_result
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
@@ -153,7 +148,7 @@ def tune(
         _print_settings(runs, reporter)
         try:
             runs.train(reporter)
-            best = runs.find_best()
+            best = runs.require_best()
             tested = runs.test(best)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -163,10 +158,16 @@ def tune(
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
+        shown = table.trials, best, search.metric, search.mode, search.title
+        picture = draw_curves(*shown, folder / "curves.png")
+        reporter.show_results(
+            f"best of {len(table.trials)} trials is {best.number}: {format_options(best.options)}",
+            {"valid": read_result(tested).best_valid, "test (once)": test},
+        )
+        for file in (folder / "best.yaml", table.file, picture):
+            reporter.line(str(file))
         seconds = time.perf_counter() - began
-        result = SearchResult(folder, table.trials, best, test, seconds, dataset)
-        _report_result(search, result, reporter)
-        return result
+        return SearchResult(folder, table.trials, best, test, seconds, dataset)
 
 
 def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | Path:
@@ -299,7 +300,7 @@ class _Runs:
             ),
         )
 
-    def find_best(self) -> Trial:
+    def require_best(self) -> Trial:
         """Return the best trial; a TrainingError if all failed."""
         best = self.table.find_best()
         if best is None:
@@ -369,17 +370,3 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
         content["earlier"] = earlier
     write_json(folder / "test.json", content)
     return test
-
-
-def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> None:
-    """Draw the learning curves, and print the result."""
-    trials, best, folder = result.trials, result.best, result.folder
-    picture = draw_curves(
-        trials, best, search.metric, search.mode, search.title, folder / "curves.png"
-    )
-    reporter.show_results(
-        f"best of {len(trials)} trials is {best.number}: {format_options(best.options)}",
-        {"valid": read_result(RunFolder(result.run_dir)).best_valid, "test (once)": result.test},
-    )
-    for file in (folder / "best.yaml", folder / "trials.csv", picture):
-        reporter.line(str(file))
