@@ -33,7 +33,6 @@ from recbole_pos.referee.run_lists import write_lists
 from recbole_pos.referee.split_folder import DataSplit, split
 from recbole_pos.study.statistics import compute_gains
 
-SMALL_ROW = {"epochs": 1, "train_batch_size": 64}
 SPLITS: dict[str, dict[str, Any]] = {
     "leave-one-out": {},
     "by time": {"eval_args": {"split": {"GT": [0.7, 0.85]}}},
@@ -361,7 +360,7 @@ def test_predictions_are_rows_of_a_study(
     file = write_lists(trained("PosSASRec", **SPLITS["by time"]), tmp_path / "a.parquet", k=10)
     study: dict[str, Any] = {
         "dataset": "tiny",
-        "base": {**SMALL_ROW, **SPLITS["by time"], "data_path": str(tiny)},
+        "base": {**SPLITS["by time"], "data_path": str(tiny)},
         "rows": {
             "Pop": {"model": "Pop"},
             "A": {"predictions": str(file)},

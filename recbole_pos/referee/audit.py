@@ -77,18 +77,22 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     }
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
     facts = next(iter(counts.values()))
-    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
-    for number, (name, split) in enumerate(splits.items()):
-        has_ties = counts[name]["targets at a tie"] > 0
-        # of the first split only, since each order is read and counted again
-        orders = ["file"]
-        if number == 0 and has_ties:
-            orders += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
-        for model in BASELINES:
-            levels[model][name] = [
-                _measure(model, dataset, config_files, options, {"split": split, "ties": ties})
-                for ties in orders
+
+    # every order is read and counted again, so only the first split has several
+    first_split = next(iter(splits))
+    orders = {name: ["file"] for name in splits}
+    if counts[first_split]["targets at a tie"]:
+        orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
+    levels = {
+        model: {
+            name: [
+                _measure(model, dataset, config_files, options, {"split": split, "ties": order})
+                for order in orders[name]
             ]
+            for name, split in splits.items()
+        }
+        for model in BASELINES
+    }
 
     built = next(iter(requests_by_split.values())).dataset
     return Audit(
