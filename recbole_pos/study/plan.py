@@ -144,6 +144,15 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     return value
 
 
+def _parse_predictions(value: Any) -> Any:
+    """Return seed -> file, from such a mapping or from one file; seeds kept in json are text."""
+    if isinstance(value, str):
+        return {FIRST_SEED: value}
+    if isinstance(value, dict):
+        return {int(seed) if str(seed).isdigit() else seed: value[seed] for seed in value}
+    return value
+
+
 def _refuse(value: Any) -> None:
     """Raise an error, for a key that a study's file cannot set."""
     raise ValueError("it cannot stand here")
@@ -190,7 +199,7 @@ class Row(Options):
     Attributes:
         attach: schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
-        predictions: file with the lists of another system, or seed -> file; nothing is trained.
+        predictions: seed -> file with the lists of another system; empty for a row that is trained.
         of: the part of the split that the predictions answer.
         search: grid of the row; True for that of the study, until the plan is complete; None for
             no search.
@@ -199,7 +208,7 @@ class Row(Options):
 
     attach: Attach | None = None
     retest: str | None = None
-    predictions: str | dict[int, str] | None = None
+    predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
     of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
@@ -213,13 +222,6 @@ class Row(Options):
     def parent(self) -> str | None:
         """Name of the row whose trained models it starts from; None if it is trained."""
         return self.attach.to if self.attach else self.retest
-
-    @property
-    def prediction_files(self) -> dict[int, str]:
-        """Seed -> file with the lists of another system; empty for a row that is trained."""
-        if isinstance(self.predictions, str):
-            return {FIRST_SEED: self.predictions}
-        return self.predictions or {}
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -320,7 +322,7 @@ class Plan(_Layout):
 
     def count_runs(self, name: str) -> int:
         """Return how many runs a row has in the end: one for each seed, or file of predictions."""
-        return len(self.rows[name].prediction_files or self.seeds)
+        return len(self.rows[name].predictions or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
         """Return the names of a row, its parent, and so on up to a row without a parent."""

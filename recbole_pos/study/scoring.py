@@ -186,7 +186,7 @@ def judge_rows(plan: Plan) -> Judged:
     files = {
         (name, seed): file
         for name, row in plan.rows.items()
-        for seed, file in row.prediction_files.items()
+        for seed, file in row.predictions.items()
     }
     if not files:
         return {}
