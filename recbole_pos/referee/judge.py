@@ -23,7 +23,7 @@ from recbole_pos.referee.requests import Requests, divide
 from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.values import listed, shown
 
-_BLOCK_ROWS = 1 << 24  # rows of lists that are sorted at a time
+_BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 0.8 GB
 _LARGEST_SHARE = 0.01  # of rows or requests with a fault; above it is a warning
 UNKNOWN_REQUESTS = "rows of unknown requests"
 UNKNOWN_ITEMS = "rows of unknown items"
@@ -97,11 +97,11 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
             f"{listed(requests.names[:2])}, ... (`recbole-pos split` writes them)"
         )
 
-    num_items = len(requests.item_names)
-    ranks = np.full(len(requests), num_items, dtype=np.int64)
+    ranks = np.empty(len(requests), dtype=np.int64)
     counts = Counter({UNKNOWN_REQUESTS: num_unknown})
     for chosen in divide(lengths, _BLOCK_ROWS):
-        counts += _judge_block(predictions, requests, chosen, ranks)
+        ranks[chosen], faults = _judge_block(predictions, requests, chosen)
+        counts += faults
 
     length = int(lengths.max())
     counts[MISSING] = int((lengths == 0).sum())
@@ -147,36 +147,37 @@ def _count_lists(
 
 
 def _find_index(column: pa.Array, names: pa.Array) -> np.ndarray:
-    """Return [n] int64 index of each text of a column in ``names``, -1 for one not in it."""
-    return pc.fill_null(pc.index_in(column, value_set=names), -1).to_numpy().astype(np.int64)
+    """Return [n] int32 index of each text of a column in ``names``, -1 for one not in it."""
+    return pc.fill_null(pc.index_in(column, value_set=names), -1).to_numpy()
 
 
 def _judge_block(
-    predictions: Predictions, requests: Requests, chosen: slice, ranks: np.ndarray
-) -> Counter[str]:
-    """Write the ranks of some targets into ``ranks``; return the faults of their lists."""
+    predictions: Predictions, requests: Requests, chosen: slice
+) -> tuple[np.ndarray, Counter[str]]:
+    """Return the ranks of some requests' targets ([requests] int64), and faults of the lists."""
     num_items = len(requests.item_names)
+    targets = requests.target_ids[chosen]
     request, item, order = _read_block(predictions, requests, chosen)
 
-    # sort each list; lexsort goes by its last key first
-    by_rank = np.lexsort((item, order, request))
-    request, item = request[by_rank], item[by_rank]
-    is_first = np.append(True, request[1:] != request[:-1])
-    first_row = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
-    place = np.arange(len(request)) - first_row
+    # lexsort goes by its last key first: by request, then by order, then by id
+    by_place = np.lexsort((item, order, request))
+    request, item = request[by_place], item[by_place]
+    is_first_of_list = np.append(True, request[1:] != request[:-1])
+    start_of_list = np.flatnonzero(is_first_of_list)[np.cumsum(is_first_of_list) - 1]
+    place = np.arange(len(request)) - start_of_list
 
-    # one number for each pair of request and item
-    pair = request * (num_items + 1) + item
+    pair = request.astype(np.int64) * (num_items + 1) + item  # a number for each
+    _, first_rows = np.unique(pair, return_index=True)
     is_unknown = item == num_items
     is_repeated = ~is_unknown
-    is_repeated[np.unique(pair, return_index=True)[1]] = False
+    is_repeated[first_rows] = False
     excluded_request, excluded_item = requests.find_excluded(chosen)
     is_excluded = np.isin(pair, excluded_request * (num_items + 1) + excluded_item)
 
-    is_target = item == requests.target_ids[chosen][request]
-    is_hit = is_target & ~is_excluded & ~is_repeated
-    ranks[chosen.start + request[is_hit]] = place[is_hit]
-    return Counter(
+    ranks = np.full(len(targets), num_items)
+    is_hit = (item == targets[request]) & ~is_excluded & ~is_repeated
+    ranks[request[is_hit]] = place[is_hit]
+    return ranks, Counter(
         {
             UNKNOWN_ITEMS: int(is_unknown.sum()),
             DUPLICATES: int(is_repeated.sum()),
@@ -191,7 +192,7 @@ def _read_block(
     """Return the rows of some requests, in the order of the file.
 
     Returns:
-        [rows] int64 number of the request, counted from the first chosen one; [rows] int64 id of
+        [rows] int32 number of the request, counted from the first chosen one; [rows] int32 id of
         the item, for an unknown one the number of all items; [rows] float64 order in the list.
     """
     # a null stands for the name of padding, which is no item
@@ -202,7 +203,7 @@ def _read_block(
         index = _find_index(rows.requests, request_names)
         is_chosen = index >= 0
         items = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
-        items[items <= 0] = len(item_names)
+        items = np.where(items > 0, items, np.int32(len(item_names)))
         blocks.append((index[is_chosen], items, rows.order[is_chosen]))
     request, item, order = map(np.concatenate, zip(*blocks, strict=True))
     return request, item, order
