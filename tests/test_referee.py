@@ -350,6 +350,7 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
     refused(["score", lists, "-d", "tiny", "--metrics", "ndcg@20", *words], "ndcg@20", "10 items")
     refused(["score", lists, "-d", "tiny", "--data_path", tiny], "made for another split")
     refused(["score", lists], "dataset: none given")
+    refused(["score", lists, "-d", "tiny", "--metrics", "gauc", *words], "gauc does not follow")
     refused(["score", lists, "--runs", run, "--name", "PosSASRec"], "give another")
 
 

@@ -38,7 +38,7 @@ from recbole_pos.study.results import (
     concatenate,
     select_protocol,
 )
-from recbole_pos.study.statistics import RankTable
+from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
 
 _METRICS = ("ndcg", "hit", "mrr")
@@ -148,6 +148,8 @@ def score(
     rows = study.get("rows", {})
     if name in rows:
         raise UsageError(f"name: {name} is the name of a run, too; give another")
+    if unknown := [metric for metric in metrics or () if not is_from_ranks(metric)]:
+        raise UsageError(f"metrics: {unknown[0]} does not follow from ranks, as ndcg@10 does")
     length = min(judgement.length for judgement in judged.values())
     seeds = range(1, len(sources) + 1)
     study = {
