@@ -51,7 +51,7 @@ from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
 from recbole_pos.study.study_report import draw_charts, write_results
-from recbole_pos.values import check_choice, listed, use_plain_numbers
+from recbole_pos.values import check_choice, listed
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +143,6 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to resume.
     """
     args, options = split_keywords(settings or CompareArguments(), keywords)
-    args = use_plain_numbers(args)
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]

@@ -45,7 +45,6 @@ from recbole_pos.tuning.trials import (
     quiet_tune,
     run_trial,
 )
-from recbole_pos.values import use_plain_numbers
 
 
 @dataclass(repr=False)
@@ -117,7 +116,6 @@ def tune(
     """
     began = time.perf_counter()
     args, options = split_keywords(settings or SearchArguments(), keywords)
-    args = use_plain_numbers(args)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
     check_arguments(args)
