@@ -301,6 +301,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
+
     search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)" if num_trials else ""
     reporter.line(
         f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
@@ -308,6 +309,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
         f"differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
+
     if folder.runs.is_dir() or scheduler.packed:
         scheduler.take_finished(restore=False)  # reads the data, on which the names of runs depend
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
