@@ -10,13 +10,14 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.registry import find_importing_module
 from recbole_pos.values import shown
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Names of what an evaluation collects: rank of each target from 0, its interaction, the best items
 # of its row, and the dataset.
@@ -60,7 +61,7 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 
     Args:
         name: its name; with ``lists`` or ``k``, ``NAME@10`` is its value for the cutoff 10.
-        function: returns a number, or a number for each target, whose mean is the metric.
+        function: returns a number, or an array with one for each target, whose mean is the metric.
         bigger: whether a higher value is better, for ``valid_metric``.
 
     Raises:
@@ -131,7 +132,9 @@ class _EvaluatedFunction:
             given["k"] = k
             value = metric.function(**{name: given[name] for name in metric.arguments})
             name = self.key if k is None else f"{self.key}@{k}"
-            values[name] = round(float(np.mean(value)), self.decimal_place)
+            # an array has a number for each target
+            mean = value.mean() if hasattr(value, "mean") else value
+            values[name] = round(float(mean), self.decimal_place)
         return values
 
 

@@ -101,14 +101,15 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     An option that the plugin or RecBole has too is not among them: it is checked as usual.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
-    shared = {"position"}
+    shared = {"position"}  # options that the plugin or RecBole has, too
     for name in schemes:
         if name in SCHEMES.added:
             free |= SCHEMES.added[name].own_options
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
-    rows = map(find_option, free)
-    shared |= {row.name for row in rows if row.role != MODEL or row.refused}
+    for row in map(find_option, free):
+        if row.role != MODEL or row.refused:  # of data or training, whatever the model
+            shared.add(row.name)
     if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
         shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
     return free - shared
@@ -203,6 +204,7 @@ def _split_by_title(
             f"{file}: {FOR}: expected options under names of models or schemes, as in "
             f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
         )
+
     allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():

@@ -30,6 +30,7 @@ from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
 
+_CHECKSUM_DIGITS = 16
 _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
 _train_run: Any = ray.remote(train_run)
 
@@ -185,9 +186,11 @@ def write_state(scheduler: Scheduler) -> None:
     """Write which runs belong to the study, and its facts, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     facts = StudyFacts(versions=find_versions())
-    for dataset in list(scheduler.datasets.values())[:1]:  # that of the first run
-        summary = dataset.split.summary
-        facts.data = {**count_dataset(dataset), "checksum": dataset.identity["data"][:16]}
+    first_dataset = next(iter(scheduler.datasets.values()), None)
+    if first_dataset is not None:
+        summary = first_dataset.split.summary
+        facts.data = {**count_dataset(first_dataset)}
+        facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.warnings = make_warnings(summary)
         facts.split = select_protocol(summary)
     _write_outcomes(scheduler, facts)
