@@ -23,7 +23,7 @@ from recbole_pos.referee.requests import Requests, divide
 from recbole_pos.referee.split_folder import PROTOCOL_FILE
 from recbole_pos.values import listed, shown
 
-_BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 0.8 GB
+_BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 1.2 GB
 _LARGEST_SHARE = 0.01  # of rows or requests with a fault; above it is a warning
 UNKNOWN_REQUESTS = "rows of unknown requests"
 UNKNOWN_ITEMS = "rows of unknown items"
