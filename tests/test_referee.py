@@ -343,7 +343,9 @@ def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, ref
     capsys.readouterr()
     assert main(["score", str(lists), "-d", "tiny", "--metrics", "ndcg@5", *words]) == 0
     alone = capsys.readouterr().out
-    assert main(["score", str(lists), str(lists), "--runs", str(run), "--name", "Mine"]) == 0
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["score", str(lists), str(lists), "--runs", str(run), "--name", "Mine", *out]) == 0
+    assert "Mine" in (tmp_path / "out" / "table.tex").read_text()
     beside = capsys.readouterr().out
     mean = json.loads((run / "result.json").read_text())["test"]["ndcg@5"]
     assert f"{mean:.4f}" in alone and f"{mean:.4f}" in beside and "Mine" in beside

@@ -446,6 +446,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     option("--name NAME", "of the system, in the tables (predictions)", default="predictions"),
     option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
     option("--part PART", "test or valid (test)", default="test"),
+    option("--out FOLDER", "also write table.md, table.csv, table.tex, report.html and figures"),
     configured=True,
 )
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -460,7 +461,10 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
     files = list_config_files(args.config_files)
-    score(args.files, args.dataset, files, **given, **overrides).show(Reporter())
+    scored = score(args.files, args.dataset, files, **given, **overrides)
+    scored.show(Reporter())
+    if args.out:
+        scored.write(args.out)
 
 
 @_command(

@@ -28,6 +28,7 @@ from recbole_pos.referee.requests import (
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.configs import require_same_candidates
+from recbole_pos.study.paper_files import write_paper_files
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables
@@ -40,6 +41,7 @@ from recbole_pos.study.results import (
 )
 from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_report import write_results
 
 _METRICS = ("ndcg", "hit", "mrr")
 _MAIN_CUTOFF = 10
@@ -88,6 +90,11 @@ class Scored:
         for text in self.faults:
             if text not in warnings:
                 reporter.line(text)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the files of a comparison and those for a paper; return their paths."""
+        path = Path(folder)
+        return [*write_results(self.results, path), *write_paper_files(self.results, path)]
 
     def __repr__(self) -> str:
         return "\n\n".join([self.tables[0].markdown(), *self.faults])
