@@ -143,7 +143,7 @@ def _name_values(dataset: Any, field: str, rows: np.ndarray) -> pa.Array:
         return pa.array(list(values))
     if tokens is not None:
         return pa.array(tokens.astype(str)).take(pa.array(values, mask=values == 0))
-    is_missing = dataset.log.missing.get(field)
+    is_missing = dataset.missing.get(field)
     return pa.array(values, mask=None if is_missing is None else is_missing[rows])
 
 
