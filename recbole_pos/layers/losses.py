@@ -83,7 +83,13 @@ def _compute_loss_and_gradients(
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return losses and factors of log-sum-exp, [rows, 1] each; logits become their softmax."""
+    """Return the loss of each position and its factor of log-sum-exp, [rows, 1] each.
+
+    Args:
+        logits: [rows, items] products of states and item vectors, overwritten by their softmax.
+        target, beta: [rows, n] targets of each position, and their weights.
+        prior: [items] weight of each item at every position, or None.
+    """
     linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     scale = beta.sum(1, keepdim=True)
     if prior is not None:
