@@ -349,7 +349,7 @@ class TrialSearch(OptunaSearch):
         for trial in table.trials:
             values = space.encode(trial.options)
             if trial.has_result:
-                distributions = {
+                distributions: dict[str, Any] = {
                     p.name: p.distribution for p in space.parameters if p.name in values
                 }
                 study.add_trial(
