@@ -142,7 +142,9 @@ class Stack(torch.nn.Module):
         schemes = build_schemes(names, dimensions, options, has_attention=True)
         self.needs_time, self.first = schemes.needs_time, schemes.input
         options = block(norm=norm)
-        self.layers = TransformerEncoder(2, lambda: BLOCKS[kind](options, schemes.attention()))
+        self.layers = TransformerEncoder(
+            BLOCKS[kind](options, schemes.attention()) for _ in range(2)
+        )
         shake(self)
 
     def forward(self, x: Tensor, ctx: SequenceBatch, positions: Tensor | None = None) -> Tensor:

@@ -140,7 +140,7 @@ def test_classes_that_are_no_models_are_refused(mine) -> None:
     for model, named in (
         ("TinyGRU", "'TinyGRU'"),
         (nn.Linear, "no recommender"),
-        (type("NoEncoder", (recbole_pos.PosRecommender,), {}), "no encode and no states"),
+        (type("NoEncoder", (recbole_pos.PosRecommender,), {}), "no encode and no calculate_loss"),
         (type("NoScores", sequential, {"calculate_loss": stub}), "no full_sort_predict"),
     ):
         assert named in refusal(recbole_pos.register_model, model)

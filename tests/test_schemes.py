@@ -283,10 +283,10 @@ def test_kernels_share_factors(u: bool, low: bool, count: int) -> None:
     options = {**defaults("kernel"), "kernel_u_shared": bool(u), "kernel_l_shared": bool(low)}
     schemes = [build_schemes("kernel", sizes(2, 11), options, has_attention=True) for _ in range(2)]
 
-    def stack(built: Any) -> TransformerEncoder:
-        return TransformerEncoder(3, lambda: build_transformer_layer(block(), built.attention()))
-
-    one, other = map(stack, schemes)
+    one, other = (
+        TransformerEncoder([build_transformer_layer(block(), built.attention()) for _ in range(3)])
+        for built in schemes
+    )
     found = [layer.multi_head_attention.position.schemes["kernel"] for layer in one.layer]
     assert sum(p.numel() for p in {p for kernel in found for p in kernel.parameters()}) == count
     assert (found[0].U is found[2].U, found[1].L is found[2].L) == (bool(u), bool(low))

@@ -29,8 +29,7 @@ from recbole_pos.data.windows import (
 )
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
-from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.training import make_adapter
 
 window_case = st.tuples(

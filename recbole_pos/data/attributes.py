@@ -13,7 +13,7 @@ from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options, listed, shown, suggest
 
 

@@ -27,7 +27,7 @@ from recbole_pos.data.splits import PHASES, TRAIN
 from recbole_pos.data.targets import find_selected
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options, shown
 
 

@@ -116,6 +116,7 @@ def iterate_attention(
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
     max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
     order = np.argsort(-lengths, kind="stable")
+
     start = 0
     while start < len(order):
         batch_size = max(1, max_weights // int(lengths[order[start]]) ** 2)

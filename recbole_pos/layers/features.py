@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, embedding_bag
 
 from recbole_pos.layers.item_table import ItemPart
-from recbole_pos.layers.sequence_batch import Features as Features
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 FREQUENCIES = 16  # k of ``PeriodicField``

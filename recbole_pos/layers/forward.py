@@ -20,9 +20,9 @@ Modules carry RecBole's names (``query``, ``dense``, ...), so weights of its SAS
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,16 +77,11 @@ def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of layers, each with a position scheme of its own (steps 2 to 4, once a layer).
+    """A stack of layers, each with a position scheme of its own (steps 2 to 4, once a layer)."""
 
-    Args:
-        n_layers: number of layers.
-        build_layer: returns the next layer, with its scheme; called from the first to the last.
-    """
-
-    def __init__(self, n_layers: int, build_layer: Callable[[], nn.Module]) -> None:
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(build_layer() for _ in range(n_layers))
+        self.layer = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
         """Apply all layers to x [m, d]; return all states, or those at packed ``queries``."""
@@ -204,8 +199,6 @@ class MultiHeadAttention(nn.Module):
         return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)
 
 
-# Builds the layer around a position scheme.
-LayerBuilder: TypeAlias = "Callable[[BlockOptions, AttentionPosition], nn.Module]"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,

@@ -107,13 +107,13 @@ class SampledLoss:
         self.log_q = self.log_q.to(device)
         self.cumulative = self.cumulative.to(device)
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
         """Sample negatives for targets [m] of states [m, d], and return the scalar mean loss."""
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)
-            return self.compute(hidden, weight, targets, items, repeats.double().log())
-        return self.compute(hidden, weight, targets, self.sample(targets))
+            return self.compute(states, vectors, targets, items, repeats.double().log())
+        return self.compute(states, vectors, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
         """Sample the negatives [groups, n] int64 of a batch with targets [m]."""
@@ -129,8 +129,8 @@ class SampledLoss:
 
     def compute(
         self,
-        hidden: Tensor,
-        weight: Tensor,
+        states: Tensor,
+        vectors: Tensor,
         targets: Tensor,
         items: Tensor,
         log_repeats: Tensor | None = None,
@@ -138,7 +138,7 @@ class SampledLoss:
         """Return the scalar mean loss against given negatives.
 
         Args:
-            hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
+            states, vectors, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
             items: [groups, n] negatives; position i is in group i modulo groups.
             log_repeats: [n] log of how often each item of a group counts; None if all count once.
         """
@@ -152,13 +152,13 @@ class SampledLoss:
             target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
 
         distinct = items if log_repeats is None else items[0]  # in_batch repeats them
-        rows, (target_index, item_index) = index_rows(weight, targets, distinct)
-        with torch.autocast(hidden.device.type, enabled=False):
-            hidden, target_terms = hidden.to(weight.dtype), target_terms.to(weight.dtype)
-            shifts = None if shifts is None else shifts.to(weight.dtype)
+        rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
+        with torch.autocast(states.device.type, enabled=False):
+            states, target_terms = states.to(vectors.dtype), target_terms.to(vectors.dtype)
+            shifts = None if shifts is None else shifts.to(vectors.dtype)
             row_indices = rows, target_index, item_index.expand_as(items)
             return _SharedNegatives.apply(
-                hidden, weight, targets, items, target_terms, shifts, beta, *row_indices
+                states, vectors, targets, items, target_terms, shifts, beta, *row_indices
             )
 
     def _compute_shifts(
@@ -205,8 +205,8 @@ class _SharedNegatives(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,  # [m, d] states
-        weight: Tensor,  # [items, d] item vectors
+        states: Tensor,  # [m, d] states
+        vectors: Tensor,  # [items, d] item vectors
         targets: Tensor,  # [m] items
         items: Tensor,  # [groups, n] negatives
         target_terms: Tensor,  # [m] shifts of targets' logits; with beta, weights of negatives
@@ -217,24 +217,25 @@ class _SharedNegatives(EarlyGradients):
         item_index: Tensor,
     ) -> Tensor:
         """Return the scalar mean loss of targets against the negatives; keep its gradients."""
-        m = len(hidden)
+        m = len(states)
         num_groups, n = items.shape
         size = math.ceil(m / num_groups)
-        vectors = F.embedding(targets, weight)  # faster than weight[targets]
-        per_position = hidden, targets, (hidden * vectors).sum(1), target_terms
-        states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
+        target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
+        per_position = states, targets, (states * target_vectors).sum(1), target_terms
+        grouped_states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
 
         # 1 / m, but 0 where a group is filled up
-        mean_weight = _split(torch.full_like(hidden[:, 0], 1 / m), num_groups, size)
-        grad_logit, grad_states = torch.empty_like(logit), torch.empty_like(states)
-        grad_weight: Tensor | None = None
+        mean_weight = _split(torch.full_like(states[:, 0], 1 / m), num_groups, size)
+        grad_logit, grad_grouped = torch.empty_like(logit), torch.empty_like(grouped_states)
+        grad_vectors: Tensor | None = None
         if ctx.needs_input_grad[1]:
-            grad_weight = weight.new_zeros(len(weight if rows is None else rows), weight.size(1))
+            num_rows = len(vectors if rows is None else rows)
+            grad_vectors = vectors.new_zeros(num_rows, vectors.size(1))
 
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for chunk in iterate_chunks(num_groups, size * n, hidden.device):
-            columns = F.embedding(items[chunk], weight)
-            z = states[chunk] @ columns.mT  # [groups, size, n] logits of negatives
+        total = torch.zeros((), dtype=torch.float64, device=states.device)
+        for chunk in iterate_chunks(num_groups, size * n, states.device):
+            columns = F.embedding(items[chunk], vectors)
+            z = grouped_states[chunk] @ columns.mT  # [groups, size, n] logits of negatives
             if shifts is not None:
                 z += shifts[chunk, None]
             z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
@@ -244,19 +245,20 @@ class _SharedNegatives(EarlyGradients):
             else:
                 losses, grad_logit[chunk] = _binary_loss(z, *target_columns, beta)
             total += losses.sum(dtype=torch.float64)
-            torch.bmm(z, columns, out=grad_states[chunk])  # z now holds its gradient
-            if grad_weight is not None:
+            torch.bmm(z, columns, out=grad_grouped[chunk])  # z now holds its gradient
+            if grad_vectors is not None:
                 negative_rows = item_index[chunk].flatten()
-                grad_weight.index_add_(0, negative_rows, (z.mT @ states[chunk]).flatten(0, 1))
+                products = z.mT @ grouped_states[chunk]
+                grad_vectors.index_add_(0, negative_rows, products.flatten(0, 1))
 
         # back from groups to positions, and the part of the targets
-        grad_hidden = grad_states.transpose(0, 1).flatten(0, 1)[:m]
+        grad_states = grad_grouped.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
-        if grad_weight is not None:
-            grad_weight.index_add_(0, target_index, scale * hidden)
-        grad_hidden = grad_hidden.addcmul(scale, vectors)
-        EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
-        return total.to(hidden.dtype)
+        if grad_vectors is not None:
+            grad_vectors.index_add_(0, target_index, scale * states)
+        grad_states = grad_states.addcmul(scale, target_vectors)
+        EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
+        return total.to(states.dtype)
 
 
 def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,8 +289,8 @@ def _binary_loss(
 
 
 def scalable_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
+    states: Tensor,
+    vectors: Tensor,
     targets: Tensor,
     *,
     n_buckets: int | None,
@@ -301,27 +303,27 @@ def scalable_cross_entropy(
     Directions are sampled with torch's default generator.
 
     Args:
-        hidden, weight, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
+        states, vectors, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
         n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
         bucket_size_x: positions in a bucket, at most m; None for 2 sqrt(m), rounded up.
         bucket_size_y: items in a bucket, at most all.
-        mix_x: whether directions are random mixtures of ``hidden``, rather than random normal.
+        mix_x: whether directions are random mixtures of ``states``, rather than random normal.
     """
-    recommended = math.ceil(2 * math.sqrt(hidden.size(0)))
+    recommended = math.ceil(2 * math.sqrt(states.size(0)))
     n = n_buckets or recommended
-    with torch.autocast(hidden.device.type, enabled=False):
-        x = hidden.detach().to(weight.dtype)
+    with torch.autocast(states.device.type, enabled=False):
+        x = states.detach().to(vectors.dtype)
         width = len(x) if mix_x else x.size(1)
         buckets = torch.randn(n, width, dtype=x.dtype, device=x.device)
         if mix_x:
             buckets = buckets @ x
     return bucket_cross_entropy(
-        hidden, weight, targets, buckets, bucket_size_x or recommended, bucket_size_y
+        states, vectors, targets, buckets, bucket_size_x or recommended, bucket_size_y
     )
 
 
 def bucket_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
+    states: Tensor, vectors: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
 ) -> Tensor:
     """Return the mean, over positions in a bucket, of their largest loss in any bucket.
 
@@ -329,17 +331,17 @@ def bucket_cross_entropy(
     bucket's other items.
 
     Args:
-        hidden, weight, targets: see :func:`scalable_cross_entropy`.
+        states, vectors, targets: see :func:`scalable_cross_entropy`.
         buckets: [n_buckets, d] directions; a bucket takes the ``size_x`` positions and the
             ``size_y`` items of the largest products with its direction.
     """
-    with torch.autocast(hidden.device.type, enabled=False):
-        hidden = hidden.to(weight.dtype)
-        positions = find_largest_products(buckets, hidden.detach(), size_x)
-        items = find_largest_products(buckets, weight.detach()[1:], size_y) + 1
-        rows, (target_index, item_index) = index_rows(weight, targets, items)
+    with torch.autocast(states.device.type, enabled=False):
+        states = states.to(vectors.dtype)
+        positions = find_largest_products(buckets, states.detach(), size_x)
+        items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1
+        rows, (target_index, item_index) = index_rows(vectors, targets, items)
         return _BucketCrossEntropy.apply(
-            hidden, weight, targets, positions, items, rows, target_index, item_index
+            states, vectors, targets, positions, items, rows, target_index, item_index
         )
 
 
@@ -443,8 +445,8 @@ class _RunningTopK:
 class _Buckets(NamedTuple):
     """Positions [n, x] and items [n, y] of buckets, with the tensors that give their logits."""
 
-    hidden: Tensor
-    weight: Tensor
+    states: Tensor
+    vectors: Tensor
     targets: Tensor
     positions: Tensor
     items: Tensor
@@ -452,16 +454,17 @@ class _Buckets(NamedTuple):
     def iterate_chunks(self) -> Iterator[slice]:
         """Yield slices of buckets, as many as the logits and vectors of a chunk allow."""
         n, x = self.positions.shape
-        y, d = self.items.size(1), self.hidden.size(1)
-        return iterate_chunks(n, max(x * y, x * d, y * d), self.hidden.device)
+        y, d = self.items.size(1), self.states.size(1)
+        return iterate_chunks(n, max(x * y, x * d, y * d), self.states.device)
 
     def compute_logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return states [c, x, d], item vectors [c, y, d] and logits [c, x, y], -inf at targets."""
         positions, items = self.positions[chunk], self.items[chunk]
-        states, columns = F.embedding(positions, self.hidden), F.embedding(items, self.weight)
-        logits = states @ columns.mT
+        chunk_states = F.embedding(positions, self.states)
+        columns = F.embedding(items, self.vectors)
+        logits = chunk_states @ columns.mT
         logits.masked_fill_(items[:, None] == self.targets[positions][..., None], -torch.inf)
-        return states, columns, logits
+        return chunk_states, columns, logits
 
 
 class _BucketCrossEntropy(EarlyGradients):
@@ -472,8 +475,8 @@ class _BucketCrossEntropy(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,  # [m, d] states
-        weight: Tensor,  # [items, d] item vectors
+        states: Tensor,  # [m, d] states
+        vectors: Tensor,  # [items, d] item vectors
         targets: Tensor,  # [m] items
         positions: Tensor,  # [n, x] of each bucket
         items: Tensor,  # [n, y] of each bucket
@@ -482,9 +485,9 @@ class _BucketCrossEntropy(EarlyGradients):
         item_index: Tensor,
     ) -> Tensor:
         """Return the scalar mean of each position's largest loss in a bucket; keep gradients."""
-        buckets = _Buckets(hidden, weight, targets, positions, items)
-        target_vectors = F.embedding(targets, weight)  # faster than weight[targets]
-        target_logit = (hidden * target_vectors).sum(1)
+        buckets = _Buckets(states, vectors, targets, positions, items)
+        target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
+        target_logit = (states * target_vectors).sum(1)
         losses = target_logit[positions]
         for chunk in buckets.iterate_chunks():
             _, _, logits = buckets.compute_logits(chunk)
@@ -492,27 +495,27 @@ class _BucketCrossEntropy(EarlyGradients):
         losses = losses.logaddexp(losses.new_zeros(()))  # adds the target to the denominator
 
         # the largest loss of each position, over its buckets
-        largest = hidden.new_full((len(hidden),), -torch.inf)
+        largest = states.new_full((len(states),), -torch.inf)
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
         is_covered = largest != -torch.inf  # the position is in a bucket
         num_covered = is_covered.sum()
 
         # the gradients of these losses: of the targets, then of the other items
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        grad_hidden = grad_weight = None
-        if needs_hidden or needs_weight:
+        needs_states, needs_vectors = ctx.needs_input_grad[:2]
+        grad_states = grad_vectors = None
+        if needs_states or needs_vectors:
             grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
-            if needs_hidden:
-                grad_hidden = grad_logit * target_vectors
-            if needs_weight:
-                shape = len(weight if rows is None else rows), weight.size(1)
-                grad_weight = weight.new_zeros(shape)
-                grad_weight.index_add_(0, target_index, grad_logit * hidden)
+            if needs_states:
+                grad_states = grad_logit * target_vectors
+            if needs_vectors:
+                shape = len(vectors if rows is None else rows), vectors.size(1)
+                grad_vectors = vectors.new_zeros(shape)
+                grad_vectors.index_add_(0, target_index, grad_logit * states)
             share = _share_gradient(losses, largest, positions) / num_covered
             log_sum_exp = losses + target_logit[positions]
-            _add_gradients(buckets, log_sum_exp, share, grad_hidden, grad_weight, item_index)
-        EarlyGradients.keep(ctx, grad_hidden, grad_weight, rows, weight.shape)
-        return (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(hidden.dtype)
+            _add_gradients(buckets, log_sum_exp, share, grad_states, grad_vectors, item_index)
+        EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
+        return (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(states.dtype)
 
 
 def _share_gradient(losses: Tensor, largest: Tensor, positions: Tensor) -> Tensor:
@@ -531,17 +534,25 @@ def _add_gradients(
     buckets: _Buckets,
     log_sum_exp: Tensor,
     share: Tensor,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
+    grad_states: Tensor | None,
+    grad_vectors: Tensor | None,
     item_index: Tensor,
 ) -> None:
-    """Add, in place, the gradients that come from the buckets' items, weighted by share [n, x]."""
+    """Add the gradients that come from the items of buckets to those of states and vectors.
+
+    Args:
+        buckets: positions and items of the buckets.
+        log_sum_exp: [n, x] of the logits of each position in a bucket.
+        share: [n, x] how much of the gradient of its position a loss gets.
+        grad_states, grad_vectors: [m, d] and [rows, d], changed in place; None if not needed.
+        item_index: [n, y] rows of the buckets' items in ``grad_vectors``.
+    """
     for chunk in buckets.iterate_chunks():
-        states, columns, logits = buckets.compute_logits(chunk)
+        chunk_states, columns, logits = buckets.compute_logits(chunk)
         logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
-        if grad_hidden is not None:
+        if grad_states is not None:
             position = buckets.positions[chunk].flatten()
-            grad_hidden.index_add_(0, position, (logits @ columns).flatten(0, 1))
-        if grad_weight is not None:
+            grad_states.index_add_(0, position, (logits @ columns).flatten(0, 1))
+        if grad_vectors is not None:
             item_rows = item_index[chunk].flatten()
-            grad_weight.index_add_(0, item_rows, (logits.mT @ states).flatten(0, 1))
+            grad_vectors.index_add_(0, item_rows, (logits.mT @ chunk_states).flatten(0, 1))

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -45,7 +44,6 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.forward import (
     BlockOptions,
     FeedForward,
-    LayerBuilder,
     MultiHeadAttention,
     TransformerLayer,
 )
@@ -135,25 +133,21 @@ class AttrFormer(PosSASRec):
         bank_size = min(config["bank_size"], len(users))
         self.bank_users = np.sort(rng.choice(users, bank_size, replace=False))
 
-    def choose_block(self, config: Options) -> LayerBuilder:
-        """Return the function that builds the next layer, with relations by ``user_layers``."""
+    def build_layer(
+        self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
+    ) -> RelationLayer:
+        """Build layer ``number``, from 1; ``user_layers`` says which aggregate by users."""
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
-        layer_number = count(1)
-
-        def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
-            """Build the next layer; each call is for one layer, from the first to the last."""
-            return RelationLayer(
-                options,
-                position,
-                num_relations=len(self.declared) - num_user_relations,
-                num_heads=config["relation_heads"],
-                head_size=config["relation_size"],
-                aggregates=num_user_relations > 0 and next(layer_number) % 2 in remainders,
-                gated=config["user_update"] == "gated",
-            )
-
-        return build_layer
+        return RelationLayer(
+            options,
+            position,
+            num_relations=len(self.declared) - num_user_relations,
+            num_heads=config["relation_heads"],
+            head_size=config["relation_size"],
+            aggregates=num_user_relations > 0 and number % 2 in remainders,
+            gated=config["user_update"] == "gated",
+        )
 
     @property
     def histories_need_time(self) -> bool:

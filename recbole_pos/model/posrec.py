@@ -103,7 +103,7 @@ class PosRec(GraphRecommender):
         self.averages_messages = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         self.trm_encoder = TransformerEncoder(
-            config["n_layers"], lambda: build_transformer_layer(options, Compose({}))
+            build_transformer_layer(options, Compose({})) for _ in range(config["n_layers"])
         )
         self.dropout = Dropout(options.hidden_dropout)
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]

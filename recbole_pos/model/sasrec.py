@@ -19,12 +19,11 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import (
     BlockOptions,
-    LayerBuilder,
     TransformerEncoder,
     encode_by_attention,
 )
 from recbole_pos.layers.gated_blocks import BLOCKS
-from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
@@ -62,9 +61,9 @@ class PosSASRec(PosRecommender):
         self.needs_time = schemes.needs_time
         self.reads_request = dimensions.request_time and schemes.reads_request
         self.position_embedding = schemes.input
-        build_block = self.choose_block(config)
         self.trm_encoder = TransformerEncoder(
-            config["n_layers"], lambda: build_block(options, schemes.attention())
+            self.build_layer(config, options, schemes.attention(), number)
+            for number in range(1, config["n_layers"] + 1)
         )
         # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
@@ -80,12 +79,14 @@ class PosSASRec(PosRecommender):
                 readers = f"position: {', '.join(schemes.assume_order)}"
                 require_order(dataset.log, readers, "take a scheme such as time_rope")
 
-    def choose_block(self, config: Options) -> LayerBuilder:
-        """Return the function that builds a layer; it is called once a layer, from the first."""
+    def build_layer(
+        self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
+    ) -> nn.Module:
+        """Build layer ``number``, from 1, around its position scheme, of the kind ``block``."""
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":
             raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")
-        return BLOCKS[block]
+        return BLOCKS[block](options, position)
 
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states [k, d] of the batch's queries, see ``layers/forward.py``."""

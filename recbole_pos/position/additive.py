@@ -119,7 +119,7 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` [n, w], a slice of columns for each count, side by side."""
+        """Compute the table ``weight`` [n, w], a slice of columns for each count."""
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)

@@ -77,22 +77,23 @@ def sum_past(
         # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
         past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
-
-        def decay(exponent: Tensor) -> Tensor:
-            """Return exp, at most 1: padding and the future, which is masked, may rise."""
-            return exponent.clamp(max=0).exp().to(v.dtype)
-
         a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(a[..., None] - c[..., None, :])
-        state = (k * decay(end - c)[..., None]).transpose(-1, -2) @ v
-        carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
+        weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
+        state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
+        # of a chunk's state on its way to a later chunk, [b, h, num_chunks, num_chunks]
+        carried = _decay(start - end.transpose(-1, -2), v.dtype).tril(-1)
         past_state = (carried @ state.flatten(3)).view_as(state)
-        past_q = q * decay(a - start)[..., None]
+        past_q = q * _decay(a - start, v.dtype)[..., None]
 
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
+
+
+def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return exp(exponent), at most 1: padding and the future, which is masked, may rise."""
+    return exponent.clamp(max=0).exp().to(dtype)
 
 
 class TokenMixing(AttentionPosition):

@@ -68,7 +68,10 @@ class FrequencyBank(nn.Module):
     start: Tensor  # exists only if frequencies are fixed
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
-        """Create the parameters from which :meth:`forward` computes ``start`` when fresh."""
+        """Keep the frequencies ``start`` [planes], or create parameters that give them when fresh.
+
+        See the class for the ways to learn them.
+        """
         super().__init__()
         if not len(start):
             learn, scaled = "fixed", False
@@ -79,7 +82,7 @@ class FrequencyBank(nn.Module):
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
-        else:
+        else:  # the ladder: the first frequency, and how far each falls below the one before
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
 

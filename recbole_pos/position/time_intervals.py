@@ -193,7 +193,10 @@ class TimeDecay(AttentionPosition):
         decay_longest: float,
         time_unit: str,
     ) -> None:
-        """Create a, s and b of each head, [h]; s is log-spaced between the two times given."""
+        """Create for each head its strength a, reach s and power b, as [h] parameters.
+
+        Fresh reaches are log-spaced from ``decay_shortest`` to ``decay_longest``.
+        """
         super().__init__()
         if decay_shortest > decay_longest:
             raise UsageError(
@@ -205,7 +208,7 @@ class TimeDecay(AttentionPosition):
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.strength = nn.Parameter(torch.zeros(h))
         self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # ln of s in seconds
-        # b by softplus, which is 1 here
+        # b is its softplus, which is 1 when fresh
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:

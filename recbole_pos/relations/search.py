@@ -118,14 +118,16 @@ class _ReadableRuns:
             Ends and sizes of the runs of the own chain, ends and sizes of the runs of all users,
             and how many interactions of the latter are of the reader's own user; [n] each.
         """
-        rank = self.order.rank[reader]
-        start = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
-        own = self.own.locate(start, start + reader)
-        start = cell * self.num_ranks
-        shared = self.shared.locate(start, start + rank)
-        start = (cell * self.num_users + self.order.user[reader]) * self.num_ranks
-        _, skipped = self.shared_by_user.locate(start, start + rank)
-        return *own, *shared, skipped
+        # a run begins at the code of its first possible interaction, and ends before the reader's
+        chain_code = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
+        own_end, own_size = self.own.locate(chain_code, chain_code + reader)
+
+        rank, rank_code = self.order.rank[reader], cell * self.num_ranks
+        shared_end, shared_size = self.shared.locate(rank_code, rank_code + rank)
+
+        user_code = (cell * self.num_users + self.order.user[reader]) * self.num_ranks
+        _, num_own_user = self.shared_by_user.locate(user_code, user_code + rank)
+        return own_end, own_size, shared_end, shared_size, num_own_user
 
 
 def top_relations(

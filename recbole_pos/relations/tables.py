@@ -303,6 +303,9 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
 def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Number joint classes: entities whose classes agree in every classification share one.
 
+    For example, of three entities with the classes 1, 1, 2 by brand and 4, 5, 4 by price, the joint
+    classes are 1, 2, 3, made of (1, 4), (1, 5) and (2, 4).
+
     Args:
         groups: [entities] class of each entity, an array for each classification.
 
@@ -356,6 +359,7 @@ def build_user_table(
 ) -> RelationTable | None:
     """Return the table of R^U, the mean of all relations of users; None without relations.
 
+    Its classes are of users that agree in all attributes, so that the mean is one matrix over them.
     A missing attribute is 0 in the mean (section 3.1.3). See :func:`build_table`.
     """
     if not relations:
