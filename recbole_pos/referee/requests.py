@@ -39,7 +39,7 @@ class Requests:
     """The requests of one part of a split, in the order of the dataset: by user, then by time.
 
     Attributes:
-        dataset: the dataset after ``build``.
+        dataset: the dataset.
         part: test or valid.
         excludes_seen: whether items of the user's past are not ranked (``mask_history``).
         target_rows: [requests] int64 rows of the targets in ``dataset.log``.
@@ -178,7 +178,7 @@ def read_split_data(
     config_files: Sequence[str | Path] = (),
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a dataset after ``build``: read from its files, and split.
+    """Return a dataset, read from its files and split.
 
     Args:
         data: a dataset, its name or its folder.
@@ -188,11 +188,8 @@ def read_split_data(
     if data is None:
         raise UsageError("dataset: none given; name one, as in -d shop")
     name = read_dataset_name(data)
-    # numbers stay as they are in the files; RecBole's defaults scale them
-    options = {"normalize_all": False, **(options or {})}
-    return read_dataset(
-        PosConfig(READER, name, [os.fspath(file) for file in config_files], options)
-    )
+    files = [os.fspath(file) for file in config_files]
+    return read_dataset(PosConfig(READER, name, files, dict(options or {})))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
