@@ -419,6 +419,7 @@ class Recommender(FittedModel):
             score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
             parts.append(to_columns(histories.ids, empty, score, item))
             empty = empty[:0]
+
         for rows, ranked, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
@@ -429,6 +430,7 @@ class Recommender(FittedModel):
                 scores = batch.restrict(make_scores(batch))
                 best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
                 parts.append(to_columns(histories.ids, batch_rows, *best))
+
         row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
