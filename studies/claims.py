@@ -191,11 +191,11 @@ def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
     head = ["claim", "data", "paper", "here [95% CI]", "verdict"]
     if is_generated:
         head = ["difference", "data", "here [95% CI]", "significant"]
-    lines = [head, ["---", "---", *["---:"] * (len(head) - 3), "---"]]
+    lines: list[list[str]] = []
     for paper, tests in papers.items():
         if (paper == DEMONSTRATIONS) != is_generated:
             continue
-        chosen = [x for x in tests if is_generated or x.is_papers == (part == "the papers' data")]
+        chosen = [test for test in tests if belongs_to(test, part)]
         if chosen and not is_generated:
             lines.append([f"**{paper}**"])
         before = ""
@@ -208,7 +208,16 @@ def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
                 lines.append([claim, data, here, is_significant])
             else:
                 lines.append([claim, data, _describe_effects(test.effects), here, test.verdict])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rule = f"|---|---|{'---:|' * (len(head) - 3)}---|\n"
+    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
+    return first + rule + "".join(others)
+
+
+def belongs_to(test: Test, part: str) -> bool:
+    """Return whether a test stands in a part; of other data only what is not inconclusive."""
+    if part == "other data":
+        return not test.is_papers and not test.verdict.startswith(INCONCLUSIVE)
+    return part == "generated data" or test.is_papers
 
 
 def _describe_effects(effects: Sequence[float]) -> str:

@@ -106,7 +106,7 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
     study = STUDIES / f"{entry['study'].partition('@')[0]}.yaml"
     paper = yaml.safe_load(study.read_text("utf-8")).get("paper") or {}
     published = _pick(entry.get("published", paper.get(rows[0], {})))
-    tuning = entry.get("tuning", "none")
+    tuning = entry.get("tuning", "")
     return Line(entry["model"], list(ndcgs), list(hits), published, tuning, is_random)
 
 
@@ -117,12 +117,13 @@ def _pick(published: Mapping[str, float]) -> tuple[float | None, float | None]:
 
 def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
     """Return the leaderboard of a dataset: a part for each protocol, the best model first."""
-    lines = [_HEAD, ["---", *["---:"] * (len(_HEAD) - 2), "---"]]
+    lines: list[list[str]] = []
     for group in groups:
         lines.append([f"**{group['protocol']}**"])
         entries = [read_line(entry, group, results) for entry in group["models"]]
         lines += [line.cells() for line in sorted(entries, key=Line.sort_key)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head = f"| {' | '.join(_HEAD)} |\n|---|{'---:|' * (len(_HEAD) - 2)}---|\n"
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def fill(text: str, boards: Mapping[str, Any], results: Path) -> str:

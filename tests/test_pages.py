@@ -88,7 +88,7 @@ def test_pages_and_tables_are_written(
     assert pages.main(["--data_path", "data"]) == 0
     text = page.read_text("utf-8")
     assert "Words that stay." in text and "of data that are not here" in text and "old" not in text
-    assert "difference from Last [95% CI] | MDD |" in text
+    assert "difference from Last [95% CI] |\n|---|---:|" in text
     assert "| Pop | 2 |" in text and "|\n\nNot run: Never.\n<!-- end -->" in text
     everything = " ".join((repository / "results/tables/my.md").read_text("utf-8").split())
     assert "4 trained and tested runs" in everything and "60 users, 40 items" in everything
