@@ -143,6 +143,10 @@ class ConvertArguments:
     date_format: str | None = _arg(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
+    timezone: str | None = _arg(
+        None, "zone of times that name none (UTC), such as America/New_York", "ZONE"
+    )
+    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg(
         (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )
