@@ -25,15 +25,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["BENCH_THREADS"] = "1"
 
 import numpy as np  # noqa: E402
 from data import GENERATED, write_log  # noqa: E402
-from page import (  # noqa: E402
-    RESULTS,
-    machine,
-    parse_options,
-    replace_section,
-    run_alone,
-    table,
-    time_call,
-)
+from page import RESULTS, machine, parse_options, replace_section, run_alone, table, time_call  # noqa: E402
 from training import build, time_steps  # noqa: E402
 
 from recbole_pos.data.loaders import TargetLoader  # noqa: E402

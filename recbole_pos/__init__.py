@@ -15,6 +15,7 @@ from recbole_pos import compat, plug  # noqa: F401 (plug registers the models)
 from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
+    from recbole_pos.config.metrics import register_metric as register_metric
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.conversion.frames import Dataset as Dataset
     from recbole_pos.experiment.callbacks import Callback as Callback
@@ -56,6 +57,7 @@ _MODULES = {
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
     "SequenceContext": "recbole_pos.layers.context",
     "PosRecommender": "recbole_pos.model.base",
+    "register_metric": "recbole_pos.config.metrics",
     "register_model": "recbole_pos.model.models",
     "register_scheme": "recbole_pos.position.schemes",
     "tune": "recbole_pos.tuning",

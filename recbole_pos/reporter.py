@@ -9,22 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich import progress
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Column, Table
+from rich.text import Text
 
-from recbole_pos.errors import UsageError
 from recbole_pos.files import name_write_errors
-from recbole_pos.values import shown
 
 LOGGER = logging.getLogger("recbole_pos")
 SECOND = 1.0
-WIDE = 200  # columns of the log file, and of output that is not a terminal
+WIDE = 200  # columns of output that is not a terminal
 
 
 @dataclass
@@ -69,14 +68,11 @@ class Reporter:
         enabled: whether anything is printed.
         as_json: print one json object a line instead, for programs: ``start``, ``epoch`` and
             ``result``, each under ``event``.
-        log: a file to which the lines are added too, printed or not.
     """
 
     every = 60.0  # seconds between two lines about the same task
 
-    def __init__(
-        self, enabled: bool = True, as_json: bool = False, log: str | Path | None = None
-    ) -> None:
+    def __init__(self, enabled: bool = True, as_json: bool = False) -> None:
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         is_notebook = _is_notebook()
         self.shows_in_cell = is_notebook and not is_quiet
@@ -90,21 +86,7 @@ class Reporter:
         )
         if not self.console.is_terminal:
             self.console.width = WIDE
-        self._json_files: list[IO[str]] = [sys.stdout] if enabled and as_json else []
-        self._logs: list[Console] = []
-        if log is not None:
-            self._open_log(log, as_json)
-
-    def _open_log(self, log: str | Path, as_json: bool) -> None:
-        """Open the log file, which stays open; raise a UsageError if it cannot be written."""
-        try:
-            file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(f"log: cannot write {shown(str(log))}: {error.strerror}") from error
-        if as_json:
-            self._json_files.append(file)
-        else:
-            self._logs.append(_make_plain_console(file))
+        self._prints_json = enabled and as_json
 
     def warning(self, text: str) -> None:
         """Print a line marked as a warning."""
@@ -113,28 +95,33 @@ class Reporter:
     def line(
         self, content: RenderableType, level: int = logging.INFO, on_screen: bool = True
     ) -> None:
-        """Send a line of text, or a table, to the logger, the screen and the log file."""
+        """Send a line of text, or a table, to the logger and the screen."""
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
-            plain = _make_plain_console(io.StringIO())
+            # by itself rich writes to the cell of a notebook, and styles if FORCE_COLOR is set
+            plain = Console(
+                file=io.StringIO(),
+                width=WIDE,
+                highlight=False,
+                force_jupyter=False,
+                force_terminal=False,
+            )
             with plain.capture() as rendered:
                 plain.print(content, soft_wrap=isinstance(content, str), markup=False)
             LOGGER.log(level, "%s", rendered.get().removesuffix("\n"))
-        if level == logging.WARNING:
-            content = f"warning: {content}"
-        self._write(content, [self.console, *self._logs] if on_screen else self._logs)
+        if on_screen:
+            self._print(f"warning: {content}" if level == logging.WARNING else content)
 
-    def _write(self, content: RenderableType, consoles: list[Console]) -> None:
-        """Print text or a table on consoles; text is never cut off."""
-        for console in consoles:
-            with name_write_errors(_get_name(console.file)):
-                # without markup, since [a] in a text is only text
-                console.print(content, soft_wrap=isinstance(content, str), markup=False)
+    def _print(self, content: RenderableType) -> None:
+        """Print text or a table; text is never cut off."""
+        with name_write_errors("standard output"):
+            # without markup, since [a] in a text is only text
+            self.console.print(content, soft_wrap=isinstance(content, str), markup=False)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Print a json object, if json was requested."""
-        for file in self._json_files:
-            with name_write_errors(_get_name(file)):
-                print(json.dumps({"event": name, **content}), file=file, flush=True)
+        if self._prints_json:
+            with name_write_errors("standard output"):
+                print(json.dumps({"event": name, **content}), flush=True)
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
@@ -147,17 +134,12 @@ class Reporter:
 
     def _show(self, task: Task, stack: ExitStack) -> None:
         """Show a task as a bar, in the cell, or as a line a minute, until the stack is closed."""
-        line_consoles = list(self._logs)  # which get a line a minute
         if self.shows_in_cell:
             stack.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
             self._show_bar(task, stack)
         elif not self.console.quiet:
-            line_consoles.append(self.console)
-        if line_consoles:
-            stack.enter_context(
-                call_every(self.every, lambda: self._write(str(task), line_consoles))
-            )
+            stack.enter_context(call_every(self.every, lambda: self._print(str(task))))
 
     def _show_bar(self, task: Task, stack: ExitStack) -> None:
         """Show a progress bar of a task on the terminal, until the stack is closed."""
@@ -175,6 +157,23 @@ class Reporter:
         stack.enter_context(
             call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
         )
+
+    def live(self, get_lines: Callable[[], list[str]]) -> AbstractContextManager:
+        """Return a ``with`` block that shows the progress of several runs.
+
+        A terminal and a notebook show all lines as they change; elsewhere the first line is printed
+        every ``every`` seconds. ``get_lines`` returns an overview and a line for each active run;
+        another thread calls it.
+        """
+        if self.shows_in_cell:
+            return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
+        if self.console.is_terminal and not self.console.quiet:
+            return Live(
+                get_renderable=lambda: Text("\n".join(get_lines())),
+                console=self.console,
+                transient=True,
+            )
+        return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
         """Replace the text that a notebook's cell shows; do nothing elsewhere."""
@@ -244,22 +243,7 @@ class _Console(Console):
         raise  # noqa: PLE0704
 
 
-def _make_plain_console(file: IO[str]) -> Console:
-    """Return a console that writes text to a file only, wherever it runs.
-
-    By itself rich writes to the cell of a notebook, and styles if FORCE_COLOR is set.
-    """
-    return _Console(
-        file=file, width=WIDE, highlight=False, force_jupyter=False, force_terminal=False
-    )
-
-
 def _is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
-def _get_name(file: IO[str]) -> str:
-    """Return the name of a file for messages."""
-    return "standard output" if file is sys.stdout else str(getattr(file, "name", "the output"))

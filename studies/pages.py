@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 import recbole_pos
-from recbole_pos.study.collect import collect_results
 from recbole_pos.study.plan import list_fits
 from recbole_pos.study.rendered_table import format_duration
+from recbole_pos.study.results import collect_results
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.dispatcher import write_state
-from recbole_pos.study.plan import Plan
+from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_source import Source
 
 SMALL = {"hidden_size": 8, "inner_size": 8, "MAX_ITEM_LIST_LENGTH": 8, "epochs": 2}
 BASE = {**SMALL, "model": "PosSASRec", "n_layers": 1, "train_batch_size": 16}

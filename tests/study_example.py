@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import RankTable, compute_gains
+from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.results import Results
+from recbole_pos.study.statistics import RankTable, compute_gains
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_source import Source
 
 STUDY = """
 title: Position schemes on a generated shop

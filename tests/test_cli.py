@@ -54,7 +54,6 @@ def test_run_writes_a_result_and_prints_a_table(tiny, tmp_path, monkeypatch, cap
         ([*ML, "--TIME_FIELD=when"], "TIME_FIELD"),
         ([*ML, "--epochs"], "--epochs"),
         ([*ML, "--config_files", "no.yaml"], "no.yaml"),
-        ([*ML, "--log_wandb=True"], "log_wandb"),
     ],
     ids=lambda x: " ".join(x[2:]) if isinstance(x, list) else "",
 )
@@ -62,7 +61,6 @@ def test_wrong_input_is_one_message_and_exit_code_2(
     tmp_path: Path, monkeypatch, capsys, arguments: list[str], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)  # no wandb
     assert main(["run", *arguments]) == 2
     error = capsys.readouterr().err
     assert named in error and error.startswith("error: ") and "Traceback" not in error
@@ -119,34 +117,6 @@ def test_unexpected_errors_are_one_message_but_for_debug(monkeypatch, capsys) ->
 
 def test_the_package_runs_as_a_module() -> None:
     assert run_python("-m", "recbole_pos", "--version").startswith("recbole-pos ")
-
-
-def test_serve_and_recommend_read_the_environment(monkeypatch, capsys) -> None:
-    """What the command line has comes first; a value that cannot be names its variable."""
-    served, recommended = [], []
-    monkeypatch.setattr("recbole_pos.serve.http.serve", lambda *given: served.append(given))
-    monkeypatch.setattr(
-        "recbole_pos.serve.recommend.write_recommendations",
-        lambda run_dir, **given: recommended.append((run_dir, given)),
-    )
-    environment = {"RUN_DIR": "live", "PORT": "90", "HISTORIES_ONLY": "true", "EXCLUDE_SEEN": "0"}
-    for name, text in (environment | {"K": "7", "USERS": "ann 'old bob'"}).items():
-        monkeypatch.setenv(f"RECBOLE_POS_{name}", text)
-
-    assert main(["serve", "--threads", "3"]) == main(["serve", "other", "--port", "91"]) == 0
-    (folder, settings), (named, other) = served
-    assert (folder, named) == ("live", "other") and (settings.port, other.port) == (90, 91)
-    assert settings.threads == 3 and settings.histories_only
-
-    assert main(["recommend"]) == main(["recommend", "--users", "eve"]) == 0
-    (folder, given), (_, other) = recommended
-    assert (folder, given["k"], given["exclude_seen"]) == ("live", 7, False)
-    assert given["users"] == ["ann", "old bob"] and other["users"] == ["eve"]
-
-    monkeypatch.setenv("RECBOLE_POS_PORT", "http")
-    assert main(["serve"]) == 2
-    assert "RECBOLE_POS_PORT: found 'http', expected a whole number" in capsys.readouterr().err
-    assert main(["models"]) == 0  # others do not read it
 
 
 def test_a_value_may_stand_after_a_space() -> None:

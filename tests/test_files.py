@@ -41,21 +41,6 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
     assert file.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_private_file_stays_private(tmp_path) -> None:
-    file = tmp_path / "a.txt"
-    write_text(file, "old")
-    file.chmod(0o600)
-    write_text(file, "new")
-    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o600
-
-
-def test_two_writers_have_files_of_their_own(tmp_path) -> None:
-    with atomic_write(tmp_path / "a.txt") as one, atomic_write(tmp_path / "a.txt") as two:
-        one.write("one")
-        two.write("two")
-    assert (tmp_path / "a.txt").read_text() == "one"
-
-
 @pytest.mark.parametrize("size", [10_000, 3_000_000])  # refused while writing, or while closing
 def test_a_full_disk_keeps_the_old_file(tmp_path, disk_of, size) -> None:
     disk_of(4096)

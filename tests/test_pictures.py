@@ -15,8 +15,7 @@ from matplotlib.text import Text
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import draw_attention
 from recbole_pos.inspect.pictures import new_figure, write
-from recbole_pos.tuning.plot import draw_curves
-from recbole_pos.tuning.record import Trial
+from recbole_pos.tuning.trials import Trial, draw_curves
 
 METRIC = "giniindex@10"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8

@@ -1,4 +1,4 @@
-"""What is reported while something runs: bars, lines a minute, json, a log."""
+"""What is reported while something runs: bars, lines a minute, json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from conftest import SMALL, wait
 from rich.table import Table
 
 from recbole_pos.cli.main import main
-from recbole_pos.errors import StorageError
 from recbole_pos.reporter import Reporter, Task
 
 
@@ -67,7 +66,7 @@ def run(tiny: Path, folder: Path, *more: str) -> int:
 
 
 def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
-    assert run(tiny, tmp_path / "run", "--json", f"--log={tmp_path / 'log'}") == 0
+    assert run(tiny, tmp_path / "run", "--json") == 0
     out = capsys.readouterr().out
     start, *epochs, result = (json.loads(line) for line in out.splitlines())
     assert start["event"] == "start" and start["run_dir"] == str(tmp_path / "run")
@@ -77,37 +76,25 @@ def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
         assert {**line, "event": "epoch", "best": epoch["best"]} == epoch
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {**written, "event": "result"} == result
-    assert (tmp_path / "log").read_text() == out
 
 
-def test_quiet_with_a_log(tiny, tmp_path, capsys) -> None:
-    log = tmp_path / "log"
-    log.write_text("begun\n")
-    assert run(tiny, tmp_path / "one", "--quiet", "--log", str(log)) == 0
+def test_quiet_prints_nothing(tiny, tmp_path, capsys) -> None:
+    assert run(tiny, tmp_path / "one", "--quiet") == 0
     assert capsys.readouterr().out == ""
-    for text in ("begun", "epoch   1", "│ ndcg@10", "result.json", "with 1 thread in float32"):
-        assert log.read_text().count(text) == 1, text
 
 
-def test_a_log_that_cannot_be_written(tiny, tmp_path, capsys) -> None:
-    assert run(tiny, tmp_path / "run", "--log", str(tmp_path / "none" / "log")) == 2
-    assert "log: cannot write" in capsys.readouterr().err and not (tmp_path / "run").exists()
-    with pytest.raises(StorageError, match="/dev/full"):
-        Reporter(False, log="/dev/full").line("start")
-
-
-def test_a_log_is_plain_text_also_in_a_notebook_and_with_colours(monkeypatch, tmp_path, caplog):
+def test_messages_are_plain_text_also_in_a_notebook_and_with_colours(monkeypatch, caplog):
     class ZMQInteractiveShell:
         """The name by which rich knows a notebook."""
 
     monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    reporter = Reporter(False, log=tmp_path / "log")
+    reporter = Reporter(False)
     with caplog.at_level(logging.INFO, "recbole_pos"):
         reporter.line("one")
         reporter.show_results("test", {"test": {"ndcg@10": 0.5}})
-    for text in ((tmp_path / "log").read_text(), caplog.text):
-        assert "one\n" in text and "│ ndcg@10 │ 0.5000 │" in text and "\x1b" not in text
+    text = caplog.text
+    assert "one\n" in text and "│ ndcg@10 │ 0.5000 │" in text and "\x1b" not in text
 
 
 def test_an_application_decides_where_messages_go(monkeypatch, capsys, caplog) -> None:

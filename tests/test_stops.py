@@ -30,7 +30,7 @@ from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result
 from recbole_pos.experiment.trainer import PosTrainer
-from recbole_pos.study.collect import _read_finished_config
+from recbole_pos.study.results import _read_finished_config
 
 
 def start(tiny: Path, folder: Path, *more: str, epochs=5000, heeds=True, pauses=False) -> Any:

@@ -31,8 +31,7 @@ from recbole_pos.data.dataset import PosSequentialDataset
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.model.models import ADDED
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.study.configs import make_row_config
-from recbole_pos.study.digests import digest_run
+from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import StudyFolder
 from recbole_pos.yaml_files import read_yaml
 

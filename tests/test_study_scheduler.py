@@ -15,14 +15,13 @@ from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study import dispatcher
-from recbole_pos.study.collect import collect_results
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
 from recbole_pos.study.dispatcher import ActiveRuns
-from recbole_pos.study.packed import PackedStudy, pack
 from recbole_pos.study.plan import Plan
 from recbole_pos.study.result_tables import make_search_table
+from recbole_pos.study.results import collect_results
 from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.study_folder import StudyFolder
+from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
 from recbole_pos.study.study_report import describe_protocol
 from recbole_pos.values import use_plain_numbers
 from recbole_pos.yaml_files import read_yaml
@@ -40,6 +39,12 @@ def folder(tmp_path: Path) -> StudyFolder:
 def done(made: Plan, folder: StudyFolder) -> list[tuple[str, int]]:
     runs = collect_results(made, folder).runs
     return [(line["row"], line["seed"]) for _, line in runs.iterrows() if line["status"] == "done"]
+
+
+def chosen(made: Plan, folder: StudyFolder) -> dict[str, int]:
+    """The trial of each row that its search has chosen."""
+    searches = collect_results(made, folder).searches
+    return dict(searches[searches["chosen"]][["row", "trial"]].itertuples(index=False))
 
 
 def searched(tiny: Path, **more: Any) -> Plan:
@@ -72,7 +77,7 @@ def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypat
     runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
     monkeypatch.setattr(dispatcher, "connect", lambda address: False)
     monkeypatch.setattr(dispatcher, "count_concurrent_runs", lambda resources: 1)
-    monkeypatch.setattr(runs, "_start", interrupt)
+    monkeypatch.setattr(runs, "start", interrupt)
     command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
     with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):
         runs.train()
@@ -84,9 +89,9 @@ def test_other_searches_make_other_rows(tiny: Path, folder: StudyFolder) -> None
     first = plan(tiny, search=GRID)
     train(Scheduler(first, folder))
     assert len(done(first, folder)) == 4
-    before = folder.read_facts().chosen
+    before = chosen(first, folder)
     train(Scheduler(first, folder, ("NoPE",)))
-    assert folder.read_facts().chosen == before and None not in before.values()
+    assert chosen(first, folder) == before and set(before) == {"NoPE", "Learned"}
     for search, seeds in ((GRID, 2), (None, 1)):
         other = plan(tiny, search=search, search_seeds=seeds)
         assert done(other, folder) == []
@@ -113,10 +118,10 @@ def test_a_search_goes_by_the_metric_of_its_row(tiny: Path, folder: StudyFolder)
     while job := scheduler.next_job():
         value = 0.3 if job.fit.trial == 1 else 0.1
         facts = {"status": DONE, "best_valid": {"mrr@10": value, "ndcg@10": 1 - value}}
-        folder.write_fit(job.digest, facts)
+        folder.write_fit(job.digest, {**facts, **scheduler.describe(job.fit)})
         scheduler.end(job.fit, DONE, facts=facts)
     train(scheduler)
-    assert scheduler.find_chosen() == {"NoPE": 1, "Learned": 0}
+    assert chosen(made, folder) == {"NoPE": 1, "Learned": 0}
     table = make_search_table(collect_results(made, folder)).markdown()
     assert "0.3000 (MRR@10)" in table and "0.9000 (NDCG@10)" in table
 
@@ -155,7 +160,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     tried = ["trial 0", "trial 0, seed 2021", "trial 1", "trial 1, seed 2021"]
     finals = ["seed 2020 *", "seed 2021 *", "seed 2022"]  # the first two are only tested
     assert names == [f"NoPE, {name}" for name in (*tried, *finals)]
-    assert scheduler.find_chosen() == {"NoPE": 1}
+    assert chosen(made, folder) == {"NoPE": 1}
     rates = {
         name: read_yaml(folder.run(digest).config)["learning_rate"]
         for name, digest in scheduler.digests.items()
@@ -167,19 +172,20 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
-    assert "2 trials with seeds 2020 and 2021 each" in " ".join(describe_protocol(results))
+    assert "2 trials each (seeds: 2020 and 2021), chosen" in " ".join(describe_protocol(results))
     pack(made, folder, tmp_path / "study")
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.take_finished()
-    assert known.digests == scheduler.digests and known.find_chosen() == {"NoPE": 1}
+    train(known, fits=0)
+    assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
 
 def test_a_trial_of_which_a_seed_failed_is_not_chosen(tiny: Path, folder: StudyFolder) -> None:
     """Its mean would be one of fewer seeds."""
-    scheduler = Scheduler(searched(tiny), folder)
-    train(scheduler, {**VALUES, (1, 2021): None})
-    assert scheduler.find_chosen() == {"NoPE": 0}
+    made = searched(tiny)
+    train(Scheduler(made, folder), {**VALUES, (1, 2021): None})
+    assert chosen(made, folder) == {"NoPE": 0}
 
 
 def test_nothing_is_chosen_before_all_seeds_are_through(
@@ -192,7 +198,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one")])
     scheduler.take_finished()
     train(scheduler, fits=0)
-    assert scheduler.find_chosen() == {"NoPE": None}
+    assert chosen(made, there) == {}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
     assert collect_results(made, there).searches["value"].isna().all()
 

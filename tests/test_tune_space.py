@@ -18,10 +18,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.worker import SharedData
-from recbole_pos.tuning.record import Trial, TrialTable
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.tuning.space import Parameter, Space, find_space_file, read_space
-from recbole_pos.tuning.trials import ResumableSampler, create_study
+from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable, create_study
 from recbole_pos.yaml_files import ROOT
 
 ALL_KINDS = """
@@ -208,12 +207,13 @@ SEARCHED = [
 def test_tpe_depends_on_the_recorded_trials_and_the_seed_only() -> None:
     """A new study of the same trials and results has the same next trial, that of another not."""
     space = Space(SEARCHED)
+    distributions = {parameter.name: parameter.distribution for parameter in SEARCHED}
     old = create_study("max", ResumableSampler(3))
     for number in range(14):
         trial = old.ask()
         options = space.suggest(trial)
         assert space.encode(options) == trial.params
-        assert {name: space.distributions[name] for name in trial.params} == trial.distributions
+        assert {name: distributions[name] for name in trial.params} == trial.distributions
         old.tell(trial, number / 10)
     following = space.suggest(old.ask())
     for seed in (3, 4):

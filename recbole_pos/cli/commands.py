@@ -5,19 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import (
-    Argument,
-    Parser,
-    list_config_files,
-    option,
-    read_settings,
-)
+from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -53,13 +46,37 @@ _AT = option(
     "--at TIME",
     "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
 )
-_ENVIRONMENT = (
-    "What is not given here is read from the environment: RECBOLE_POS_RUN_DIR, RECBOLE_POS_PORT, "
-    "... (the names of the options)."
-)
 _GROUPS = {"inspect": "Look into a trained model."}
-# Name of a command -> function that adds its parser to the subparsers of its group.
-_COMMANDS: dict[str, Callable[[Any], None]] = {}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command of the command line, whose help is the docstring of its function.
+
+    Attributes:
+        function: what runs the command; it gets the parsed arguments.
+        arguments: arguments, and settings classes, of which every field is an argument.
+        configured: whether the function takes options of the configuration, as second argument.
+        add_help: whether argparse adds ``--help``.
+    """
+
+    function: Callable
+    arguments: tuple[Argument | type, ...]
+    configured: bool = False
+    add_help: bool = True
+
+
+_COMMANDS: dict[str, _Command] = {}  # by name, after the name of the group if it is in one
+
+
+def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
+    """Return a decorator that registers a function as the command of a name."""
+
+    def register(function: Callable) -> Callable:
+        _COMMANDS[name] = _Command(function, arguments, **settings)
+        return function
+
+    return register
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -73,53 +90,26 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": commands}  # name -> subparsers
-    for name, add_command in _COMMANDS.items():
-        group = name.rpartition(" ")[0]
+    for name, command in _COMMANDS.items():
+        group, _, last_name = name.rpartition(" ")
         if group not in groups:
             group_parser = commands.add_parser(group, help=_GROUPS[group])
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
-        add_command(groups[group])
+        text = command.function.__doc__ or ""
+        summary = text.partition("\n\n")[0]
+        subparser: Parser = groups[group].add_parser(
+            last_name, help=summary, description=text, add_help=command.add_help
+        )
+        subparser.add_argument("--debug", action="store_true", help="show tracebacks")
+        for argument in command.arguments:
+            if isinstance(argument, Argument):
+                subparser.add(argument)
+            else:
+                subparser.add_fields(argument)
+        subparser.set_defaults(
+            command=command.function, parser=subparser, configured=command.configured
+        )
     return parser, commands.choices
-
-
-def _command(
-    name: str,
-    *arguments: Argument | type,
-    configured: bool = False,
-    environment: bool = False,
-    **settings: Any,
-) -> Callable[[Callable], Callable]:
-    """Register a function as a command, with its docstring as the help.
-
-    Args:
-        name: name of the command, after the name of its group if it is in one.
-        arguments: functions that add an argument, and settings classes, whose fields are added.
-        configured: whether it takes options of the configuration, as its second argument.
-        environment: whether arguments that are not given are read from the environment.
-        settings: further arguments of the command's parser.
-    """
-
-    def decorate(function: Callable) -> Callable:
-        docstring = function.__doc__ or ""
-        settings.update(help=docstring.partition("\n\n")[0], description=docstring)
-        if environment:
-            settings["epilog"] = _ENVIRONMENT
-
-        def add_command(subparsers: Any) -> None:
-            parser = subparsers.add_parser(name.rpartition(" ")[2], **settings)
-            parser.add_argument("--debug", action="store_true", help="show tracebacks")
-            for argument in arguments:
-                if is_dataclass(argument):
-                    parser.add_fields(argument)
-                else:
-                    argument(parser)
-            parser.set_defaults(command=function, parser=parser)
-            parser.set_defaults(configured=configured, environment=environment)
-
-        _COMMANDS[name] = add_command
-        return function
-
-    return decorate
 
 
 @_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
@@ -205,7 +195,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     if settings.resume is not None:
         task = f"resumes {settings.resume}"
     text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
-    Reporter(settings.verbose, log=settings.log).line(text)
+    Reporter(settings.verbose).line(text)
 
 
 @_command(
@@ -401,28 +391,29 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    def parse_list(words: list[str] | None, name: str) -> list[Any] | None:
-        """Parse values given as words, with commas, or as a list of yaml."""
-        if words is None:
-            return None
-        values = re.findall(r"[^\s,\[\]]+", " ".join(words))
-        return [parse_scalar(value, name) for value in values]
-
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = parse_list(args.metrics, "--metrics")
-    topk = parse_list(args.topk, "--topk")
+    metrics = _parse_list(args.metrics, "--metrics")
+    topk = _parse_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
-    else:
-        facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
-        protocol = [f"ranked among {facts['candidates']}"]
-        if "targets" in facts:  # the run is finished
-            counts = f"{facts['repeated_targets']:,} of them repeated"
-            protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
-        reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
-        for text in facts.get("warnings", ()):
-            reporter.warning(text)
+        return
+    facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
+    protocol = [f"ranked among {facts['candidates']}"]
+    if "targets" in facts:  # the run is finished
+        counts = f"{facts['repeated_targets']:,} of them repeated"
+        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
+    reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
+    for text in facts.get("warnings", ()):
+        reporter.warning(text)
+
+
+def _parse_list(words: list[str] | None, name: str) -> Any:
+    """Return the values in words, with or without commas and brackets; None for no words."""
+    from recbole_pos.yaml_files import parse_scalar
+
+    values = ",".join(word.strip("[],") for word in words or ())
+    return parse_scalar(f"[{values}]", name) if values else None
 
 
 @_command(
@@ -447,7 +438,6 @@ def _evaluate(args: argparse.Namespace) -> None:
     option("--part I/N", "write the I-th of N shares of the parts, for a scheduler", "where"),
     option("--address ADDRESS", "Ray cluster that writes the parts: auto or HOST:PORT", "where"),
     *_SOURCES,
-    environment=True,
 )
 def _recommend(args: argparse.Namespace) -> None:
     """What a trained model recommends, to users or to any history, as a file.
@@ -519,7 +509,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS, environment=True)
+@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 

@@ -30,12 +30,7 @@ from recbole_pos.model.models import (
 )
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
-from recbole_pos.yaml_files import (
-    ROOT,
-    find_recbole_properties,
-    read_overall_defaults,
-    read_yaml,
-)
+from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
 _MIN_TEXT_WIDTH = 32  # columns of the text beside the others
@@ -81,6 +76,7 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     take_model(model, import_named(overrides.get("plugins")))
     if model not in list_runnable():
         raise UsageError(explain_unknown(model))
+
     listed: set[str] = set()
     counts_only = model in UNTRAINED  # and reads no option of training by gradients
     for title, defaults, file in _list_option_sources(model, overrides.get("position")):
@@ -213,10 +209,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
     # a column is as wide as its longest word, since lines break between words only
-    columns_of_cells = list(zip(*[columns, *rows], strict=True))[:-1]
-    widths = [max(map(len, " ".join(cells).split())) for cells in columns_of_cells]
+    *fact_columns, _ = zip(*[columns, *rows], strict=True)
+    widths = [max(map(len, " ".join(cells).split())) for cells in fact_columns]
     if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
         columns, rows = _fold_columns(columns, rows)
+
     table = Table(caption=note or None, show_lines=len(columns) == 2)
     for column in columns:
         table.add_column(column, no_wrap=column == columns[0], overflow="fold")

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
             return 128 + signal.SIGPIPE
         except Exception as error:
-            if "--debug" in words or os.environ.get("RECBOLE_POS_DEBUG") in ("1", "true"):
+            if "--debug" in words:
                 raise
             return _report(error)
 
@@ -60,12 +60,9 @@ def _run_command(words: list[str]) -> None:
     parser, command_parsers = make_parser()
     command_parser = command_parsers.get(words[0]) if words else None
     options: list[str] = []
-    if command_parser is not None:
-        if command_parser.get_default("configured"):
-            own_words, options = split_options(words[1:], command_parser.options)
-            words = [words[0], *own_words]
-        if command_parser.get_default("environment"):
-            command_parser.read_environment()
+    if command_parser is not None and command_parser.get_default("configured"):
+        own_words, options = split_options(words[1:], command_parser.options)
+        words = [words[0], *own_words]
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown, command_parser or parser)

@@ -1,13 +1,16 @@
-"""Argparse for the commands: options from settings classes, errors in one line."""
+"""Argparse for the commands: options from settings classes, errors in one line.
+
+Words of a command line that are no arguments of the command are options of the configuration:
+:func:`split_options` separates them, and :func:`parse_overrides` reads their values as yaml.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from recbole_pos.config.arguments import Settings, find_kind
@@ -35,18 +38,23 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     return read
 
 
-def _read_flag(text: str) -> bool:
-    """Return whether the environment sets a flag; argparse's error if it says neither."""
-    if text.lower() not in ("true", "1", "false", "0"):
-        raise argparse.ArgumentTypeError(f"found {shown(text)}, expected true or false")
-    return text.lower() in ("true", "1")
-
-
 _TYPES: dict[type, Callable[[str], Any]] = {
     int: _make_number_reader(int, "a whole number such as 3"),
     float: _make_number_reader(float, "a number such as 0.5"),
     str: str,
 }
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a command: names, group of arguments of which one may be given, and settings.
+
+    The settings are the arguments of argparse's ``add_argument``.
+    """
+
+    names: tuple[str, ...]
+    group: str | None
+    settings: dict[str, Any]
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,19 +63,18 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
         self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
-        self._from_environment: dict[str, list[Any]] = {}  # name of an option -> its values
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError with what argparse found wrong."""
         raise UsageError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
-    def find_group(self, group: str | None) -> Any:
-        """Return the group of this name, of which one argument can be given; the parser if None."""
-        if group is None:
-            return self
-        if group not in self._exclusive:
+    def add(self, argument: Argument) -> None:
+        """Add an argument; of those with the same group, one can be given."""
+        group = argument.group
+        if group is not None and group not in self._exclusive:
             self._exclusive[group] = self.add_mutually_exclusive_group()
-        return self._exclusive[group]
+        container: Any = self if group is None else self._exclusive[group]
+        container.add_argument(*argument.names, **argument.settings)
 
     def add_fields(self, settings_class: type) -> None:
         """Add an option for every field of a settings class."""
@@ -85,41 +92,8 @@ class Parser(argparse.ArgumentParser):
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
-            group = self.find_group(field.metadata.get("group"))
-            group.add_argument(f"--{field.metadata.get('flag', field.name)}", **settings)
-
-    def read_environment(self) -> None:
-        """Make variables of the environment, ``RECBOLE_POS_<NAME>``, the defaults of options.
-
-        Raises:
-            UsageError: for a value that an option does not take, naming the variable.
-        """
-        for action in self._actions:
-            variable = f"RECBOLE_POS_{action.dest.upper()}"
-            text = os.environ.get(variable, "")
-            if not text:
-                continue
-            is_list = action.nargs in ("+", "*")
-            read_word: Any = _read_flag if action.nargs == 0 else (action.type or str)
-            try:
-                values = [read_word(word) for word in (shlex.split(text) if is_list else [text])]
-            except (argparse.ArgumentTypeError, ValueError) as error:
-                raise UsageError(f"{variable}: {error}") from None
-            if is_list:
-                self._from_environment[action.dest] = values  # argparse would add to a default
-            else:
-                action.default = values[0]
-            if not action.option_strings:  # a positional argument, which may now be left out
-                action.nargs = "*" if is_list else "?"
-                action.required = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words as argparse does; lists that are not given come from the environment."""
-        parsed, unread = super().parse_known_args(args, namespace)
-        for name, values in self._from_environment.items():
-            if not getattr(parsed, name):
-                setattr(parsed, name, values)
-        return parsed, unread
+            name = f"--{field.metadata.get('flag', field.name)}"
+            self.add(Argument((name,), field.metadata.get("group"), settings))
 
     @property
     def options(self) -> set[str]:
@@ -127,11 +101,8 @@ class Parser(argparse.ArgumentParser):
         return {name.lstrip("-") for action in self._actions for name in action.option_strings}
 
 
-Argument = Callable[[Parser], None]
-
-
 def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
-    """Return a function that adds an argument to a command.
+    """Return an argument of a command.
 
     Args:
         spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
@@ -152,11 +123,7 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
             settings["type"] = _TYPES[int]
     if not names:  # a positional argument
         names = [settings.pop("dest", value.removesuffix("...").lower())]
-
-    def add(parser: Parser) -> None:
-        parser.find_group(group).add_argument(*names, help=text, **settings)
-
-    return add
+    return Argument(tuple(names), group, {**settings, "help": text})
 
 
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:

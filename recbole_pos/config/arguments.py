@@ -44,7 +44,6 @@ class Reporting:
         flag="json",
         group="reporting",
     )
-    log: str | Path | None = _arg(None, "add what is printed to this file too", "FILE")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Every check raises a ``UsageError`` that names the option.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -14,6 +13,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from recbole.evaluator import metric_types
 from recbole.utils import EvaluatorType, InputType, ModelType
 
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.options import Option, find_inner
 from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.targets import check_given_parts, read_ties
@@ -129,10 +129,6 @@ def check_together(config: dict[str, Any], model: str) -> None:
     histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
     for is_wrong, message in (
         (
-            config["log_wandb"] and importlib.util.find_spec("wandb") is None,
-            "log_wandb: wandb is not installed: pip install it, or log_wandb: False",
-        ),
-        (
             given_starts and not starts_from_runs(model),
             f"{', '.join(given_starts)}: only the plugin's models can start from another run",
         ),
@@ -164,10 +160,6 @@ def check_together(config: dict[str, Any], model: str) -> None:
         (
             config["lr_scheduler"] == "step" and not config["lr_decay_step"],
             "lr_scheduler: step needs lr_decay_step, the epochs between two steps",
-        ),
-        (
-            config["clip_grad_norm"] and "max_norm" not in config["clip_grad_norm"],
-            "clip_grad_norm: needs max_norm, as in {max_norm: 1.0}",
         ),
         (
             histories in (config["alias_of_item_id"] or ()),
@@ -234,8 +226,8 @@ def list_metrics(config: Mapping[str, Any]) -> list[str]:
     """Return the names of the metrics that a run computes, such as NDCG@10, in their order."""
     names: list[str] = []
     for metric in as_list(config["metrics"]):
-        has_cutoff = str(metric).lower() != "gauc"
-        names += [f"{metric}@{k}" for k in as_list(config["topk"])] if has_cutoff else [str(metric)]
+        cutoffs = as_list(config["topk"]) if has_cutoff(str(metric)) else []
+        names += [f"{metric}@{k}" for k in cutoffs] or [str(metric)]
     return names
 
 

@@ -101,11 +101,6 @@ def find_inner(name: str) -> dict[str, Option]:
     return _INNER.get(name, {})
 
 
-def list_by_role(*roles: str) -> set[str]:
-    """Return the names of the options with one of the roles."""
-    return {option.name for option in OPTIONS.values() if option.role in roles}
-
-
 def find_synonyms(name: str) -> list[str]:
     """Return the options that other libraries call by a name."""
     name = name.lower().replace("-", "_")

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from typing import Any
 
+from recbole_pos.config.metrics import CUSTOM, add_metric
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, ensure_registered
 from recbole_pos.position.schemes import SCHEMES
@@ -126,14 +127,16 @@ def find_search_folder(module: str) -> str | None:
     return os.path.dirname(os.path.abspath(file)) if file else None
 
 
-def find_modules(model: str, schemes: Iterable[str]) -> list[str]:
-    """Return the modules that another process must import to know a model and its schemes."""
-    entries = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
+def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[str]:
+    """Return the modules that another process must import to know a model, schemes and metrics."""
+    names = [metrics] if isinstance(metrics, str) else metrics or ()
+    entries: list[Any] = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
+    entries += [CUSTOM.get(str(name).lower()) for name in names]
     return list(dict.fromkeys(entry.module for entry in entries if entry and entry.module))
 
 
 def pack(model: str) -> bytes:
-    """Pickle what only this process knows of a model and schemes, for processes that it starts.
+    """Pickle what only this process knows of a model, of schemes and metrics, for its processes.
 
     Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
     import them. Of modules, the names that :func:`allow` has got are sent, and those that this
@@ -144,20 +147,22 @@ def pack(model: str) -> bytes:
     # no import registers classes without a module in another process
     models = {model: entry} if entry is not None and entry.module is None else {}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
+    metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
     folders = dict.fromkeys(_allowed)
-    for registered in (entry, *SCHEMES.added.values()):
+    for registered in (entry, *SCHEMES.added.values(), *CUSTOM.values()):
         if registered is not None and registered.module is not None:
             folders[registered.module] = find_search_folder(registered.module)
-    if not (models or schemes):
-        return pickle.dumps((folders, {}, {})) if folders else b""
+    if not (models or schemes or metrics):
+        return pickle.dumps((folders, {}, {}, {})) if folders else b""
     import cloudpickle
 
     try:
-        return cloudpickle.dumps((folders, models, schemes))
+        return cloudpickle.dumps((folders, models, schemes, metrics))
     except Exception as error:  # pickling code of others may raise anything
+        names = ", ".join([*models, *schemes, *metrics])
         raise UsageError(
-            f"{', '.join([*models, *schemes])} cannot be sent to other processes: {error}; put it "
-            "into a module of its own and import it from there"
+            f"{names} cannot be sent to other processes: {error}; put it into a module of its own "
+            "and import it from there"
         ) from error
 
 
@@ -165,7 +170,7 @@ def unpack(packed: bytes) -> None:
     """Register the classes, and allow the modules, that another process has packed."""
     if not packed:
         return
-    folders, models, schemes = pickle.loads(packed)
+    folders, models, schemes, metrics = pickle.loads(packed)
     _allowed.update(folders)
     for module, folder in folders.items():
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -174,3 +179,5 @@ def unpack(packed: bytes) -> None:
         ADDED.add(name, entry)
     for name, entry in schemes.items():
         SCHEMES.add(name, entry)
+    for name, metric in metrics.items():
+        add_metric(name, metric)

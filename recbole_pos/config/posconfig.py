@@ -93,8 +93,8 @@ class PosConfig(Config):
         config_file_list, config_dict: yaml files, and plain values. A UsageError names an unknown
             key, a wrong value, or anything else that RecBole's Config refuses.
         strict: whether an option that changes nothing for this model and protocol is an error,
-            where it is given in ``config_dict`` or in a file of the user's; not for a run that
-            exists, nor for a trial, whose options depend on each other.
+            where it is given in ``config_dict`` or in a file of the user's; not for a trial, whose
+            options depend on each other. The configuration of a run that exists is never strict.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
@@ -150,14 +150,22 @@ class PosConfig(Config):
         self._read_dataset_file()
         schemes = list_positions(self._merge_given(self.model).get("position"), self.model)
         self.external_config_dict = self._merge_given(self.model, *schemes)
+        self.sources = {
+            key: location
+            for location, options in self._list_parts(self.model, *schemes)
+            for key in options
+            if key not in self._given
+        }
         self.model_class = self._find_class()
-        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes)])):
+        metrics = self.external_config_dict.get("metrics")
+        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)])):
             # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
         if not is_served(self.model):
             position = self.external_config_dict.get("position")
             self.internal_config_dict.update(plugin_defaults(self.model, position))
+        self.strict = self.strict and not self._find_run_files()
         self.free = free_options(self.model, schemes)
         self._check_given()
         self.final_config_dict = self._merge_defaults()
@@ -198,16 +206,15 @@ class PosConfig(Config):
             take_model(name, modules)
         return modules
 
+    def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return (location, options) of each part of the files that is for one of the names."""
+        return [part for file, text in self.files for part in select_parts(text, names, file)]
+
     def _merge_given(self, *names: str) -> dict[str, Any]:
-        """Return the options that all sources give a model and its schemes; set ``sources``."""
+        """Return the options that all sources give a model and its schemes."""
         merged: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
-        for file, content in self.files:
-            for location, options in select_parts(content, names, file):
-                merged = merge_options(merged, options)
-                self.sources.update(dict.fromkeys(options, location))
-        for key in self._given:
-            self.sources.pop(key, None)
+        for _, options in self._list_parts(*names):
+            merged = merge_options(merged, options)
         return merge_options(merged, self._given)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
@@ -337,7 +344,6 @@ class PosConfig(Config):
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())
-        self.strict = self.strict and not self._find_run_files()
         if self.strict:
             self._require_read()
 

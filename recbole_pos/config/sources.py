@@ -24,12 +24,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
-from recbole_pos.yaml_files import (
-    ROOT,
-    find_recbole_properties,
-    read_overall_defaults,
-    read_yaml,
-)
+from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 FOR = "for"
 # Keys that decide which parts a run takes, and so stand outside of them.
@@ -70,7 +65,10 @@ def plugin_defaults(
 
 
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Refuse defaults of a custom scheme that would be those of another reader of the option."""
+    """Refuse an option of a custom scheme that others read, too, with another default.
+
+    The scheme's default would otherwise be theirs. ``earlier`` are the defaults of others.
+    """
     others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
     for key, value in values.items():
         if others.get(key, value) != value:
@@ -103,14 +101,15 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     An option that the plugin or RecBole has too is not among them: it is checked as usual.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
-    shared = {"position"}
+    shared = {"position"}  # options that the plugin or RecBole has, too
     for name in schemes:
         if name in SCHEMES.added:
             free |= SCHEMES.added[name].own_options
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
-    rows = map(find_option, free)
-    shared |= {row.name for row in rows if row.role != MODEL or row.refused}
+    for row in map(find_option, free):
+        if row.role != MODEL or row.refused:  # of data or training, whatever the model
+            shared.add(row.name)
     if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
         shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
     return free - shared

@@ -14,6 +14,7 @@ from recbole.evaluator.collector import DataStruct
 from recbole.evaluator.register import metric_information
 
 from recbole_pos.config.checks import as_list
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.windows import describe_candidates, masks_history
 from recbole_pos.errors import CheckpointError, UsageError
@@ -140,8 +141,8 @@ def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, An
     """Return ``metrics``, ``topk`` and, as RecBole requires, a ``valid_metric`` among them."""
     options: dict[str, Any] = {"metrics": metrics, "topk": cutoffs}
     if metrics and cutoffs:  # the configuration refuses an empty list
-        cutoff_metrics = [str(name) for name in metrics if str(name).lower() != "gauc"]
-        options["valid_metric"] = f"{cutoff_metrics[0]}@{cutoffs[0]}" if cutoff_metrics else "GAUC"
+        first = str(metrics[0])
+        options["valid_metric"] = f"{first}@{cutoffs[0]}" if has_cutoff(first) else first
     return options
 
 

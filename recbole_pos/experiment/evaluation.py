@@ -19,6 +19,7 @@ from recbole.evaluator import Collector
 from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
+from recbole_pos.config.metrics import DATASET, EVENT, ITEMS, RANK
 from recbole_pos.data.splits import PHASES
 from recbole_pos.data.windows import TARGET_EVENT, find_excluded_items, masks_history
 from recbole_pos.distributed import current_shard, gather_rows
@@ -38,8 +39,7 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
 
-TOPK, ITEMS = "rec.topk", "rec.items"  # names in RecBole's collector
-RANK, EVENT = "rec.rank", "rec.event"
+TOPK = "rec.topk"  # name in RecBole's collector
 _FULL_ROWS = ("rec.meanrank", "rec.score", "data.label")  # data of metrics that need all scores
 
 
@@ -81,6 +81,7 @@ class EvaluatingTrainer(Trainer):
         phase = dataset.phase
         reporter = self.reporter or Reporter(show_progress)
         self.eval_log = dataset.log
+        self.eval_collector.dataset = dataset
         self.eval_collector.keeps_ranks = phase == PHASES[-1]  # in the test only
         is_native = isinstance(self.model, PosRecommender)
         with (
@@ -172,7 +173,9 @@ class TargetCollector(Collector):
     matrix [rows, items] and sums its rows; here an item is a hit if it is the target.
 
     Attributes:
-        keeps_ranks: whether the rank of every target is collected, too.
+        keeps_ranks: whether the rank of every target is collected, too, as metrics of one's own
+            need it in any case.
+        dataset: the dataset of the current phase.
         last: RecBole's DataStruct of the last evaluation; None before.
     """
 
@@ -180,14 +183,16 @@ class TargetCollector(Collector):
         super().__init__(config)
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
+        self.needs_ranks = self.register.need(RANK)
         self.keeps_ranks = False
+        self.dataset: Any = None
         self.last: Any = None
 
     @property
     def takes_streamed(self) -> bool:
         """Whether all metrics follow from the best items of each row."""
         needs_full_rows = any(map(self.register.need, _FULL_ROWS))
-        return not needs_full_rows and (self.needs_topk or self.needs_items)
+        return not needs_full_rows and (self.needs_topk or self.needs_items or self.needs_ranks)
 
     def eval_batch_collect(
         self,
@@ -225,7 +230,7 @@ class TargetCollector(Collector):
             hits = (best == targets[:, None]) & (best_scores > -torch.inf)
             num_relevant = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
-        if self.keeps_ranks and TARGET_EVENT in interaction:
+        if (self.keeps_ranks or self.needs_ranks) and TARGET_EVENT in interaction:
             self.data_struct.update_tensor(RANK, scores.rank(targets))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
@@ -248,6 +253,7 @@ class TargetCollector(Collector):
         for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
+        self.last.set(DATASET, self.dataset)
         return self.last
 
 

@@ -231,7 +231,7 @@ def run_as_rank(
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         reporter = Reporter(False)
         if rank == 0:
-            reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+            reporter = Reporter(args.verbose, as_json=args.as_json)
         return train(config, folder, run_dir, reporter)
 
 

@@ -111,7 +111,7 @@ def run(
         return run_as_rank(args, config.plain, run_dir, gpus)
     if args.nproc > 1:
         return run_in_parallel(args, config, run_dir)
-    reporter = Reporter(args.verbose, as_json=args.as_json, log=args.log)
+    reporter = Reporter(args.verbose, as_json=args.as_json)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
 
 

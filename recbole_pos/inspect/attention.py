@@ -110,8 +110,9 @@ def iterate_attention(
         context of the batch, which has times if the rows have them.
     """
     layers = find_attention_layers(model)
+    first_layer = layers[0]
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
-    max_weights = chunk_elements(torch.device(model.device)) // layers[0].n_heads
+    max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -161,6 +162,7 @@ def average_attention(
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
+
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, ctx in iterate_attention(model, loader, rows):
         # [b, newest] positions of the newest interactions from the start of each history
@@ -170,6 +172,7 @@ def average_attention(
             by_key = by_head.transpose(1, 2)  # [b, t, h, t]
             totals[layer] += by_key[row, index[:, :, None], :, index[:, None, :]].sum(0)
     means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
+
     histories, longest = f"{len(rows):,} histories", lengths.max()
     if longest > newest:
         return means, f"newest {newest} of up to {longest} interactions of {histories}"

@@ -9,13 +9,7 @@ import numpy as np
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.inspect.pictures import (
-    SMALL,
-    choose_colors,
-    new_figure,
-    shorten,
-    write,
-)
+from recbole_pos.inspect.pictures import SMALL, choose_colors, new_figure, shorten, write
 
 MAX_NAMES = 50  # interactions whose items are named; more are numbered by steps back
 MAX_NUMBERS = 400  # cells that show the change of rank
@@ -44,6 +38,7 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     rank_change = tables["rank_change"].to_numpy(int)[:, ::-1]
     past = tables["past"].iloc[0].to_list()[::-1]
     num_items, length = loss.shape
+
     figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
     panel = figure.subplots()
     image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
@@ -59,6 +54,7 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     panel.tick_params(labelsize=SMALL)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name does not start a formula
+
     caption = ""
     if loss.size <= MAX_NUMBERS:
         caption = "numbers: ranks it falls without the interaction"

@@ -56,11 +56,13 @@ def build(
     _require_files(public, paths)
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
+
     tables = _read_raw(public, paths, reporter)
     filled: set[str] = set()  # columns with values, which some editions lack
     for frame in (tables.interactions, tables.items, tables.users):
         if frame is not None:
             filled |= {column for column in frame if any(map(bool, frame[column].dropna()))}
+
     user, item, time = tables.interactions.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
@@ -84,6 +86,7 @@ def build(
                 if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
                     shutil.move(file, new_folder / file.name)
             shutil.copyfile(public.yaml, new_folder / public.yaml.name)
+
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     dataset.build()
     counts = count_dataset(dataset).items()

@@ -1,4 +1,8 @@
-"""A study from beginning to end: check everything, train what is missing, write the results."""
+"""A study from beginning to end: check everything, train what is missing, write the results.
+
+:func:`compare` is the command and the public function. It takes models, a study's file or folder,
+or run folders, and returns a :class:`Compared`.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +35,22 @@ from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import connect, stop
-from recbole_pos.study.charts import KINDS, draw_charts
-from recbole_pos.study.collect import collect_results, collect_runs, write_results
 from recbole_pos.study.configs import (
     check_plan,
-    complete_options,
     note_unread,
     require_same_candidates,
     require_twins,
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
-from recbole_pos.study.packed import PackedStudy, pack
-from recbole_pos.study.plan import Plan
-from recbole_pos.study.ranks import is_from_ranks
+from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
-from recbole_pos.study.results import Results, concatenate
+from recbole_pos.study.results import Results, collect_results, collect_runs, concatenate
 from recbole_pos.study.scheduler import Scheduler
-from recbole_pos.study.statistics import ALL
+from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
-from recbole_pos.study.study_folder import StudyFolder
-from recbole_pos.study.study_source import Source
+from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
+from recbole_pos.study.study_report import draw_charts, write_results
 from recbole_pos.values import check_choice, listed, use_plain_numbers
 
 
@@ -62,7 +61,7 @@ class Compared:
     Attributes:
         runs: a line for each run, as :class:`~recbole_pos.study.results.Results` describes them.
         pairs: a line for each row: difference from the reference, interval, p, star.
-        folder: folder with table.md, table.csv, runs.csv, runs.parquet and report.html.
+        folder: folder with table.md, table.csv, runs.csv and report.html.
         table: a line for each row and metric: mean and deviation over seeds. Lines of the first
             metric also have the difference from the reference, if the runs have ranks.
         tables: tables of the report; the first is the text of this object.
@@ -86,13 +85,12 @@ class Compared:
                 ``parameters``, against which the first metric is drawn; ``curves`` of validation.
 
         Raises:
-            UsageError: for another kind, or if the results lack its values.
+            UsageError: for another kind, or one of which the results have no values.
         """
-        check_choice("kind", kind, KINDS)
-        for chart in draw_charts(self.results, self.results.comparisons[0]):
-            if chart.kind == kind:
-                return chart.figure
-        raise UsageError(f"plot: {kind}: of these runs nothing is known to draw")
+        charts = draw_charts(self.results, self.results.comparisons[0])
+        figures = {chart.kind: chart.figure for chart in charts}
+        check_choice("kind", kind, tuple(figures))
+        return figures[kind]
 
     def __repr__(self) -> str:
         return self.tables[0].markdown()
@@ -149,14 +147,14 @@ def compare(
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
-    source = dataset
-    dataset = read_dataset_name(dataset)
     allow(base.get("plugins"))
     require_shares(args)
     reporter = Reporter(args.verbose)
+    name = read_dataset_name(dataset)
+
     if runs := _find_run_folders(what):
-        given = {name for name in list_changed(args) if name != "verbose"}
-        given |= ({"dataset"} if dataset else set()) | base.keys()
+        given = {argument for argument in list_changed(args) if argument != "verbose"}
+        given |= ({"dataset"} if name else set()) | base.keys()
         if unread := sorted(given - {"reference", "run_dir", "plugins"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
@@ -164,13 +162,20 @@ def compare(
             )
         results = collect_runs(runs, args.reference)
         return _show(results, reporter, Path(args.run_dir or "compared"))
+
     if args.run_dir is None:
-        args = replace(args, run_dir=find_folder_beside(source, "compare"))
+        args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     else:
-        warn_if_temporary(source, args.run_dir)
-    plan, folder = _make_plan_and_folder(what, dataset, base, args)
-    note_unread(plan, complete_options)
-    _require_same_study(plan, folder)
+        warn_if_temporary(dataset, args.run_dir)
+    plan, folder = _make_plan_and_folder(what, name, base, args)
+    note_unread(plan)
+    stored_plan = folder.read_plan()
+    if stored_plan is not None and stored_plan.dataset != plan.dataset:
+        raise UsageError(
+            f"{folder.path} is a study of {stored_plan.dataset}, not of {plan.dataset}; choose "
+            "another --run_dir"
+        )
+
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
         models = _check_rows(plan)
@@ -179,6 +184,7 @@ def compare(
             _preview(scheduler, reporter)
             return None
         _train_missing(scheduler, args, models, reporter)
+
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
@@ -191,51 +197,33 @@ def compare(
     if not args.report:
         rows = args.rows or plan.rows  # others failed in an earlier call
         _warn_of_failures(compared.runs[compared.runs["row"].isin(rows)])
-    return replace(compared, source=source)
-
-
-def _warn_of_failures(runs: pd.DataFrame) -> None:
-    """Warn the caller's caller of the runs that failed, with the first reason of each row."""
-    failed = runs[runs["status"] == FAILED]
-    if len(failed):
-        reasons = [
-            f"{run.row}, seed {run.seed}: {run.reason}"
-            for run in failed.drop_duplicates("row").itertuples()
-        ]
-        text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
-        warnings.warn(text, RunWarning, stacklevel=3)
+    return replace(compared, source=dataset)
 
 
 def _find_run_folders(argument: Any) -> list[Path]:
     """Return the folders of runs in an argument, two or more; empty for models or a study."""
     items = argument if isinstance(argument, (list, tuple)) else [argument]
-    runs = [item for item in items if _is_run(item)]
+    paths = [item for item in items if isinstance(item, (str, Path))]
+    runs = [Path(path) for path in paths if os.path.isfile(os.path.join(path, "config.yaml"))]
     if runs and len(runs) < max(len(items), 2):
         raise UsageError(
             "compare: expected the folders of two runs or more, each with a config.yaml, or one "
             f"study; found {listed(items)}"
         )
-    return [Path(run) for run in runs]
-
-
-def _is_run(item: Any) -> bool:
-    """Return whether an argument is the path of the folder of a run."""
-    return isinstance(item, (str, Path)) and os.path.isfile(os.path.join(item, "config.yaml"))
+    return runs
 
 
 def _make_plan_and_folder(
     models_or_study: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
     """Return the plan of models or a study, with its base changed by ``base``, and its folder."""
-    changes: dict[str, Any] = {}
-    if args.seeds is not None:
-        changes["seeds"] = args.seeds
-    if args.reference is not None:
-        changes["reference"] = args.reference
+    given = {"seeds": args.seeds, "reference": args.reference}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if dataset:
         dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
+
     if isinstance(models_or_study, (list, tuple)):
         if not dataset:
             raise UsageError("no dataset (-d) given")
@@ -245,6 +233,7 @@ def _make_plan_and_folder(
         ]
         plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
+
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
@@ -272,43 +261,22 @@ def _make_plan_and_folder(
 
 def _check_rows(plan: Plan) -> set[str]:
     """Raise a UsageError if a row or its data is wrong; return the names of the models."""
-    configs = check_plan(plan, complete_options)
+    configs = check_plan(plan)
     _require_metrics(plan, configs)
     require_twins(configs)
     for table in plan.tables:
-        table_configs = {row: configs[row] for row in table.rows}
-        require_same_candidates(
-            {  # without the option, all rows rank all items
-                row: describe_candidates(bool(config["mask_history"]), config["repeated_targets"])
-                for row, config in table_configs.items()
-            }
-        )
+        candidates = {}
+        for row in table.rows:
+            config = configs[row]  # without the option mask_history, all rows rank all items
+            excludes_seen = bool(config["mask_history"])
+            candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
+        require_same_candidates(candidates)
     for config in configs.values():
         parts = config["benchmark_filename"]
         require_dataset(plan.dataset, Path(config["data_path"]), [], parts)
         if config["item_vectors"]:
             open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
-
-
-def _train_missing(
-    scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
-) -> None:
-    """Train the fits without a finished run; with ``--report`` only copy the runs of packs."""
-    folder = scheduler.folder
-    # connected before the folder is made, since the cluster may not answer
-    is_started = args.address is not None and not args.report and connect(args.address)
-    try:
-        make_folder(folder.path)
-        with lock_folder(folder.path, "compared"):
-            folder.write_plan(scheduler.plan)
-            if args.report:
-                scheduler.take_finished()
-                write_state(scheduler)
-            else:
-                ActiveRuns(scheduler, args, reporter, models).train()
-    finally:
-        stop(is_started)
 
 
 def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -328,39 +296,45 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
                 )
 
 
-def _require_same_study(plan: Plan, folder: StudyFolder) -> None:
-    """Raise a UsageError if the folder has a study of another dataset."""
-    stored_plan = folder.read_plan()
-    if stored_plan is not None and stored_plan.dataset != plan.dataset:
-        raise UsageError(
-            f"{folder.path} is a study of {stored_plan.dataset}, not of {plan.dataset}; choose "
-            "another --run_dir"
-        )
-
-
 def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     """Print the configurations of a study, and how many of their runs are finished."""
     plan, folder = scheduler.plan, scheduler.folder
-    num_fits = sum(not fit.repeats for fit in scheduler.fits)
-    num_trials = sum(fit.trial is not None for fit in scheduler.fits)
+    fits = [fit for fit in scheduler.fits if not fit.repeats]
+    num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
-    search = ""
-    if num_trials:
-        search = f" ({num_trials} of a search, {num_fits - num_trials} after it)"
+    search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)" if num_trials else ""
     reporter.line(
         f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
-        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {num_fits} runs{search} on {plan.dataset}; "
+        f"{num_seeds} seed{'s' * (num_seeds > 1)}, {len(fits)} runs{search} on {plan.dataset}; "
         f"differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
     if folder.runs.is_dir() or scheduler.packed:
         scheduler.take_finished(restore=False)  # reads the data, on which the names of runs depend
-        num_done = sum(
-            scheduler.status[fit.name] == DONE for fit in scheduler.fits if not fit.repeats
-        )
-        reporter.line(f"In {folder.path}: {num_done} of {num_fits} runs are finished")
+        num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
+        reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
     for study in scheduler.packed:
         reporter.line(str(study))
+
+
+def _train_missing(
+    scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
+) -> None:
+    """Train the fits without a finished run; with ``--report`` only copy kept runs."""
+    folder = scheduler.folder
+    # connected before the folder is made, since the cluster may not answer
+    is_started = args.address is not None and not args.report and connect(args.address)
+    try:
+        make_folder(folder.path)
+        with lock_folder(folder.path, "compared"):
+            folder.write_plan(scheduler.plan)
+            if args.report:
+                scheduler.take_finished()
+                write_state(scheduler)
+            else:
+                ActiveRuns(scheduler, args, reporter, models).train()
+    finally:
+        stop(is_started)
 
 
 def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
@@ -374,7 +348,20 @@ def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
         reporter.warning(text)
     for file in files:
         reporter.line(str(file))
+
     all_lines = tabulate(results.comparisons)
     table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = concatenate([comparison.differences for comparison in results.comparisons])
     return Compared(results.runs, pairs, folder, table_frame, tables, results)
+
+
+def _warn_of_failures(runs: pd.DataFrame) -> None:
+    """Warn the caller's caller of the runs that failed, with the first reason of each row."""
+    failed = runs[runs["status"] == FAILED]
+    if len(failed):
+        reasons = [
+            f"{run.row}, seed {run.seed}: {run.reason}"
+            for run in failed.drop_duplicates("row").itertuples()
+        ]
+        text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
+        warnings.warn(text, RunWarning, stacklevel=3)

@@ -1,4 +1,8 @@
-"""The runs in training: they are started, recorded when they end, and shown meanwhile."""
+"""The runs in training: they are started on Ray, recorded when they end, and shown meanwhile.
+
+:class:`ActiveRuns` takes jobs from a scheduler; :func:`write_state` writes what the study's folder
+says of them, so that a report can be made meanwhile, or after a kill.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import ray
 
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
-from recbole_pos.config.posconfig import PLUGINS, PosConfig
+from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
 from recbole_pos.errors import make_resume_command
@@ -18,16 +22,17 @@ from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
-from recbole_pos.study.digests import digest_data_options
-from recbole_pos.study.rendered_table import format_duration
+from recbole_pos.study.configs import digest_data_options
+from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.results import select_protocol
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
 
+_CHECKSUM_DIGITS = 16
 _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
+_train_run: Any = ray.remote(train_run)
 
 
 class ActiveRuns:
@@ -41,6 +46,7 @@ class ActiveRuns:
         running: Ray task of an active run -> its job and start time.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
+        shared: data of runs -> Ray's reference of it.
     """
 
     def __init__(
@@ -56,48 +62,89 @@ class ActiveRuns:
         self.running: dict[Any, tuple[Job, float]] = {}
         self.durations: list[float] = []
 
-    def share(self, config: PosConfig, includes_test: bool) -> ray.ObjectRef:
-        """Return Ray's reference of the data of a configuration, which all its runs share.
+    def train(self) -> None:
+        """Train all fits as Ray tasks; a KeyboardInterrupt has the command that resumes them."""
+        job = self.scheduler.next_job()
+        write_state(self.scheduler)
+        if job is None:
+            return
+        is_started = connect(self.args.address)
+        try:
+            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            with self.reporter.live(self.describe_progress):
+                while job is not None or self.running:
+                    while job is not None and len(self.running) < max_running:
+                        self.start(job)
+                        job = self._next_job()
+                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
+                        self.end(task, _get_facts(task))
+                    job = job or self._next_job()
+        except KeyboardInterrupt:
+            for task in self.running:
+                ray.cancel(task, force=True)
+            configs = self.scheduler.configs.values()
+            plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
+            command = make_resume_command(self.folder.path, plugins, "compare")
+            raise KeyboardInterrupt(
+                "interrupted; finished runs and the last checkpoints of others are kept in "
+                f"{self.folder.path}; continue with `{command}`"
+            ) from None
+        finally:
+            write_state(self.scheduler)
+            stop(is_started)
 
-        ``includes_test`` is whether they have test interactions, which trials must not have.
-        """
-        key = digest_data_options(config), includes_test
-        if key not in self.shared:
-            dataset = self.scheduler.prepare(config)
-            self.shared[key] = ray.put(SharedData(dataset, includes_test))
-        return self.shared[key]
+    def _next_job(self) -> Job | None:
+        """Return the next job of the scheduler; None if none can be trained now."""
+        return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
 
-    def note_begin(self, job: Job) -> None:
-        """Write the facts of a run that begins."""
+    def start(self, job: Job) -> None:
+        """Start the Ray task of a run, which starts again if its process is lost."""
         facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
         self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
 
+        # runs of the same data share them; trials must not have test interactions
+        data_key = digest_data_options(job.config), job.fit.stage != "trial"
+        if data_key not in self.shared:
+            _, includes_test = data_key
+            dataset = self.scheduler.prepare(job.config)
+            self.shared[data_key] = ray.put(SharedData(dataset, includes_test))
+
+        remote = _train_run.options(
+            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
+        )
+        task = remote.remote(
+            job.config.plain,
+            str(self.folder.run(job.digest).path.resolve()),
+            self.shared[data_key],
+            self.resources,
+            self.code.get(job.config["model"], b""),
+            str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None,
+        )
+        self.running[task] = job, time.monotonic()
+
     def end(self, task: Any, facts: dict[str, Any]) -> None:
         """Record the facts of a run that has ended, and print a line about it."""
         job, start = self.running.pop(task)
-        self.folder.write_fit(job.digest, facts)
         status, reason = facts["status"], facts.get("reason", "")
+        # the run itself has written its result into its folder
+        self.folder.write_fit(job.digest, {"status": status, "reason": reason})
         self.scheduler.end(job.fit, status, reason, facts)
         # written after every run, since a report may be made meanwhile, or after a kill
         _write_outcomes(self.scheduler, self.folder.read_facts())
+
+        text = f"failed: {reason}"
         if status == DONE:
             seconds = time.monotonic() - start
             self.durations.append(seconds)
-            text = self._describe_done(job, facts, seconds)
-        else:
-            text = f"failed: {reason}"
+            metric = self.scheduler.find_metric(job.fit.row)
+            best_valid = facts.get("best_valid") or {}
+            valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
+            text = f"{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
         options = format_options(self.scheduler.describe(job.fit).get("searched") or {})
         num_ended, num_fits = len(self.scheduler.status), len(self.scheduler.fits)
         line = f"[{num_ended} of {num_fits}] {job.fit.name}: {text}  {options}"
         self.reporter.line(line.rstrip())
-
-    def _describe_done(self, job: Job, facts: dict[str, Any], seconds: float) -> str:
-        """Return ``12 epochs  valid ndcg@10 0.1234  41 s``."""
-        metric = self.scheduler.find_metric(job.fit.row)
-        best_valid = facts.get("best_valid") or {}
-        valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
-        return f"{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
 
     def describe_progress(self) -> list[str]:
         """Return the lines of the progress: an overview, and one for each active run."""
@@ -111,6 +158,7 @@ class ActiveRuns:
             num_rounds = (num_fits - len(statuses)) / len(running)
             left = format_duration(statistics.mean(self.durations) * num_rounds)
             states.append(f"about {left} left")
+
         lines = []
         num_waiting = 0
         for job, start in running:
@@ -123,59 +171,6 @@ class ActiveRuns:
         if num_waiting:
             states.append(f"{num_waiting} of them waiting for Ray to start its process")
         return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
-
-    def train(self) -> None:
-        """Train all fits as Ray tasks; a KeyboardInterrupt has the command that resumes them."""
-        job = self.scheduler.next_job()
-        write_state(self.scheduler)
-        if job is None:
-            return
-        is_started = connect(self.args.address)
-        try:
-            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
-            with live_view(self.reporter, self.describe_progress):
-                while job is not None or self.running:
-                    while job is not None and len(self.running) < max_running:
-                        self.note_begin(job)
-                        self.running[self._start(job)] = job, time.monotonic()
-                        job = self._next_job()
-                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
-                        self.end(task, _get_facts(task))
-                    job = job or self._next_job()
-        except KeyboardInterrupt:
-            for task in self.running:
-                ray.cancel(task, force=True)
-            raise KeyboardInterrupt(
-                "interrupted; finished runs and the last checkpoints of others are kept in "
-                f"{self.folder.path}; {self._explain_resume()}"
-            ) from None
-        finally:
-            write_state(self.scheduler)
-            stop(is_started)
-
-    def _next_job(self) -> Job | None:
-        """Return the next job of the scheduler; None if none can be trained now."""
-        return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
-
-    def _explain_resume(self) -> str:
-        """Return the advice on unfinished runs, the end of a message."""
-        configs = self.scheduler.configs.values()
-        plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
-        return f"continue with `{make_resume_command(self.folder.path, plugins, 'compare')}`"
-
-    def _start(self, job: Job) -> ray.ObjectRef:
-        """Start and return the Ray task of a run; it starts again if its process is lost."""
-        path = str(self.folder.run(job.digest).path.resolve())
-        tested = str(self.folder.run(job.tested_run).path.resolve()) if job.tested_run else None
-        code = self.code.get(job.config["model"], b"")
-        data = self.share(job.config, includes_test=job.fit.stage != "trial")
-        task = _train_run.options(
-            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
-        )
-        return task.remote(job.config.plain, path, data, self.resources, code, tested)
-
-
-_train_run: Any = ray.remote(train_run)
 
 
 def _get_facts(task: Any) -> dict[str, Any]:
@@ -191,24 +186,19 @@ def write_state(scheduler: Scheduler) -> None:
     """Write which runs belong to the study, and its facts, into its folder."""
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     facts = StudyFacts(versions=find_versions())
-    if scheduler.datasets:
-        _add_data(facts, next(iter(scheduler.datasets.values())))  # of the first run
+    first_dataset = next(iter(scheduler.datasets.values()), None)
+    if first_dataset is not None:
+        summary = first_dataset.split.summary
+        facts.data = {**count_dataset(first_dataset)}
+        facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
+        facts.warnings = make_warnings(summary)
+        facts.split = select_protocol(summary)
     _write_outcomes(scheduler, facts)
 
 
-def _add_data(facts: StudyFacts, dataset: Any) -> None:
-    """Add the size of a dataset, its warnings, and what of it is held out."""
-    summary = dataset.split.summary
-    facts.data = {**count_dataset(dataset), "checksum": dataset.identity["data"][:16]}
-    facts.warnings = make_warnings(summary)
-    facts.split = select_protocol(summary)
-
-
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
-    """Write facts with the choices of searches, kept for rows not asked for, and unmade fits."""
-    earlier = scheduler.folder.read_facts()
+    """Write facts with the metrics of searches, kept for rows not asked for, and unmade fits."""
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
-    facts.chosen = {**earlier.chosen, **scheduler.find_chosen()}
-    facts.chosen_by = {**earlier.chosen_by, **metrics}
+    facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}
     facts.unmade = scheduler.explain_unmade()
     scheduler.folder.write_facts(facts)

@@ -1,12 +1,16 @@
-"""The plan of a study: the types of its keys, and the training runs that they ask for."""
+"""The plan of a study: the keys of its file with their types, and the fits that they ask for.
+
+:class:`Plan` is what the file says; :func:`list_fits` returns the training runs that follow.
+"""
 
 from __future__ import annotations
 
 import graphlib
 import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,16 +22,54 @@ from pydantic import (
     StringConstraints,
 )
 
-from recbole_pos.study.ranks import COLD, KINDS, name_bins
-from recbole_pos.study.study_source import Source
-from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.errors import UsageError
+from recbole_pos.study.rendered_table import format_duration
+from recbole_pos.values import is_number, is_whole, nearest, shown, suggest
 
 FIRST_SEED = 2020  # RecBole's default
+KINDS = ("history", "age", "popularity")  # kinds of bins of targets that have edges
+COLD = "cold"  # kind of the two bins of cold and of other items
 METRICS = ("ndcg@10", "hit@10", "mrr@10")
 _RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
 
-
+PartPath = tuple[Any, ...]  # of a part of a study: keys, and indices of lists
 Grid = dict[str, list[Any]]  # option -> values, of which a search tries every combination
+
+
+@dataclass(frozen=True)
+class Source:
+    """A study as it was written.
+
+    Attributes:
+        name: the file, or another word for where the study is from.
+        content: values of the study.
+        lines: path of a part (keys, and indices of lists) -> its file and line.
+    """
+
+    name: str
+    content: dict[str, Any]
+    lines: dict[PartPath, str] = field(default_factory=dict)
+
+    def locate(self, *path: Any) -> str:
+        """Return the file and line of a part, for a message.
+
+        Of a part without a line it is that of the nearest part around it, or else the file's name.
+        """
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return self.name
+
+    def error(self, path: PartPath, problem: str) -> UsageError:
+        """Return a UsageError whose message begins with file and line of a part."""
+        return UsageError(f"{self.locate(*path)}: {problem}")
+
+    def require_choice(self, path: PartPath, name: Any, rows: Collection[str]) -> None:
+        """Raise a UsageError, with the line of ``path``, if ``name`` is not the name of a row."""
+        if not isinstance(name, str) or name not in rows:
+            raise self.error(
+                path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
+            )
 
 
 def list_points(grid: Grid) -> list[dict[str, Any]]:
@@ -109,7 +151,7 @@ def _refuse(value: Any) -> None:
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
-Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+@[1-9]\d*$", to_lower=True)]
+Metric = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]\w*(@[1-9]\d*)?$", to_lower=True)]
 Metrics = Annotated[tuple[Metric, ...], BeforeValidator(_parse_names)]
 Empty = BeforeValidator(lambda value: {} if value is None else value)  # a key without a value
 Refused = BeforeValidator(_refuse)  # not a key of a study, but set by the code
@@ -254,16 +296,9 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of all rows, each after its parent; a UsageError refuses a circle."""
+        """Return the names of all rows, each after its parent; graphlib refuses a circle."""
         parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
-        try:
-            return list(graphlib.TopologicalSorter(parents).static_order())
-        except graphlib.CycleError as error:
-            circle = error.args[1]
-            raise self.source.error(
-                ("rows", circle[0]),
-                f"configurations are made of each other in a circle: {', '.join(circle)}",
-            ) from error
+        return list(graphlib.TopologicalSorter(parents).static_order())
 
     def list_ancestors(self, name: str) -> list[str]:
         """Return the names of a row, its parent, and so on up to a row without a parent."""
@@ -310,20 +345,26 @@ def list_fits(plan: Plan) -> list[Fit]:
     The trials of all rows come first. Then all rows have their first seed before any has its
     second, so that an interrupted study has all rows with the same seeds.
     """
-    trials = {name: _list_trials(plan, name) for name in plan.sort_rows()}
-    final_fits = [
-        _make_final_fit(plan, name, seed, trials[name]) for seed in plan.seeds for name in trials
-    ]
-    return [*itertools.chain.from_iterable(trials.values()), *final_fits]
+    row_names = plan.sort_rows()
+    trials = {name: _list_trials(plan, name) for name in row_names}
+    fits = list(itertools.chain.from_iterable(trials.values()))
+    for seed, name in itertools.product(plan.seeds, row_names):
+        row = plan.rows[name]
+        stage, after = "final", tuple(trial.name for trial in trials[name])
+        if row.parent:
+            stage = "attach" if row.attach else "retest"
+            after = (f"{row.parent}, seed {seed}",)
+        options = {**plan.make_options(name), "seed": seed}
+        repeats = bool(trials[name]) and seed in plan.trial_seeds
+        fits.append(Fit(name, seed, stage, None, options, f"{name}, seed {seed}", after, repeats))
+    return fits
 
 
 def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
     """Return a fit for each trial and trial seed of a row; none if the row is not searched."""
     grid = plan.rows[row_name].grid
-    if grid is None:
-        return []
     fits = []
-    for trial, point in enumerate(list_points(grid)):
+    for trial, point in enumerate(list_points(grid) if grid else []):
         for seed in plan.trial_seeds:
             options = {**plan.make_options(row_name), **point, "seed": seed}
             suffix = f", seed {seed}" if seed != plan.seeds[0] else ""
@@ -332,15 +373,15 @@ def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
     return fits
 
 
-def _make_final_fit(plan: Plan, row_name: str, seed: int, trials: list[Fit]) -> Fit:
-    """Return the tested fit of a row with a seed, which depends on the row's trials or parent."""
-    row = plan.rows[row_name]
-    if row.parent:
-        stage = "attach" if row.attach else "retest"
-        earlier_fits: tuple[str, ...] = (f"{row.parent}, seed {seed}",)
-    else:
-        stage, earlier_fits = "final", tuple(fit.name for fit in trials)
-    repeats = bool(trials) and seed in plan.trial_seeds
-    options = {**plan.make_options(row_name), "seed": seed}
-    name = f"{row_name}, seed {seed}"
-    return Fit(row_name, seed, stage, None, options, name, earlier_fits, repeats)
+def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
+    """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
+    texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
+    names = [f"{kind} up to {texts[0]}"]
+    for i in range(1, len(edges)):
+        lowest = math.floor(edges[i - 1]) + 1  # whole number in the bin
+        if lowest >= edges[i]:
+            names.append(f"{kind} {texts[i]}")
+        else:
+            lowest_text = texts[i - 1] if kind == "age" else f"{lowest:,g}"
+            names.append(f"{kind} {lowest_text} to {texts[i]}")
+    return [*names, f"{kind} over {texts[-1]}"]

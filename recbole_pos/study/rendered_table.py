@@ -1,10 +1,14 @@
-"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them."""
+"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them.
+
+A :class:`RenderedTable` is made of :class:`Cell` objects; ``format_...`` make the text of numbers,
+durations, counts and intervals.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from recbole_pos.values import shown
 
 # Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -51,8 +57,6 @@ class RenderedTable:
         lines: cells, line by line.
         notes: sentences below the table.
         text_columns: indices of the columns of words, aligned left; the others have numbers.
-        omittable: indices of the columns that a narrow terminal omits first, in this order; the
-            others follow from the right.
     """
 
     title: str
@@ -60,7 +64,6 @@ class RenderedTable:
     lines: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     text_columns: tuple[int, ...] = (0,)
-    omittable: tuple[int, ...] = ()
 
     def markdown(self) -> str:
         """Return the table in markdown, with its title as a heading and its notes as a list."""
@@ -77,22 +80,22 @@ class RenderedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table in the width of the console; a note names columns that do not fit."""
         widths = [self._compute_width(column) for column in range(len(self.columns))]
-        columns = list(range(len(self.columns)))  # indices of the columns to show
-        omittable = [*self.omittable, *(i for i in columns[:0:-1] if i not in self.omittable)]
-        while len(omittable) > 1 and sum(widths[i] + 3 for i in columns) + 1 > options.max_width:
-            columns.remove(omittable.pop(0))
+        num_shown = len(widths)
+        while num_shown > 2 and sum(widths[:num_shown]) + 3 * num_shown + 1 > options.max_width:
+            num_shown -= 1  # a narrow terminal omits columns from the right
         notes = [*self.notes]
-        if omitted := [name for index, name in enumerate(self.columns) if index not in columns]:
+        if omitted := self.columns[num_shown:]:
             names = join_names(omitted)
             notes.append(f"Left out for want of width: {names}; table.md has all columns.")
+
         table = Table(title=Text(self.title), caption=Text("\n".join(notes)))
         table.title_justify = table.caption_justify = "left"
-        for column in columns:
+        for column in range(num_shown):
             justify: Any = "left" if column in self.text_columns else "right"
             name, width = Text(self.columns[column]), widths[column]
             table.add_column(name, justify=justify, overflow="fold", min_width=width)
         for line in self.lines:
-            table.add_row(*(_make_rich_cell(line[column]) for column in columns))
+            table.add_row(*map(_make_rich_cell, line[:num_shown]))
         yield table
 
     def _compute_width(self, column: int) -> int:
@@ -173,3 +176,13 @@ def join_names(names: Iterable[str], limit: int = 6) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def format_options(options: Mapping[str, Any]) -> str:
+    """Return options in one line, with real numbers to three digits."""
+    texts = []
+    for name, value in options.items():
+        is_short_text = isinstance(value, str) and len(value) < 100
+        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
+        texts.append(f"{name} {value if is_short_text else text}")
+    return "  ".join(texts)

@@ -1,28 +1,56 @@
-"""The results of a study so far: the only input of its tables and report."""
+"""The results of a study so far, read from run folders: the only input of its tables and report.
+
+:func:`collect_results` reads the runs of a study's folder, :func:`collect_runs` any run folders, by
+their config.yaml, result.json, metrics.jsonl and ranks. :func:`compare_rows` makes the numbers of a
+table from them.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from recbole_pos.runs import DONE
-from recbole_pos.study.plan import Plan, TablePlan
-from recbole_pos.study.ranks import RankTable, assign_bins, is_from_ranks
-from recbole_pos.study.statistics import DIFFERENCES, ONE_BIN, compute_differences, compute_means
+from recbole_pos.config.checks import as_list
+from recbole_pos.config.posconfig import PLUGINS, STARTS
+from recbole_pos.data.targets import warn_of_repeats
+from recbole_pos.errors import UsageError, make_resume_command
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.result import KNOWS_WHEN, read_result
+from recbole_pos.runs import DONE, FAILED
+from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
+from recbole_pos.study.plan import COLD, METRICS, Plan, Source, TablePlan, list_fits, name_bins
+from recbole_pos.study.scheduler import average_seeds
+from recbole_pos.study.statistics import (
+    DIFFERENCES,
+    ONE_BIN,
+    RankTable,
+    compute_differences,
+    compute_means,
+    is_from_ranks,
+)
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_folder import KNOWN_FROM, StudyFacts, StudyFolder, read_curve
+from recbole_pos.yaml_files import read_yaml
 
 RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
-COLD = ", cold targets"  # suffix of a metric of targets whose item has no training interaction
+COLD_TARGETS = ", cold targets"  # suffix of a metric of targets without a training interaction
 _CONTENT = ("item_vectors", "item_features")  # options to score cold items by
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
+_VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
+# Options that runs must share, to be compared without a plan.
+_SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
 
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tables say of a split, from its summary, empty if unknown."""
+    """Return those facts of a split's summary that tables show; empty for an unknown split."""
     keys = ("split", "target", "targets", "repeated_targets", "tied_targets")
     return {key: summary[key] for key in keys if key in summary}
 
@@ -80,6 +108,9 @@ class Results:
         return [compare_rows(self, table) for table in self.plan.tables]
 
 
+# --- the numbers of a table ---
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The numbers of one table.
@@ -105,8 +136,9 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     if table.validation:
         metrics.append(VALIDATION)
     if _has_cold_targets(results, table):
-        metrics.append(f"recall@{main.partition('@')[2]}{COLD}")
+        metrics.append(f"recall@{main.partition('@')[2]}{COLD_TARGETS}")
     means = concatenate([_average_metric(results, table, metric) for metric in metrics])
+
     rows = [row for row in table.rows if results.is_ranked(row)]
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
@@ -126,6 +158,28 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     return Comparison(table, means, compare(), bins)
 
 
+def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Assign targets to the bins of a study.
+
+    Args:
+        targets: targets of a :class:`RankTable`.
+        bins: history, age or popularity -> ascending edges; a bin has the values above one edge and
+            up to the next. Or cold -> True; cold items have a popularity of 0.
+
+    Returns:
+        Kind -> name of the bin -> [targets] whether a target is in it.
+    """
+    masks: dict[str, dict[str, np.ndarray]] = {}
+    for kind, edges in bins.items():
+        values = targets["popularity" if kind == COLD else kind].to_numpy()
+        if kind == COLD:
+            masks[kind] = {"cold items": values == 0, "other items": values != 0}
+        else:
+            bin_index = np.searchsorted(edges, values)
+            masks[kind] = {name: bin_index == i for i, name in enumerate(name_bins(kind, edges))}
+    return masks
+
+
 def _has_cold_targets(results: Results, table: TablePlan) -> bool:
     """Return whether targets are cold, and a configuration of the table can score their items."""
     ranks = results.ranks
@@ -139,11 +193,11 @@ def _has_cold_targets(results: Results, table: TablePlan) -> bool:
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
     """Return a line for each row with its mean of a metric: from ranks, or else as reported."""
     frames = [pd.DataFrame(columns=_MEANS)]
-    base_metric = metric.removesuffix(COLD)
+    base_metric = metric.removesuffix(COLD_TARGETS)
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
         is_cold = metric != base_metric
-        bins = {COLD: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
+        bins = {metric: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
         means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
     if metric in results.runs.columns:
@@ -158,3 +212,239 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return frames one below the other, with the column types of those that are not empty."""
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled or frames, ignore_index=True)
+
+
+# --- reading the runs ---
+
+
+class _Collector:
+    """Collects what the run folders of a study say, and makes its results of it.
+
+    Args:
+        metric: the study's first metric, whose validation values are collected.
+        root: folder that paths of runs are relative to.
+    """
+
+    def __init__(self, metric: str, root: Path) -> None:
+        self.metric, self.root = metric, root
+        self.lines: list[dict[str, Any]] = []
+        self.ranks: dict[tuple[str, int], pd.DataFrame] = {}
+        self.curves: list[dict[str, Any]] = []
+        # package -> version -> rows with a run of it
+        self.rows_by_version: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
+        """Add a run: its facts as a line of ``runs``, its ranks and its learning curve.
+
+        A run that was only tested (``is_trained`` is false) has no cost and no curve.
+        """
+        row, seed, path = facts["row"], facts["seed"], run.path
+        best_valid = (facts.get("best_valid") or {}).get(self.metric)
+        seconds = (facts.get("seconds") or {}).get("training")
+        line = {
+            **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
+            **(facts.get("test") or {}),
+            VALIDATION: best_valid if is_trained else None,
+            "seconds": seconds if is_trained else None,
+            "parameters": facts.get("parameters"),
+            "epochs": facts.get("epochs") if is_trained else None,
+            "candidates": facts.get("candidates", ""),
+            "device": _describe_device(facts.get("device") or {}),
+            **{key: facts.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
+            "request_time": facts.get("request_time", "none"),
+            "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
+        }
+        self.lines.append(line)
+        for package, version in (facts.get("versions") or {}).items():
+            rows = self.rows_by_version.setdefault(package, {}).setdefault(version, [])
+            rows.append(row)
+        if facts["status"] == DONE and run.ranks.is_file():
+            self.ranks[row, seed] = pd.read_parquet(run.ranks)
+        if is_trained:
+            for epoch, value in read_curve(run, self.metric).items():
+                self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
+
+    def make_results(
+        self, plan: Plan, facts: StudyFacts, command: str, searches: pd.DataFrame
+    ) -> Results:
+        """Return the results of the runs in the order of rows and seeds."""
+        row_order = {row: index for index, row in enumerate(plan.rows)}
+        lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
+        ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
+        ranks = {run: self.ranks[run] for run in ranked_runs}
+        versions = {name: ", ".join(found) for name, found in self.rows_by_version.items()}
+        return Results(
+            plan=plan,
+            runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),
+            ranks=RankTable.from_runs(ranks) if ranks else None,
+            curves=pd.DataFrame(self.curves),
+            searches=searches,
+            command=command,
+            split=facts.split,
+            warnings=tuple(dict.fromkeys([*facts.warnings, *self._list_warnings(lines, facts)])),
+            data=facts.data,
+            versions=versions or facts.versions,
+        )
+
+    def _list_warnings(self, lines: list[dict[str, Any]], facts: StudyFacts) -> list[str]:
+        """Return sentences on what makes metrics too good, or runs not comparable."""
+        warnings = []
+        time_aware = {line["row"]: 1 for line in lines if line.get("request_time") == "target"}
+        if time_aware:
+            warnings.append(f"{', '.join(time_aware)}: {KNOWS_WHEN}")
+        if facts.split:
+            for candidates in sorted({str(line.get("candidates") or "") for line in lines} - {""}):
+                warnings += warn_of_repeats(facts.split, candidates)
+        for package in _VERSIONED:
+            by_version = self.rows_by_version.get(package, {})
+            if len(by_version) > 1:
+                parts = [
+                    f"{version} ({', '.join(dict.fromkeys(by_version[version]))})"
+                    for version in sorted(by_version)
+                ]
+                warnings.append(
+                    f"runs were made with different versions of {package}: {', '.join(parts)}; "
+                    "differences between them may come from that"
+                )
+        return warnings
+
+
+def collect_results(plan: Plan, folder: StudyFolder) -> Results:
+    """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
+    collector = _Collector(plan.metrics[0], folder.path)
+    facts = folder.read_facts()
+    digests = folder.find_current_digests(plan)
+    trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
+    for fit in list_fits(plan):
+        digest = digests.get(fit.name, "")
+        run_facts = folder.read_fit(digest)
+        identity = {"row": fit.row, "seed": fit.seed}
+        if not run_facts:  # the run has no folder
+            if fit.name in facts.unmade and fit.trial is None:
+                failure = {"status": FAILED, "reason": facts.unmade[fit.name], "path": ""}
+                collector.lines.append({**identity, **failure})
+        elif fit.trial is not None:
+            trials.setdefault((fit.row, fit.trial), []).append(run_facts)
+        else:
+            chosen[fit.row] = run_facts.get("searched")
+            run_facts = {"status": "", **run_facts, **identity}
+            collector.add(run_facts, folder.run(digest), is_trained=fit.stage != "retest")
+    plugins = [str(name) for name in as_list(plan.base.options.get(PLUGINS) or [])]
+    command = make_resume_command(folder.path, plugins, "compare")
+    return collector.make_results(
+        plan, facts, command, _tabulate_trials(plan, facts, trials, chosen)
+    )
+
+
+def _tabulate_trials(
+    plan: Plan,
+    facts: StudyFacts,
+    trials: Mapping[tuple[str, int], list[dict[str, Any]]],
+    chosen: Mapping[str, Any],
+) -> pd.DataFrame:
+    """Return a line for each trial, given row and trial -> facts of its run with each seed."""
+    lines = []
+    for (row, trial), runs in sorted(trials.items()):
+        metric = facts.chosen_by.get(row, plan.metrics[0])
+        values = [(run.get("best_valid") or {}).get(metric) for run in runs]
+        options = runs[0].get("searched") or {}
+        line = {"row": row, "trial": trial, "metric": metric}
+        line["value"] = average_seeds(values, len(plan.trial_seeds))
+        line["options"] = ", ".join(f"{name}: {value}" for name, value in options.items())
+        lines.append({**line, "chosen": chosen.get(row) == options})
+    frame = pd.DataFrame(lines)
+    return frame.astype({"value": float}) if lines else frame
+
+
+def _describe_device(device: Mapping[str, Any]) -> str:
+    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; empty for an unknown device."""
+    if not device:
+        return ""
+    processor = f" ({device['processor']})" if device.get("processor") else ""
+    threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
+    return f"{device['name']}{processor}, {threads}, {device['precision']}"
+
+
+def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
+    """Return the results of runs in folders, which must be finished, of the same data and split.
+
+    ``reference`` is the row that others are compared to; the first if None.
+
+    Raises:
+        UsageError: naming a run that is not finished, or two of different data or splits.
+    """
+    configs = [_read_finished_config(path) for path in paths]
+    names = _name_rows(configs)
+    results = [read_result(RunFolder(path)) for path in paths]
+    first_config, first_result = configs[0], results[0]
+    require_twins(dict(zip(names, configs, strict=True)))
+    require_same_candidates(
+        {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
+    )
+    for path, config in zip(paths, configs, strict=True):
+        for key in _SHARED:
+            if config.get(key) != first_config.get(key):
+                raise UsageError(
+                    f"compare: {path} and {paths[0]} cannot be compared: {key} is not the same: "
+                    f"{config.get(key)} and {first_config.get(key)}"
+                )
+
+    metric = str(first_config.get("valid_metric")).lower()
+    metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
+    collector = _Collector(metrics[0], Path())
+    rows: dict[str, dict[str, Any]] = {}
+    for path, config, name, result in zip(paths, configs, names, results, strict=True):
+        if (name, config["seed"]) in collector.ranks:
+            raise UsageError(f"compare: {path} is a second run of {name} with one seed")
+        identity = {"row": name, "seed": config["seed"], "status": DONE}
+        collector.add({**asdict(result), **identity}, RunFolder(path))
+        rows[name] = {"model": config["model"]}
+        if config.get("item_vectors"):
+            rows[name]["item_vectors"] = config["item_vectors"]
+
+    dataset = str(first_config["dataset"])
+    study: dict[str, Any] = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}"}
+    study |= {"rows": rows, "metrics": metrics}
+    study["seeds"] = sorted({config["seed"] for config in configs})
+    study |= {"reference": reference} if reference else {}
+    chosen = ["--reference", reference] if reference else []
+    facts = StudyFacts(  # all runs have the same data
+        versions=first_result.versions,
+        warnings=[text for text in first_result.warnings if text != KNOWS_WHEN],
+        split=select_protocol(first_result.split),
+    )
+    command = shlex.join(["recbole-pos", "compare", *map(str, paths), *chosen])
+    plan = make_plan(Source(RUN_FOLDERS, study))
+    return collector.make_results(plan, facts, command, pd.DataFrame())
+
+
+def _read_finished_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run; a UsageError if it has no weights, ranks or result."""
+    run = RunFolder(path).require()
+    for file in (run.result, run.ranks):
+        if not file.is_file():
+            raise UsageError(
+                f"compare: {path} has no {file.name}; `{run.resume_command}` finishes "
+                "the run and writes it"
+            )
+    return read_yaml(run.config)
+
+
+def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a row name for each run: its model, and options in which the model's runs differ."""
+    unnamed = {*INDIFFERENT, "seed"}  # options in which runs of one row may differ
+    named = []
+    for config in configs:
+        options = {key: value for key, value in config.items() if key not in unnamed}
+        named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
+    names = []
+    for options in named:
+        same_model = [other for other in named if other["model"] == options["model"]]
+        differing = [
+            f"{key}: {value}"
+            for key, value in options.items()
+            if any(other.get(key) != value for other in same_model)
+        ]
+        names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
+    return names

@@ -1,4 +1,9 @@
-"""Which fits of a study are trained next, each after the fits it depends on."""
+"""Which fits of a study are trained next, each after the fits it depends on.
+
+:meth:`Scheduler.next_job` returns a fit to train with its configuration; the caller trains it and
+reports its end by :meth:`Scheduler.end`. Finished runs of the study's folder, or of kept studies,
+end without training.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,14 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.configs import attach_schemes, make_row_config
-from recbole_pos.study.digests import digest_data_options, digest_run
-from recbole_pos.study.packed import PackedStudy
+from recbole_pos.study.configs import (
+    attach_schemes,
+    digest_data_options,
+    digest_run,
+    make_row_config,
+)
 from recbole_pos.study.plan import Fit, Plan, list_fits, list_points
-from recbole_pos.study.study_folder import KNOWN_FROM, StudyFolder
+from recbole_pos.study.study_folder import KNOWN_FROM, PackedStudy, StudyFolder
 
 _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
 
@@ -40,7 +48,7 @@ class Scheduler:
 
     Args:
         rows: names of rows to train, besides the rows they start from; all if empty.
-        packed: packed studies, whose runs need no training.
+        packed: kept studies, whose runs need no training.
 
     Attributes:
         status: name of a fit that has ended -> done or failed.
@@ -73,6 +81,8 @@ class Scheduler:
         self.trains = True  # False for a report, which tries no fit
         self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
+    # --- the next job ---
+
     def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
         """Return the next fit that can be trained; None if none can until others have ended.
 
@@ -80,77 +90,46 @@ class Scheduler:
 
         Args:
             running: digests of runs in training, whose other fits wait for them.
-            restore: whether runs of packed studies are copied into the folder.
+            restore: whether runs of kept studies are copied into the folder.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
                 continue
-            job = self._try_job(fit)
-            if isinstance(job, Job) and job.digest in running:
+            reason = self._explain_failure(fit)
+            job = None
+            if not reason:
+                try:
+                    job = self._make_job(fit)
+                except UsageError as error:
+                    reason = str(error)
+            if job is not None and job.digest in running:
                 continue
+
             self.waiting.remove(fit)
-            if not isinstance(job, Job):
-                self.end(fit, FAILED, job)
-                continue
-            facts = self._find_facts(job, restore)
+            facts = self._find_facts(job, restore) if job is not None else {}
             is_done = facts.get("status") == DONE
-            if not is_done and (reason := self._explain_no_weights(fit)):
+            if not is_done:  # a run that failed before is trained again
+                reason = reason or self._explain_no_weights(fit)
+            if job is None or reason:
                 self.end(fit, FAILED, reason)  # without a digest, since it has no run to show
                 continue
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
-            if not is_done:  # a run that failed before is trained again
+            if not is_done:
                 return job
             self.end(fit, DONE, facts=facts)
         return None
 
-    def _try_job(self, fit: Fit) -> Job | str:
-        """Return the job of a fit, or why the fit cannot be trained."""
-        if reason := self._explain_failure(fit):
-            return reason
-        try:
-            return self._make_job(fit)
-        except UsageError as error:
-            return str(error)
-
-    def take_finished(self, restore: bool = True) -> None:
-        """Record finished runs, also of packed studies; others count as failed."""
-        while job := self.next_job(restore=restore):
-            self.end(job.fit, FAILED, _UNTRAINED)
-        self.trains = False
-
-    def explain_unmade(self) -> dict[str, str]:
-        """Return name -> reason of the fits that failed without a run; empty for a report."""
-        if not self.trains:
-            return {}
-        return {name: text for name, text in self.reasons.items() if name not in self.digests}
-
-    def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a run: of the folder if it is finished there, else of a pack."""
-        facts = self.folder.read_fit(job.digest)
-        packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
-        for packed in packed_studies:
-            packed.used.add(job.digest)
-        if facts.get("status") == DONE or not packed_studies:
-            return facts
-        if restore:
-            dataset = self.prepare(job.config)
-            packed_studies[0].restore(job.digest, self.folder, job.config, dataset)
-        return packed_studies[0].fits[job.digest]
-
     def _explain_failure(self, fit: Fit) -> str:
         """Return why a fit cannot be trained after those it depends on; empty if it can."""
-        if fit.has_parent:
+        failed = [name for name in fit.after if self.status[name] == FAILED]
+        if fit.has_parent and failed:
             (parent,) = fit.after
-            if self.status[parent] != FAILED:
-                return ""
             reason = self.reasons[parent]
             return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
-        if not fit.after:
-            return ""
-        if any(self.reasons.get(name) == _UNTRAINED for name in fit.after):
+        if any(self.reasons[name] == _UNTRAINED for name in failed):
             return _UNTRAINED  # the best trial may be among those not trained
-        if self.searches[fit.row].find_best() is None:
+        if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
             first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first_reason}"
         return ""
@@ -169,45 +148,24 @@ class Scheduler:
             f"again, delete {self.folder.run(digest).path} and leave --known out"
         )
 
-    def prepare(self, config: PosConfig) -> Any:
-        """Return the dataset of a configuration, after ``build``; each is read once."""
-        key = digest_data_options(config)
-        if key not in self.datasets:
-            self.datasets[key] = read_dataset(config)
-            self.datasets[key].build()
-        return self.datasets[key]
-
-    def _digest(self, config: PosConfig, origin: bool | str) -> str:
-        """Return the digest of a run; ``origin`` is as of :func:`digest_run`."""
-        return digest_run(config, self.prepare(config).identity, origin)
-
-    def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
-        self.status[fit.name] = status
-        if reason:
-            self.reasons[fit.name] = reason
-        if fit.trial is not None:
-            search = self.searches[fit.row]
-            best_valid = facts.get("best_valid") if status == DONE else None
-            search.tell(fit.trial, (best_valid or {}).get(search.metric))
-
-    def find_chosen(self) -> dict[str, int | None]:
-        """Return searched row -> its best trial; None while trials are left, or if all failed."""
-        unfinished = set()
-        for fit in self.fits:
-            is_ended = fit.name in self.status and self.reasons.get(fit.name) != _UNTRAINED
-            if fit.trial is not None and not is_ended:
-                unfinished.add(fit.row)
-        return {
-            row: None if row in unfinished else search.find_best()
-            for row, search in self.searches.items()
-        }
+    def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
+        """Return the facts of a run: of the folder if it is finished there, else as kept."""
+        facts = self.folder.read_fit(job.digest)
+        packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
+        for packed in packed_studies:
+            packed.used.add(job.digest)
+        if facts.get("status") == DONE or not packed_studies:
+            return facts
+        if restore:
+            dataset = self.prepare(job.config)
+            packed_studies[0].restore(job.digest, self.folder, job.config, dataset)
+        return packed_studies[0].fits[job.digest]
 
     def _make_job(self, fit: Fit) -> Job:
         """Return the job of a fit, once the fits it depends on have ended."""
+        search, tested_run, origin = self.searches.get(fit.row), None, fit.trial is not None
         if fit.has_parent:
             return self._make_child_job(fit)
-        search, tested_run = self.searches.get(fit.row), None
         if search is None:
             config = make_row_config(fit.options)
         elif fit.trial is not None:
@@ -216,17 +174,13 @@ class Scheduler:
             best_trial = search.find_best()
             assert best_trial is not None  # else the fit has failed
             config = make_row_config(fit.options, search.points[best_trial])
-            tested_run = self._find_trained_run(fit, best_trial)
-        digest = self._digest(config, fit.trial is not None)
+            # the trial with the same seed needs only a test
+            for trial in self.fits:
+                if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
+                    digest = self.digests.get(trial.name, "")
+                    tested_run = digest if self.folder.has_weights(digest) else None
+        digest = digest_run(config, self.prepare(config).identity, origin)
         return Job(fit, config, digest, tested_run)
-
-    def _find_trained_run(self, fit: Fit, best_trial: int) -> str | None:
-        """Return the digest of a trial's run with the seed of ``fit``; None without weights."""
-        for trial in self.fits:
-            if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
-                digest = self.digests.get(trial.name, "")
-                return digest if self.folder.has_weights(digest) else None
-        return None
 
     def _make_child_job(self, fit: Fit) -> Job:
         """Return the job of a fit that starts from the weights of its parent."""
@@ -240,8 +194,40 @@ class Scheduler:
             options["init_from"] = str(self.folder.run(parent_run).path.resolve())
             options["train_only"] = list(schemes)
         config = make_row_config(parent_options, options)
-        digest = self._digest(config, parent_run)
+        digest = digest_run(config, self.prepare(config).identity, parent_run)
         return Job(fit, config, digest, None if schemes else parent_run)
+
+    def prepare(self, config: PosConfig) -> Any:
+        """Return the dataset of a configuration, after ``build``; each is read once."""
+        key = digest_data_options(config)
+        if key not in self.datasets:
+            self.datasets[key] = read_dataset(config)
+            self.datasets[key].build()
+        return self.datasets[key]
+
+    # --- how fits ended ---
+
+    def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
+        """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
+        self.status[fit.name] = status
+        if reason:
+            self.reasons[fit.name] = reason
+        if fit.trial is not None:
+            search = self.searches[fit.row]
+            best_valid = facts.get("best_valid") if status == DONE else None
+            search.tell(fit.trial, (best_valid or {}).get(search.metric))
+
+    def take_finished(self, restore: bool = True) -> None:
+        """Record finished runs, also of kept studies; others count as failed."""
+        while job := self.next_job(restore=restore):
+            self.end(job.fit, FAILED, _UNTRAINED)
+        self.trains = False
+
+    def explain_unmade(self) -> dict[str, str]:
+        """Return name -> reason of the fits that failed without a run; empty for a report."""
+        if not self.trains:
+            return {}
+        return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def find_metric(self, row: str) -> str:
         """Return the validation metric of a row: that of its search, else the study's first."""

@@ -1,4 +1,7 @@
-"""Statistics of a study: means over seeds, differences, minimum detectable differences.
+"""Statistics of a study: metrics from ranks, means over seeds, differences and their errors.
+
+Input are the ranks of the test targets in several runs (:class:`RankTable`). Output are tables with
+a line for each row of the study: :func:`compute_means` and :func:`compute_differences`.
 
 Runs with several seeds on the same units (users, sessions) are a two-way layout with crossed random
 effects. The value of seed s and unit u is ``mean + a[s] + b[u] + e[s, u]``, and the grand mean over
@@ -11,6 +14,7 @@ estimates of variance components, 1946).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +23,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from recbole_pos.study.ranks import EVERY, RankTable
+from recbole_pos.errors import UsageError
 
 LEVEL = 0.95
 POWER = 0.8
 ALL = "all targets"  # the bin that has every target
+EVERY = slice(None)  # mask of all targets
 ONE_BIN = {ALL: EVERY}
 _FEW = 13  # units of which all 2^13 flips are tried
 _ROUNDS = 9_999  # random flips for more units
@@ -34,6 +39,117 @@ DIFFERENCES = [
     *("p_t", "p_flips", "p", "p_holm", "star", "detectable", "seed_noise"),
     *("seeds", "reference_seeds", "targets", "units"),
 ]
+# Metric -> gain of ranks below the cutoff k; a target is the only relevant item of its list.
+_GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "hit": lambda rank, k: np.ones_like(rank),
+    "recall": lambda rank, k: np.ones_like(rank),
+    "precision": lambda rank, k: np.ones_like(rank) / k,
+    "ndcg": lambda rank, k: 1 / np.log2(rank + 2),
+    "mrr": lambda rank, k: 1 / (rank + 1),
+    "map": lambda rank, k: 1 / (rank + 1),
+}
+_METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
+# Columns of targets beside the user, which not all runs have.
+_OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")
+
+
+def is_from_ranks(metric: str) -> bool:
+    """Return whether a metric's name (``ndcg@10``) is one that :func:`compute_gains` knows."""
+    match = _METRIC.fullmatch(metric.lower())
+    return match is not None and match[1] in _GAINS
+
+
+def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
+    """Return the gain of each target [..., targets], whose mean is the metric.
+
+    Args:
+        rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
+            ties, infinity for a target that cannot be ranked.
+        metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
+    """
+    name, _, cutoff = metric.lower().partition("@")
+    rank, k = np.asarray(rank, dtype=float), int(cutoff)
+    with np.errstate(invalid="ignore"):
+        return np.where(rank < k, _GAINS[name](rank, k), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class RankTable:
+    """Ranks of the same targets in several runs.
+
+    Attributes:
+        runs: a line for each run: row (str) and seed (int).
+        targets: a line for each target: user (or session; users are independent), and where
+            known item, history (its length), age (of its newest interaction, in seconds) and
+            popularity (training interactions of the item; 0 for a cold item).
+        rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
+    """
+
+    runs: pd.DataFrame
+    targets: pd.DataFrame
+    rank: np.ndarray
+
+    @classmethod
+    def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
+        """Align the ranks of runs by target; a UsageError names runs of different targets.
+
+        Args:
+            frames: row and seed -> a line for each test target, in any order, with the columns
+                user and rank, and perhaps item, history, age and popularity.
+        """
+        runs = pd.DataFrame(list(frames), columns=["row", "seed"])
+        targets = pd.DataFrame()
+        ranks: list[np.ndarray] = []
+        for (row, seed), frame in frames.items():
+            run_targets, rank = _sort_targets(frame, row, seed)
+            if not ranks:
+                targets = run_targets
+            elif not targets.equals(run_targets):
+                raise UsageError(
+                    f"{row}, seed {seed} and {runs['row'][0]}, seed {runs['seed'][0]} cannot be "
+                    f"compared: their {len(run_targets):,} and {len(targets):,} test targets are "
+                    "not the same; were the data and the split?"
+                )
+            ranks.append(rank)
+        return cls(runs, targets, np.stack(ranks))
+
+    def list_seeds(self, row: str) -> list[int]:
+        """Return the seeds of a row's runs, ascending."""
+        return sorted(self.runs.loc[self.runs["row"] == row, "seed"])
+
+    def sum_gains(
+        self, metric: str, mask: np.ndarray | slice = EVERY
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Sum the gains of each user's targets in every run.
+
+        Args:
+            metric: as in :func:`compute_gains`.
+            mask: [targets] whether a target counts.
+
+        Returns:
+            Row -> sums [seeds, users], seeds ascending; and the number of targets of each user
+            [users]. Users without a target that counts are left out.
+        """
+        _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
+        num_targets = np.bincount(user_index)
+        gains = compute_gains(self.rank[:, mask], metric)
+        sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
+        totals = np.stack(sums)
+        runs = self.runs.sort_values("seed", kind="stable")
+        rows = self.runs["row"].unique()
+        by_row = {row: totals[runs.index[runs["row"] == row]] for row in rows}
+        return by_row, num_targets
+
+
+def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return the targets of a run in an order that all runs share, and their ranks [targets]."""
+    columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame.columns)]
+    targets, rank = frame[columns], frame["rank"].to_numpy(dtype=float)
+    if not (rank >= 0).all():  # NaN is not >= 0 either
+        raise UsageError(f"ranks of {row}, seed {seed}: expected a number from 0 for each target")
+    # lexsort sorts by its last key first
+    order = np.lexsort([targets[column].to_numpy() for column in reversed(columns)])
+    return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
 def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
@@ -45,7 +161,9 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
 
     Returns:
         [..., units] values whose mean and variance are computed as if each unit had one target;
-        the totals themselves if each has one (Quenouille; Tukey).
+        the totals themselves if each has one (Quenouille; Tukey). For totals [1, 2] of 1 and 3
+        targets, the mean over targets is 3/4; without a unit it is 2/3 or 1, so the values are
+        2 * 3/4 - 2/3 and 2 * 3/4 - 1, and their mean is 2/3.
     """
     num_units = len(num_targets)
     if (num_targets == 1).all() or num_units == 1:
@@ -109,7 +227,11 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def compute_factor(self, level: float) -> float:
-        """Return how much larger variances of a row with a mean of ``level`` are, at least 1."""
+        """Return by which factor variances of a row with the mean ``level`` are multiplied.
+
+        Noise grows with the metric: a row with twice the mean of the pooled rows has four times
+        their variance. A row below them is not given less.
+        """
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
@@ -163,7 +285,8 @@ def estimate_difference(
         is_coupled: whether seed s of a side was made from seed s of the other. The two share the
             noise of that seed, so it is estimated from the differences between them.
     """
-    difference, num_units = float(row.mean() - reference.mean()), row.shape[1]
+    difference = float(row.mean() - reference.mean())
+    _, num_units = row.shape
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
     # one pair of coupled seeds shows no noise; the noise of independent sides is an upper bound
@@ -182,6 +305,7 @@ def estimate_difference(
         seed_variance += (noise.between - noise.within) / len(side)
         df_denominator += (noise.between / len(side)) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
+
     if not single_seed_sides:
         seed_noise = "own"
     elif pooled is None:
@@ -192,6 +316,7 @@ def estimate_difference(
         seed_variance += factor * (pooled.between - pooled.within)
         df_denominator += (factor * pooled.between) ** 2 / pooled.df
         lowest_df = min(lowest_df, pooled.df)
+
     variance = unit_variance + max(seed_variance, 0.0)
     if not variance or not (row.any() or reference.any()):
         # equal values, such as zeros where no cold item is found, do not mean a precise estimate
@@ -215,7 +340,8 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
         [comparisons] two-sided p-values; 1 where no unit differs.
     """
     differences = np.asarray(differences, dtype=float)
-    p_values = np.ones(differences.shape[1])
+    _, num_comparisons = differences.shape
+    p_values = np.ones(num_comparisons)
     sampled = []  # comparisons with too many units to try all flips
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]
@@ -344,13 +470,20 @@ def _compare_rows(
     rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences, from sums and numbers of targets in a bin."""
+    """Return the lines of a table of differences for the targets of one bin.
+
+    Args:
+        totals: row -> sums of gains [seeds, units].
+        num_targets: [units] number of targets of each unit.
+        reference, rows, are_coupled: as for :func:`compute_differences`.
+    """
     units, targets = len(num_targets), int(num_targets.sum())
     values, pooled = {}, None
     if units:
         values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
         by_seeds = sorted(values, key=lambda row: -len(values[row]))  # a stable sort
         pooled = SeedNoise.pool(values[row] for row in _select_independent(by_seeds, are_coupled))
+
     lines: list[dict[str, Any]] = []
     unit_differences = []
     for row in rows:
@@ -364,6 +497,7 @@ def _compare_rows(
         lines.append(line)
         if not units:  # no target is in the bin
             continue
+
         sides = values[row][index], values[reference][reference_index]
         result = estimate_difference(*sides, pooled, is_coupled)
         by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
@@ -375,6 +509,7 @@ def _compare_rows(
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
+
     if unit_differences:
         for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}

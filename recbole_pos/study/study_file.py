@@ -1,4 +1,7 @@
-"""From a study's file, or the models of a command line, to its plan; errors name file and line."""
+"""From a study's file, or the models of a command line, to a complete plan.
+
+A file may inherit from another by its key ``like``. Errors name file and line of a mistake.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,93 @@ from typing import Any
 from pydantic import ValidationError
 
 from recbole_pos.config.checks import as_list
+from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.study.plan import Attach, Plan, TablePlan, find_repeated, list_points
-from recbole_pos.study.study_source import Source, read_source
+from recbole_pos.study.plan import Attach, Plan, Source, TablePlan, find_repeated, list_points
 from recbole_pos.values import is_whole, listed, shown, suggest
-from recbole_pos.yaml_files import parse_scalar, read_yaml
+from recbole_pos.yaml_files import parse_scalar, read_with_lines, read_yaml
 
 # Options that a trained model may be tested again with.
 _RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
+METRIC_NAMES = ("ndcg", "hit", "mrr")  # metrics of a study that names none
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
 def read_plan(path: str | Path) -> Plan:
     """Return the plan in a yaml file; a UsageError names file and line of a mistake."""
     return make_plan(read_source(path))
+
+
+def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
+    """Return the study in a file, with the content that it inherits by its key ``like``.
+
+    ``heirs`` are files that inherit from this one. A UsageError names the line of a mistake.
+    """
+    path = Path(path)
+    source = Source(str(path), *read_with_lines(path, "study"))
+    name = source.content.pop("like", None)
+    if name is None:
+        return source
+
+    parent_path = path.parent / str(name)
+    heirs = (*heirs, path.resolve())
+    if not parent_path.is_file() or parent_path.resolve() in heirs:
+        problem = f"like: expected the file of another study, found {shown(name)}"
+        raise source.error(("like",), problem)
+    parent = read_source(parent_path, heirs)
+    return Source(source.name, _inherit(source, parent.content), {**parent.lines, **source.lines})
+
+
+def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a study over an inherited one; base and rows merge by option.
+
+    If ``rows`` is a list of names, only these inherited rows stay, and what is about others goes.
+    """
+    content = source.content
+    merged = {**inherited, **content}
+    if merged.get("dataset") != inherited.get("dataset") and "paper" not in content:
+        merged.pop("paper", None)  # values of a paper are of one dataset
+    merged["base"] = _merge_options(inherited.get("base"), content.get("base"))
+
+    inherited_rows, rows = inherited.get("rows") or {}, content.get("rows") or {}
+    if isinstance(rows, dict):
+        merged["rows"] = {
+            name: _merge_options(inherited_rows.get(name), rows.get(name))
+            for name in {**inherited_rows, **rows}
+        }
+    else:
+        names = as_list(rows)
+        for name in names:
+            source.require_choice(("rows",), name, inherited_rows)
+        merged["rows"] = {name: inherited_rows[name] for name in names}
+        for key in {"reference", "tables", "paper"} - set(content):
+            merged[key] = _restrict(merged.get(key), names)
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _merge_options(inherited: Any, options: Any) -> Any:
+    """Return options over inherited ones; None inherits all, and other values replace them."""
+    if isinstance(inherited, dict) and isinstance(options, dict):
+        return {**inherited, **options}
+    return inherited if options is None else options
+
+
+def _restrict(value: Any, names: list[str]) -> Any:
+    """Return an inherited paper, tables or reference for the named rows; None if none is left.
+
+    A table stays if it has all its rows and its reference.
+    """
+    if isinstance(value, dict):  # the paper: row -> its values
+        return {row: values for row, values in value.items() if row in names}
+    if isinstance(value, list):
+        tables = []
+        for table in value:
+            used = {*table.get("rows", names), table.get("reference", names[0])}
+            if used <= set(names):
+                tables.append(table)
+        return tables or None
+    return value if value in names else None
 
 
 def make_plan(source: Source) -> Plan:
@@ -38,11 +113,8 @@ def make_plan(source: Source) -> Plan:
         if row.search is True:
             row.search = None if row.parent else plan.search
     if plan.split is not None:
-        if "eval_args" in plan.base.options:
-            location = source.locate("base", "eval_args")
-            problem = f"split: eval_args is given in the base already, {location}"
-            raise source.error(("split",), problem)
-        plan.base.options["eval_args"] = {"split": plan.split}
+        eval_args = plan.base.options.get("eval_args") or {}
+        plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
     plan.reference = plan.reference or next(iter(plan.rows))
     source.require_choice(("reference",), plan.reference, plan.rows)
@@ -51,7 +123,7 @@ def make_plan(source: Source) -> Plan:
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
-    plan.sort_rows()  # raises if rows are made of each other
+    plan.sort_rows()  # graphlib's CycleError if rows are made of each other
     _require_equal_trials(plan)
     return plan
 
@@ -109,14 +181,8 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
 
 
 def _require_equal_trials(plan: Plan) -> None:
-    """Require that all searched rows have the same number of trials, and seeds for them."""
+    """Require that all searched rows have the same number of trials."""
     num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
-    if plan.search_seeds > (len(plan.seeds) if num_trials else 1):
-        raise plan.source.error(
-            ("search_seeds",),
-            f"search_seeds: expected a search, and at most its {len(plan.seeds)} seeds; found "
-            f"{plan.search_seeds}",
-        )
     first = next(iter(num_trials), "")
     for name, number in num_trials.items():
         if number != num_trials[first]:
@@ -138,7 +204,11 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
 
     A RunWarning names options of the base that configurations set themselves.
     """
-    _warn_of_no_effect(plan, base)
+    for key in base.keys() - {"config_files"}:
+        if setting := [name for name, row in plan.rows.items() if key in row.options]:
+            message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
+            warnings.warn(message, RunWarning, stacklevel=2)
+
     if "dataset" in changes:  # the paper's values are of the plan's dataset
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
@@ -149,19 +219,12 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
         for key in _read_files(base["config_files"]).keys() - base.keys():
             content["base"].pop(key, None)
+
     seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
         content["seeds"] = [*seeds, *further][:num_seeds]
     return make_plan(replace(plan.source, content=content))
-
-
-def _warn_of_no_effect(plan: Plan, base: Mapping[str, Any]) -> None:
-    """Warn of options of the base that some configurations do not take, since they set them."""
-    for key in base.keys() - {"config_files"}:
-        if setting := [name for name, row in plan.rows.items() if key in row.options]:
-            message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
-            warnings.warn(message, RunWarning, stacklevel=2)
 
 
 def _read_files(files: Iterable[str]) -> dict[str, Any]:
@@ -192,33 +255,33 @@ def plan_models(
     Raises:
         UsageError: for a value that cannot be read, or a name that is given twice.
     """
-    parsed = [_parse_vary(text) for text in vary]
-    names = [name for name, _ in parsed]
     base = base or {}
-    if repeated := find_repeated([*base, *names, *models]):
+    varied = dict(_parse_vary(text) for text in vary)
+    if repeated := find_repeated([*base, *(_parse_vary(text)[0] for text in vary), *models]):
         raise UsageError(f"{repeated[0]} is given twice")
+
     rows = {}
-    for model, *values in itertools.product(models, *(values for _, values in parsed)):
-        options = dict(zip(names, values, strict=True))
+    for model, *values in itertools.product(models, *varied.values()):
+        options = dict(zip(varied, values, strict=True))
         words = [] if len(models) == 1 and options else [model]
         for name, value in options.items():
-            words.append(_describe_option(name, value, with_name=len(names) > 1))
+            words.append(_describe_option(name, value, with_name=len(varied) > 1))
         rows[" ".join(words)] = {"model": model, **options}
-    by_options = f" by {' and '.join(names)}" if names else ""
+
+    by_options = f" by {' and '.join(varied)}" if varied else ""
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
     given = _read_files(base.get("config_files", ())) | base
     if given.keys() & {"metrics", "topk"} and (metrics := _list_metrics(given)):
         content["metrics"] = metrics
-    content |= {"base": base, **keys}
-    return make_plan(Source("command line", content))
+    return make_plan(Source("command line", {**content, "base": base, **keys}))
 
 
 def _list_metrics(options: Mapping[str, Any]) -> list[str]:
     """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
-    names = as_list(options.get("metrics") or ["ndcg", "hit", "mrr"])
-    names = [str(name).lower() for name in names if str(name).lower() != "gauc"]
-    metrics = [f"{name}@{k}" for k in as_list(options.get("topk") or [10]) for name in names]
+    names = [str(name).lower() for name in as_list(options.get("metrics") or METRIC_NAMES)]
+    cutoffs = as_list(options.get("topk") or [10])
+    metrics = [f"{name}@{k}" for k in cutoffs for name in names if has_cutoff(name)]
     return sorted(metrics, key=lambda metric: metric != str(options.get("valid_metric")).lower())
 
 

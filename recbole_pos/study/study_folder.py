@@ -1,36 +1,53 @@
-"""The folder of a study: its plan, and every run that it has trained.
+"""The folder of a study, with every run that it has trained; and the folders of kept runs.
 
-The name of a run is a digest of configuration, data and split, so that a changed option makes a new
-run beside the old one, and nothing is trained twice.
+A study's folder has ``study.json`` (its plan), ``facts.json`` (:class:`StudyFacts`),
+``current.json`` (the runs that belong to the present plan) and ``runs/DIGEST/``: run folders, to
+which ``fit.json`` adds which fit of the study it is, and how it ended.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.errors import UsageError
-from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.files import read_capped, write_json
-from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.digests import digest_requests
-from recbole_pos.study.plan import Plan
-from recbole_pos.study.study_file import make_plan
-from recbole_pos.study.study_source import Source
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-KNOWN_FROM = "known_from"  # key of a run's facts for the packed study that it was taken from
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.splits import TEST
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.evaluation import make_rank_table
+from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.result import Result
+from recbole_pos.files import atomic_write, read_capped, write_json
+from recbole_pos.runs import DONE, FAILED
+from recbole_pos.study.configs import digest_requests
+from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.study_file import make_plan
+
+KNOWN_FROM = "known_from"  # key of a run's facts for the kept study that it was taken from
 _MAX_TITLE = 60  # most characters of a title in the path of a folder
+_FACTS, _EPOCHS, _RANKS = "facts.json", "epochs.parquet", "ranks.parquet"
+# Facts of a run that others may read: no paths, no names of machines, no times of the split.
+_PUBLIC_FACTS = (
+    *("row", "seed", "stage", "trial", "commit", "model", "searched"),
+    *("digest", "dataset"),
+    *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
+    *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
+)
+_RESULT_FACTS = {field.name for field in fields(Result)}
 
 
 @dataclass
 class StudyFacts:
-    """``facts.json``: facts of the data, as in ``Results``, and the choices of the searches.
+    """``facts.json``: facts of the data, as in ``Results``, and what no run's folder has.
 
     Attributes:
-        chosen: row -> trial that its search has chosen; None while trials are left.
         chosen_by: row -> metric of its search.
         unmade: name of a fit that failed before its run had a folder -> reason.
     """
@@ -39,7 +56,6 @@ class StudyFacts:
     data: dict[str, int | str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     split: dict[str, Any] = field(default_factory=dict)
-    chosen: dict[str, int | None] = field(default_factory=dict)
     chosen_by: dict[str, str] = field(default_factory=dict)
     unmade: dict[str, str] = field(default_factory=dict)
 
@@ -47,14 +63,11 @@ class StudyFacts:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the mapping in a file of json, empty without a file; a UsageError if it is damaged."""
     try:
-        content = json.loads(read_capped(file))
-        if not isinstance(content, dict):
-            raise ValueError("expected a mapping")
+        return dict(json.loads(read_capped(file)))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{file} is damaged: {error}; delete it, and it is made again") from error
-    return content
 
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
@@ -98,16 +111,20 @@ class StudyFolder:
         return RunFolder(self.runs / digest)
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
-        """Write facts of a run: the fit, status and results; others of an earlier attempt stay."""
-        merged = {**self.read_fit(digest), **facts, "digest": digest}
+        """Write into ``fit.json`` what the study knows of a run; other facts in the file stay."""
+        merged = {**read_json(self.run(digest).path / "fit.json"), **facts, "digest": digest}
         if merged.get("status") != FAILED:  # an earlier attempt may have failed
             merged.pop("reason", None)
-            merged.pop("lost", None)
         self._write(f"runs/{digest}/fit.json", merged)
 
     def read_fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run; empty if it has none, or for an empty digest."""
-        return read_json(self.run(digest).path / "fit.json") if digest else {}
+        """Return the facts of a run, those of ``result.json`` and of ``fit.json``.
+
+        They are empty for a run that has no ``fit.json``, or for an empty digest.
+        """
+        run = self.run(digest)
+        facts = read_json(run.path / "fit.json") if digest else {}
+        return {**read_json(run.result), **facts} if facts else {}
 
     def has_weights(self, digest: str) -> bool:
         """Return whether a run is finished and has its weights, not only its results."""
@@ -145,3 +162,105 @@ class StudyFolder:
         file = self.path / name
         make_folder(file.parent)
         write_json(file, content)
+
+
+# --- kept runs ---
+
+
+class PackedStudy:
+    """Kept runs of a study: all that its tables need, so that no one has to train it again.
+
+    They are a folder of three files that :func:`pack` writes: ``facts.json`` has for each run its
+    options of the search, metrics and cost, ``epochs.parquet`` its validation by epoch, and
+    ``ranks.parquet`` in a column the ranks of its test targets, in the order of the dataset. There
+    are no weights and no data: users, items and times are read from the dataset again. So the
+    folder may be shared where the data may not, and serves only those who have the same data.
+
+    Attributes:
+        fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
+        epochs: a line for each epoch: digest, epoch, and a column for each validation metric.
+        used: digests of its runs that belong to the present study, which a scheduler adds.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the facts and the epochs of the runs; a UsageError refuses another folder."""
+        self.path = Path(path)
+        if not (self.path / _FACTS).is_file():
+            raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
+        known_from = {"status": DONE, KNOWN_FROM: self.path.name}
+        facts = read_json(self.path / _FACTS)
+        self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
+        self.epochs = pd.read_parquet(self.path / _EPOCHS)
+        self.used: set[str] = set()
+
+    def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
+        """Write a run into a study's folder, as if it had been trained there, but without weights.
+
+        Args:
+            digest: digest of a kept run.
+            folder: folder of the study.
+            config: configuration of the run, with paths of this machine.
+            dataset: dataset of the configuration.
+        """
+        run, facts = folder.run(digest), self.fits[digest]
+        make_folder(run.path)
+        run.write_config(config.plain)
+        lines = self.epochs[self.epochs["digest"] == digest].drop(columns="digest")
+        epochs = [line.dropna().to_dict() for _, line in lines.iterrows()]
+        run.write_metrics({"epoch": int(valid.pop("epoch")), "valid": valid} for valid in epochs)
+
+        if facts.get("test") is not None:  # trials of a search are not tested
+            column = pd.read_parquet(self.path / _RANKS, columns=[digest])[digest]
+            ranks = column.dropna().to_numpy(np.int64)
+            targets = np.flatnonzero(dataset.split.find_targets(TEST))
+            run.write_ranks(make_rank_table(dataset, targets, ranks, config["timestamp_unit"]))
+
+        write_json(run.result, {key: facts[key] for key in facts if key in _RESULT_FACTS})
+        # last: it marks the run as done
+        folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
+
+    def __str__(self) -> str:
+        """Return a sentence on how many of the runs belong to the present study."""
+        summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
+        if len(self.used) < len(self.fits):
+            summary += "; the others are of other configurations, data or seeds"
+        return summary
+
+
+def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
+    """Write the finished runs of a study into a folder to keep, and return their number.
+
+    Raises:
+        UsageError: if no run is finished.
+    """
+    facts: dict[str, Any] = {}
+    epochs: list[dict[str, Any]] = []
+    ranks: dict[str, pd.Series] = {}
+    for digest in sorted(set(folder.find_current_digests(plan).values())):
+        fit, run = folder.read_fit(digest), folder.run(digest)
+        if fit.get("status") != DONE:
+            continue
+        facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
+        for epoch in read_epochs(run):
+            epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
+        if run.ranks.is_file():
+            ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
+    if not facts:
+        raise UsageError(f"--pack {path}: {folder.path} has no finished run")
+
+    kept = Path(path)
+    make_folder(kept)
+    _write_parquet(pd.DataFrame(epochs or {"digest": []}), kept / _EPOCHS)
+    # runs of different splits have columns of different lengths, which pandas fills up; ranks
+    # hardly repeat, so they are small if the bytes of all are compressed apart
+    columns = pd.DataFrame(ranks)
+    _write_parquet(columns, kept / _RANKS, use_dictionary=False, use_byte_stream_split=True)
+    write_json(kept / _FACTS, facts)
+    return len(facts)
+
+
+def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:
+    """Write a table as a small parquet file; ``encoding`` are arguments of pyarrow."""
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    with atomic_write(path, text=False) as file:
+        pq.write_table(table, file, compression="zstd", compression_level=19, **encoding)

@@ -1,20 +1,90 @@
-"""``report.html``: a study in one file."""
+"""``report.html``: a study in one file, with its charts; and all files of a study's results.
+
+:func:`write_results` writes the files, :func:`render_report` the page, and :func:`draw_charts` its
+pictures as inline svg: differences, cost, learning curves.
+"""
 
 from __future__ import annotations
 
-import yaml
+import base64
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import matplotlib
+import pandas as pd
+import yaml
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from recbole_pos.experiment.folder import make_folder
+from recbole_pos.files import write_text
+from recbole_pos.inspect.pictures import shorten
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.charts import draw_charts
 from recbole_pos.study.plan import Plan, list_points
-from recbole_pos.study.rendered_table import PAGES, format_duration, format_number, join_names
+from recbole_pos.study.rendered_table import (
+    PAGES,
+    format_count,
+    format_duration,
+    format_number,
+    join_names,
+)
 from recbole_pos.study.result_tables import (
     format_metric,
     make_comparison_tables,
     make_failures_table,
     make_search_table,
+    render_markdown,
+    tabulate,
 )
 from recbole_pos.study.results import Comparison, Results
+from recbole_pos.values import escape_formula
+
+# Okabe and Ito's colours without their yellow, which is faint on white.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", "--", ":", "-.")
+_GRAY = "#595959"
+_WIDTH = 4.4  # inches, about the width of a phone, so that text is not scaled down there
+_MAX_NAME = 26  # most characters of a name
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",  # the same letters everywhere
+    "svg.hashsalt": "recbole-pos",  # the same study gives the same bytes
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "text.parse_math": False,  # a dollar in a name starts no formula
+}
+_LEGEND: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False}
+# Column of runs -> name of a cost, function that formats a value.
+_COSTS = {
+    "seconds": ("training time", format_duration),
+    "parameters": ("number of parameters", format_count),
+}
+
+
+def write_results(results: Results, folder: Path) -> list[Path]:
+    """Write table.md, table.csv, runs.csv and report.html; return their paths."""
+    make_folder(folder)
+    texts = {
+        "table.md": render_markdown(results),
+        "table.csv": _to_csv(tabulate(results.comparisons)),
+        "runs.csv": _to_csv(results.runs),
+        "report.html": render_report(results),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def _to_csv(frame: pd.DataFrame) -> str:
+    """Return a table as csv in which no cell begins as a formula of a spreadsheet does."""
+    return frame.apply(lambda column: column.map(escape_formula)).to_csv(index=False)
 
 
 def render_report(results: Results) -> str:
@@ -45,6 +115,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
     value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
     findings = [f"Highest {format_metric(main)}: {value}."]
+
     num_runs = len(table.rows) * len(results.plan.seeds)
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
@@ -59,24 +130,22 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
 
 def _describe_differences(comparison: Comparison) -> list[str]:
     """Return sentences on the significance of the differences in a table."""
-    differences, reference = comparison.differences, comparison.table.reference
-    num_rows = len(differences)
-    sentences = []
+    differences, num_rows = comparison.differences, len(comparison.differences)
     significant = [
         f"{line['row']} ({format_number(line['difference'], sign=True)})"
         for line in differences[differences["star"]].to_dict("records")
     ]
-    suffix = f"significantly from {reference} (Holm-corrected)"
-    if num_rows == 1:
-        verb = "differs" if significant else "does not differ"
-        sentences.append(f"{(significant or differences['row'].tolist())[0]} {verb} {suffix}.")
+    suffix = f"significantly from {comparison.table.reference} (Holm-corrected)"
+    if num_rows == 1 and significant:
+        sentences = [f"{significant[0]} differs {suffix}."]
+    elif num_rows == 1:
+        sentences = [f"{differences['row'].iloc[0]} does not differ {suffix}."]
     elif significant:
-        sentences.append(
-            f"{len(significant)} of {num_rows} configurations differ {suffix}: "
-            f"{join_names(significant)}."
-        )
+        names = join_names(significant)
+        sentences = [f"{len(significant)} of {num_rows} configurations differ {suffix}: {names}."]
     else:
-        sentences.append(f"None of {num_rows} configurations differs {suffix}.")
+        sentences = [f"None of {num_rows} configurations differs {suffix}."]
+
     detectable = differences["detectable"].dropna()
     if len(detectable) and len(significant) < num_rows:
         low, high = format_number(detectable.min()), format_number(detectable.max())
@@ -94,7 +163,6 @@ def _describe_differences(comparison: Comparison) -> list[str]:
 def describe_protocol(results: Results) -> list[str]:
     """Return sentences on the data, training, search, warnings and statistics of a study."""
     plan = results.plan
-    num_rows, num_seeds = len(plan.rows), len(plan.seeds)
     sentences = []
     if results.data:
         facts = []
@@ -102,12 +170,20 @@ def describe_protocol(results: Results) -> list[str]:
             name = "interactions" if key == "events" else key
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
         sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
-    each = "each " if results.is_planned else ""
-    sentences.append(
-        f"{num_rows} configuration{'s' * (num_rows > 1)}, {each}trained with {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)} ({join_names(map(str, plan.seeds))})."
-    )
-    sentences.append(_describe_search(plan))
+
+    seeds = join_names(map(str, plan.seeds))
+    sentences.append(f"{len(plan.rows)} configurations, trained with the seeds {seeds}.")
+    num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
+    if num_trials:
+        number = max(num_trials.values())  # the same for all
+        trial_seeds = join_names(map(str, plan.trial_seeds))
+        sentences.append(
+            f"Searched with {number} trials each (seeds: {trial_seeds}), chosen on validation "
+            f"only: {join_names(num_trials)}. Others have the options given in the study."
+        )
+    else:
+        sentences.append("Nothing was searched: all have the options given in the study.")
+
     sentences += [f"Warning: {text}." for text in results.warnings]
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
@@ -117,30 +193,10 @@ def describe_protocol(results: Results) -> list[str]:
     return sentences
 
 
-def _describe_search(plan: Plan) -> str:
-    """Return the sentence on the tuning budget of the configurations."""
-    grids = [row.grid for row in plan.rows.values() if row.grid]
-    if not grids:
-        return "Nothing was searched: every configuration has the options given in the study."
-    unsearched = [name for name, row in plan.rows.items() if not row.grid and not row.parent]
-    exceptions = f" ({join_names(unsearched)}: none)" if unsearched else ""
-    is_same_search = all(grid == grids[0] for grid in grids)
-    budget = "the same tuning budget" if is_same_search else "a search of its own"
-    num_trials = len(list_points(grids[0]))  # the same for all searches of a plan
-    if plan.search_seeds == 1:
-        seeds = f"seed {plan.seeds[0]}"
-    else:
-        seeds = f"seeds {join_names(map(str, plan.trial_seeds))} each"
-    return (
-        f"Every configuration had {budget}, {num_trials} trials{exceptions} with {seeds}, and was "
-        "chosen on validation only."
-    )
-
-
 def _dump_study(plan: Plan) -> str:
     """Return a study as yaml, without its ``data_path``."""
-    base = dict(plan.source.content.get("base") or {})
-    base.pop("data_path", None)
+    base = plan.source.content.get("base") or {}
+    base = {key: value for key, value in base.items() if key != "data_path"}
     content = {**plan.source.content, "base": base}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
@@ -156,3 +212,165 @@ def _collect_facts(results: Results) -> dict[str, str]:
     if "seconds" in results.runs.columns and len(results.done):
         facts["training, all runs"] = format_duration(results.done["seconds"].sum())
     return facts
+
+
+# --- charts ---
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the report.
+
+    Attributes:
+        kind: ``differences``, ``seconds``, ``parameters`` or ``curves``.
+        title: title above the picture, as text of the page.
+        alternative: alternative text, with all values.
+        note: how to read the picture.
+    """
+
+    kind: str
+    title: str
+    figure: Figure
+    alternative: str
+    note: str = ""
+
+    @property
+    def address(self) -> str:
+        """The figure as the address of an image in a page: svg in base64 (a ``data:`` URL)."""
+        FigureCanvasSVG(self.figure)
+        file = io.BytesIO()
+        with matplotlib.rc_context(_STYLE):
+            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+class _Figure(Figure):
+    """A figure that a notebook shows whether or not pyplot is imported."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=120)
+        return file.getvalue()
+
+
+def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
+    """Return all charts of one table that its results allow."""
+    with matplotlib.rc_context(_STYLE):
+        charts = [
+            draw_differences(comparison),
+            *(draw_cost(results, comparison, column) for column in _COSTS),
+            draw_curves(results, comparison),
+        ]
+    return [chart for chart in charts if chart is not None]
+
+
+def draw_differences(comparison: Comparison) -> Chart | None:
+    """Draw the differences from the reference with their intervals; None if there are none."""
+    lines = comparison.differences.to_dict("records")
+    if not lines:
+        return None
+    figure, axes = _make_figure(1.0 + 0.32 * len(lines))
+    for y, line in enumerate(lines):
+        color = _COLORS[0] if line["star"] else _GRAY
+        if not math.isnan(line["low"]):
+            dash = "-" if line["seed_noise"] == "own" else ":"
+            axes.plot([line["low"], line["high"]], [y, y], color=color, lw=2, ls=dash)
+        axes.plot(line["difference"], y, "o", color=color, mfc=color if line["star"] else "white")
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_yticks(range(len(lines)), [shorten(line["row"], _MAX_NAME) for line in lines])
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
+    axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
+    values = "; ".join(
+        f"{line['row']} {line['difference']:+.4f}, "
+        + ("no CI" if math.isnan(line["low"]) else f"{line['low']:+.4f} to {line['high']:+.4f}")
+        for line in lines
+    )
+    note = "Filled: significant after Holm's correction over the table."
+    if any(line["seed_noise"] != "own" for line in lines):
+        note += " Dotted: a side has one seed."
+    title = f"Difference from {reference}, 95% CI"
+    alternative = f"Intervals of differences in {metric}: {values}"
+    return Chart("differences", title, figure, alternative, note)
+
+
+def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | None:
+    """Draw the main metric against a column of costs; None for fewer than two rows with both."""
+    if column not in results.runs.columns:
+        return None
+    table, means = comparison.table, comparison.means
+    mean = means[means["metric"] == table.metrics[0]].set_index("row")["mean"]
+    cost = results.done.groupby("row")[column].median()
+    points = pd.DataFrame({"mean": mean, "cost": cost}).dropna()
+    points = points[points["cost"] > 0].reindex(table.rows).dropna()
+    if len(points) < 2:
+        return None
+    cost_name, format_cost = _COSTS[column]
+    metric = format_metric(table.metrics[0])
+    figure, axes = _make_figure(_compute_height(len(points)))
+    for row, point in points.iterrows():
+        style = {**_make_style(results, row), "ls": "none", "ms": 7}
+        axes.plot(point["cost"], point["mean"], **style)
+    if points["cost"].max() > 10 * points["cost"].min():
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_cost(value)))
+    axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
+    figure.legend(**_LEGEND)
+    values = "; ".join(
+        f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
+        for row, point in points.iterrows()
+    )
+    title = f"{metric} against {cost_name}"
+    return Chart(column, title, figure, f"{title}: {values}")
+
+
+def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
+    """Draw the first metric in validation by epoch, a line for each run; None without epochs."""
+    if results.curves.empty:
+        return None
+    rows = comparison.table.rows
+    curves = results.curves[results.curves["row"].isin(rows)].dropna(subset=["value"])
+    if curves.empty:
+        return None
+    metric = format_metric(results.plan.metrics[0])
+    drawn_rows = [row for row in rows if row in set(curves["row"])]
+    figure, axes = _make_figure(_compute_height(len(drawn_rows)))
+    for row in drawn_rows:
+        style = {**_make_style(results, row), "lw": 1.3, "ms": 3.5}
+        for _, curve in curves[curves["row"] == row].groupby("seed"):
+            curve = curve.sort_values("epoch")
+            axes.plot(curve["epoch"], curve["value"], markevery=max(len(curve) // 6, 1), **style)
+            style["label"] = None  # only the first run of a row is in the legend
+    axes.set(xlabel="epoch", ylabel=f"{metric}, validation")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    figure.legend(**_LEGEND)
+    best = curves.groupby("row", sort=False)["value"].max()
+    values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
+    title = f"Validation {metric}, one line per run"
+    return Chart("curves", title, figure, f"Learning curves: {values}")
+
+
+def _make_style(results: Results, row: Any) -> dict[str, Any]:
+    """Return arguments of ``plot`` for a row, the same in all charts."""
+    index = list(results.plan.rows).index(row)
+    return {
+        "color": _COLORS[index % len(_COLORS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "ls": _DASHES[index // len(_COLORS) % len(_DASHES)],
+        "label": shorten(row, _MAX_NAME),
+    }
+
+
+def _make_figure(height: float) -> tuple[Figure, Any]:
+    """Return a figure of a height in inches, and its axes."""
+    figure = _Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _compute_height(num_rows: int) -> float:
+    """Return the height in inches of a figure with a legend for ``num_rows`` rows."""
+    return 3.1 + 0.2 * math.ceil(num_rows / 2)

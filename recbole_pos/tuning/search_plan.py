@@ -1,4 +1,4 @@
-"""From the arguments of a search, or from its folder, to what decides its trials."""
+"""From the arguments of a search, or from its folder, to what decides its trials: a Search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import SEARCH, RunFolder
 from recbole_pos.files import digest_file
 from recbole_pos.plain import to_plain
-from recbole_pos.study.configs import make_row_config
-from recbole_pos.study.digests import digest_run
+from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import read_json
 from recbole_pos.tuning.space import Space, check_space, find_space_file, parse_space, read_space
 from recbole_pos.values import check_choice, is_whole, shown
@@ -128,20 +127,33 @@ def plan_search(
     """
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
-    user_options = config.external_config_dict
+    given = config.external_config_dict
     whole_space = read_space(find_space_file(space, config["model"]))
-    if "position" in {*whole_space.names, *whole_space.fixed}:
-        _require_no_parts(config)
-    searched = whole_space.without(user_options)
+    names = {*whole_space.names, *whole_space.fixed}
+    for file, content in config.files if "position" in names else ():
+        if parts := find_parts_by_scheme(content, config["model"], file):
+            raise UsageError(
+                f"{parts[0]}: a search that tries or sets position does not take options of "
+                "one scheme from there; write them into the space, with `when: {position: ..}`"
+            )
+    searched = whole_space.without(given)
     if not searched.parameters:
-        names = ", ".join(whole_space.names)
-        raise UsageError(f"nothing is left to search: all of {names} are given")
+        raise UsageError(
+            f"nothing is left to search: all of {', '.join(whole_space.names)} are given"
+        )
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()
         num_samples = min(args.num_samples or len(points), len(points))
+
+    # options of all trials: those that the space sets, with given ones above them
+    options = to_plain({key: given[key] for key in given if key not in EXTRA_KEYS})
+    for key in {"data_path", "item_vectors", *STARTS} - names:  # absolute, for trials
+        if config.plain[key]:
+            options[key] = config.plain[key]
+    run = {"model": config["model"], "dataset": config["dataset"]}
     facts = SearchFacts(
-        options=_merge_shared_options(config, whole_space),
+        options={**run, **merge_options(whole_space.fixed, options)},
         space=searched.content,
         num_samples=num_samples,
         searcher=args.searcher,
@@ -150,27 +162,6 @@ def plan_search(
         grace_epochs=args.grace_epochs,
     )
     return Search(facts, searched)
-
-
-def _merge_shared_options(config: PosConfig, space: Space) -> dict[str, Any]:
-    """Return the options of all trials: those that the space sets, with given ones above them."""
-    user_options = config.external_config_dict
-    options = to_plain({key: user_options[key] for key in user_options if key not in EXTRA_KEYS})
-    for key in ("data_path", "item_vectors", *STARTS):  # absolute, for trials
-        if config.plain[key] and key not in {*space.names, *space.fixed}:
-            options[key] = config.plain[key]
-    run = {"model": config["model"], "dataset": config["dataset"]}
-    return {**run, **merge_options(space.fixed, options)}
-
-
-def _require_no_parts(config: PosConfig) -> None:
-    """Refuse config files with options for certain schemes, which would differ between trials."""
-    for file, content in config.files:
-        if parts := find_parts_by_scheme(content, config["model"], file):
-            raise UsageError(
-                f"{parts[0]}: a search that tries or sets position does not take options of "
-                "one scheme from there; write them into the space, with `when: {position: ..}`"
-            )
 
 
 def resume_search(

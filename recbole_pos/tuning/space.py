@@ -7,20 +7,16 @@ of a file is an error before the first trial.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from recbole_pos.config.options import DATA, SCHEDULE, find_option
 from recbole_pos.errors import UsageError
+from recbole_pos.study.plan import find_repeated
 from recbole_pos.values import is_number, is_whole, shown, suggest
 from recbole_pos.yaml_files import ROOT, read_with_lines
 
@@ -55,7 +51,7 @@ class Parameter:
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for values that the kind does not take."""
+        """Raise a UsageError for values that the kind does not take, see ``KINDS``."""
         if not (isinstance(self.values, list) and self._has_valid_values()):
             raise UsageError(
                 f"{self.location}: {self.name}: {self.kind} takes {KINDS[self.kind]}, found "
@@ -63,21 +59,21 @@ class Parameter:
             )
 
     def _has_valid_values(self) -> bool:
-        """Return whether the values are what the kind takes, see ``KINDS``."""
-        values = self.values
+        """Return whether the list of values is what the kind takes."""
         if self.kind == "choice":
-            has_repeats = any(value in values[:n] for n, value in enumerate(values))
-            return bool(values) and not has_repeats
-        expected_length = 3 if self.kind == "quniform" else 2
-        if len(values) != expected_length or not all(map(is_number, values)):
+            return bool(self.values) and not find_repeated(self.values)
+        if not all(map(is_number, self.values)):
             return False
-        low, high = values[:2]
-        if self.kind == "quniform":
-            step = values[2]
-            return low < high and step > 0 and is_number((high - low) / step)  # finitely many
-        if self.kind == "randint":
-            return is_whole(low) and is_whole(high) and low <= high
-        return low < high and (low > 0 or self.kind == "uniform")
+        match self.kind, self.values:
+            case "uniform", [low, high]:
+                return low < high
+            case "loguniform", [low, high]:
+                return 0 < low < high
+            case "randint", [low, high]:
+                return is_whole(low) and is_whole(high) and low <= high
+            case "quniform", [low, high, step]:
+                return low < high and step > 0 and is_number((high - low) / step)  # finitely many
+        return False
 
     @property
     def codes(self) -> range | None:
@@ -139,23 +135,25 @@ class Parameter:
             return False
         return self.codes is None or self.decode(round(self.encode(value))) == value
 
-    def suggest(self, trial: Any) -> Any:
-        """Return the value that an ``optuna.Trial`` suggests."""
-        if self.codes is None:
-            return trial.suggest_float(self.name, *self.values, log=self.kind == "loguniform")
-        if self.kind == "choice":
-            return self.decode(trial.suggest_categorical(self.name, list(self.codes)))
-        return self.decode(trial.suggest_int(self.name, self.codes[0], self.codes[-1]))
-
     @property
-    def distribution(self) -> BaseDistribution:
-        """The distribution from which :meth:`suggest` samples."""
+    def distribution(self) -> CategoricalDistribution | FloatDistribution | IntDistribution:
+        """The distribution of Optuna from which the code of the value is sampled."""
         if self.codes is None:
             low, high = self.values
             return FloatDistribution(low, high, log=self.kind == "loguniform")
         if self.kind == "choice":
             return CategoricalDistribution(list(self.codes))
         return IntDistribution(self.codes[0], self.codes[-1])
+
+    def suggest(self, trial: Any) -> Any:
+        """Return the value that an ``optuna.Trial`` suggests."""
+        match self.distribution:
+            case CategoricalDistribution(choices=choices):
+                return self.decode(trial.suggest_categorical(self.name, choices))
+            case IntDistribution(low=low, high=high):
+                return self.decode(trial.suggest_int(self.name, low, high))
+            case FloatDistribution(low=low, high=high, log=log):
+                return trial.suggest_float(self.name, low, high, log=log)
 
 
 @dataclass
@@ -190,11 +188,6 @@ class Space:
     def names(self) -> list[str]:
         """Names of the parameters."""
         return [parameter.name for parameter in self.parameters]
-
-    @property
-    def distributions(self) -> dict[str, BaseDistribution]:
-        """Name of a parameter -> the distribution from which Optuna samples it."""
-        return {parameter.name: parameter.distribution for parameter in self.parameters}
 
     @property
     def content(self) -> dict[str, Any]:
@@ -244,27 +237,19 @@ class Space:
             combinations = extended
         return combinations
 
-    def iterate_extremes(self) -> Iterator[tuple[Parameter, dict[str, Any]]]:
-        """Yield each parameter with each of its extremes, in options under which it exists.
+    def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
+        """Return values of searched options under which a parameter exists.
 
         Raises:
             UsageError: for a condition that never holds.
         """
-        for parameter in self.parameters:
-            required = self._meet_conditions(parameter)
-            for value in parameter.extremes:
-                yield parameter, {**required, parameter.name: value}
-
-    def _meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
-        """Return values of searched options under which a parameter exists."""
         searched = {earlier.name: earlier for earlier in self.parameters}
-        parents = [name for name in parameter.when if name in searched]
+        conditions = {name: when for name, when in parameter.when.items() if name in searched}
         options: dict[str, Any] = {}
-        for name in parents:
-            options |= self._meet_conditions(searched[name])
-        for name in parents:  # its own conditions win over those of the options in them
-            possible = [value for value in parameter.when[name] if searched[name].has(value)]
-            options[name] = possible[0] if possible else None
+        for name in conditions:
+            options |= self.meet_conditions(searched[name])
+        for name, allowed in conditions.items():  # they win over those of the options in them
+            options[name] = next((value for value in allowed if searched[name].has(value)), None)
         dependents = [parameter, *(searched[name] for name in options)]
         if None in options.values() or not all(self.exists(p, options) for p in dependents):
             raise UsageError(
@@ -363,32 +348,29 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
         if location is None:
             raise
         raise _add_location(location, error) from error
-    searched = set(space.names)
+
     for parameter in space.parameters:
-        _require_searchable(parameter)
-        for name in parameter.when:
-            if name in searched:
-                continue
+        prefix = f"{parameter.location}: {parameter.name}"
+        if find_option(parameter.name).role in (DATA, SCHEDULE):
+            raise UsageError(
+                f"{prefix} cannot be searched: data, split, metrics and the length of training are "
+                "the same for all trials; give one value"
+            )
+        for name in parameter.when.keys() - set(space.names):
             if name not in config.plain:
                 raise UsageError(
-                    f"{parameter.location}: {parameter.name}: its condition names {shown(name)}, "
-                    "which is neither searched here nor an option of the model"
+                    f"{prefix}: its condition names {shown(name)}, which is neither searched here "
+                    "nor an option of the model"
                 )
             space.context[name] = config.plain[name]
-    for parameter, options in space.iterate_extremes():
-        try:
-            build(options)
-        except UsageError as error:
-            raise _add_location(parameter.location, error) from error
 
-
-def _require_searchable(parameter: Parameter) -> None:
-    """Raise a UsageError for an option that must be the same in all trials."""
-    if find_option(parameter.name).role in (DATA, SCHEDULE):
-        raise UsageError(
-            f"{parameter.location}: {parameter.name} cannot be searched: data, split, metrics and "
-            "the length of training are the same for all trials; give one value"
-        )
+    for parameter in space.parameters:
+        required = space.meet_conditions(parameter)
+        for value in parameter.extremes:
+            try:
+                build({**required, parameter.name: value})
+            except UsageError as error:
+                raise _add_location(parameter.location, error) from error
 
 
 def _add_location(location: str, error: UsageError) -> UsageError:

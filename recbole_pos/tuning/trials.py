@@ -1,4 +1,7 @@
-"""The trials of a search in Ray Tune: the function of a trial, OptunaSearch, and the Tuner.
+"""The trials of a search: their table, their picture, and how Ray Tune runs them.
+
+:class:`TrialTable` is the record ``trials.csv``, from which a search resumes. :class:`TrialSearch`
+samples the trials and records their ends; :func:`run_trial` trains one in a process of Ray's.
 
 A trial reports its best validation value so far, by which ASHA decides: by the value of the newest
 epoch, it would stop trials that wait for patience. A failed trial reports its reason and raises no
@@ -7,9 +10,12 @@ error, since Ray would repeat it; a trial whose process is lost is repeated, and
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import math
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +30,194 @@ from ray.tune.search.optuna import OptunaSearch
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import count_parameters
+from recbole_pos.files import write_text
+from recbole_pos.inspect.pictures import (
+    BLUE,
+    GRAY,
+    PINK,
+    VERMILION,
+    new_figure,
+    set_whole_ticks,
+    write,
+)
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import Resources
-from recbole_pos.runs.progress import format_options
 from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.study.rendered_table import format_duration
-from recbole_pos.tuning.record import (
-    FAILED,
-    FINISHED,
-    LOST,
-    STOPPED,
-    UNFINISHED,
-    Trial,
-    TrialTable,
-)
+from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.tuning.search_plan import Search
+from recbole_pos.tuning.space import Parameter, Space
+from recbole_pos.values import escape_formula
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 BEST = "best"  # key of a report, the metric of a search: the best validation score so far
+# States of a trial. A trial with one of the first two has a result; others are trained on resume.
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+LOST, UNFINISHED = "lost", "unfinished"
+# state of a trial -> marker at the end of its curve, and colour of both
+_ENDS = {FINISHED: ("o", BLUE), STOPPED: ("|", GRAY), FAILED: ("x", PINK)}
+
+
+@dataclass
+class Trial:
+    """One trial of a search: a sampled configuration, and the result of its run.
+
+    Attributes:
+        state: finished, stopped (by the scheduler), failed, lost (its process, a machine or the
+            disk failed), or unfinished.
+        score: best validation value.
+        best_epoch: the epoch of the best value; epochs count from 0, as in RecBole.
+        epochs: number of trained epochs.
+        seconds: seconds of training and validation.
+        parameters: number of parameters of the model.
+        reason: why it failed or was lost, or empty.
+        curve: epoch -> validation value; empty until the search has ended.
+    """
+
+    number: int
+    options: dict[str, Any]
+    state: str = UNFINISHED
+    score: float | None = None
+    best_epoch: int | None = None
+    epochs: int = 0
+    seconds: float = 0.0
+    parameters: int | None = None
+    reason: str = ""
+    curve: dict[int, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the trial has ended with a validation value."""
+        return self.state in (FINISHED, STOPPED) and self.score is not None
+
+
+class TrialTable:
+    """The trials of a search by number, and the file in which they stand.
+
+    Args:
+        file: ``trials.csv``, which need not exist yet.
+        space: space of the search, whose options have a column each.
+        metric: name of the validation metric.
+        mode: max or min, whichever is better.
+    """
+
+    def __init__(self, file: Path, space: Space, metric: str, mode: str) -> None:
+        """Read the trials of earlier calls; a UsageError names the row that is damaged."""
+        self.file, self.space, self.mode = file, space, mode
+        first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
+        self.columns = [*first, "parameters", *space.names, "reason"]
+        self.trials: list[Trial] = self._read() if file.is_file() else []
+
+    def find_best(self) -> Trial | None:
+        """Return the trial with the best validation value, the first of equals; None without."""
+        scored = [trial for trial in self.trials if trial.has_result]
+        sign = 1 if self.mode == "max" else -1
+        return max(scored, key=lambda trial: sign * (trial.score or 0), default=None)
+
+    def start(self, number: int, options: dict[str, Any]) -> Trial:
+        """Return the trial of that number, as one that begins or resumes, and write the table."""
+        trial = Trial(number, options)
+        self.trials[number : number + 1] = [trial]
+        self.write()
+        return trial
+
+    def write(self) -> None:
+        """Write the table: a row for each trial; an option that it does not have is empty."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(self.columns)
+        for trial in self.trials:
+            cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
+            cells += [trial.seconds, trial.parameters]
+            cells += [str(trial.options.get(name, "")) for name in self.space.names]
+            table.writerow(map(escape_formula, [*cells, trial.reason]))
+        write_text(self.file, text.getvalue())
+
+    def _read(self) -> list[Trial]:
+        """Return the trials of the file; a UsageError names a row that is damaged."""
+        with self.file.open(newline="", encoding="utf-8") as opened:
+            _, *rows = list(csv.reader(opened)) or [[]]
+        trials = []
+        for number, row in enumerate(rows):
+            try:
+                trials.append(self._parse_row(row))
+            except (ValueError, IndexError) as error:
+                raise UsageError(
+                    f"{self.file}: the row of trial {number} is damaged: {error}; restore the file"
+                ) from error
+        return trials
+
+    def _parse_row(self, row: list[str]) -> Trial:
+        """Return the trial of a row; a ValueError or IndexError if it is damaged."""
+        number, state, score, best_epoch, epochs, seconds, parameters, *option_cells, reason = row
+        cells = dict(zip(self.space.names, option_cells, strict=True))
+        options: dict[str, Any] = {}
+        for parameter in self.space.parameters:
+            if self.space.exists(parameter, options):
+                options[parameter.name] = _parse_option(parameter, cells[parameter.name])
+        return Trial(
+            int(number),
+            options,
+            state,
+            score=float(score) if score else None,
+            best_epoch=int(best_epoch) if best_epoch else None,
+            epochs=int(epochs),
+            seconds=float(seconds),
+            parameters=int(parameters) if parameters else None,
+            reason=reason,
+        )
+
+
+def _parse_option(parameter: Parameter, cell: str) -> Any:
+    """Return the value of an option from its cell; an IndexError if it is no choice of it."""
+    if parameter.kind == "choice":
+        return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
+    value = float(cell)
+    return value if parameter.codes is None else parameter.decode(round(parameter.encode(value)))
+
+
+def draw_curves(
+    trials: list[Trial], best: Trial, metric: str, mode: str, title: str, file: Path
+) -> Path:
+    """Draw validation by epoch, a line for each trial; its last marker shows how it ended.
+
+    Not Optuna's own picture, which has a legend of all trials and cuts off long names.
+
+    Args:
+        trials, best: trials of a search, and the best of them.
+        metric, mode: name of the validation metric; max or min.
+        title: model and dataset, with which the title begins.
+        file: the picture, which is returned.
+    """
+    figure = new_figure(8, 5)
+    panel = figure.subplots()
+    labels: set[str] = set()  # the legend has each state once
+    for trial in sorted(trials, key=lambda trial: trial is best):  # the best is drawn on top
+        if not trial.curve:
+            continue
+        epochs, values = list(trial.curve), list(trial.curve.values())
+        marker, color = _ENDS[trial.state]
+        label, width, alpha = trial.state, 0.9, 0.6
+        if trial is best:
+            color, width, alpha = VERMILION, 2.2, 1.0
+            label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
+            if trial.best_epoch in trial.curve:
+                best_value = trial.curve[trial.best_epoch]
+                panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
+        panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
+        label_once = None if label in labels else label
+        panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7, label=label_once)
+        labels.add(label)
+
+    panel.set(xlabel="epoch", ylabel=f"validation {metric}")
+    set_whole_ticks(panel.xaxis)
+    panel.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    better = f"{'higher' if mode == 'max' else 'lower'} is better"
+    return write(figure, file, f"{title}: {len(trials)} trials", better)
+
+
+# --- training ---
 
 
 def run_trial(
@@ -75,23 +250,27 @@ def run_trial(
         )
 
     plain, problem = config["plain"], config["problem"]
-    facts = {"status": "failed", "lost": False, "reason": problem}
-    if not problem:
-        shared = ray.get(data[0])
-        facts = train_run(plain, config["path"], shared, resources, packed, report=report)
-    if facts["status"] == DONE:
-        last = {
-            BEST: (facts["best_valid"] or {}).get(str(plain["valid_metric"]).lower(), math.nan),
+    failed = {BEST: math.nan, "epoch": 0}
+    if problem:
+        tune.report({**failed, "state": FAILED, "reason": problem})
+        return
+    shared = ray.get(data[0])
+    facts = train_run(plain, config["path"], shared, resources, packed, report=report)
+    if facts["status"] != DONE:
+        state = LOST if facts["lost"] else FAILED
+        tune.report({**failed, "state": state, "reason": facts["reason"]})
+        return
+    metric = str(plain["valid_metric"]).lower()
+    tune.report(
+        {
+            BEST: (facts["best_valid"] or {}).get(metric, math.nan),
             "epoch": facts["epochs"],
             "best_epoch": facts["best_epoch"],
             "seconds": facts["seconds"]["training"] + facts["seconds"]["evaluation"],
             "parameters": facts["parameters"],
             "state": FINISHED,
         }
-    else:
-        state = LOST if facts["lost"] else FAILED
-        last = {BEST: math.nan, "epoch": 0, "state": state, "reason": facts["reason"]}
-    tune.report(last)
+    )
 
 
 def find_run(folder: Path, number: int) -> RunFolder:
@@ -169,7 +348,9 @@ class TrialSearch(OptunaSearch):
         for trial in table.trials:
             values = space.encode(trial.options)
             if trial.has_result:
-                distributions = {name: space.distributions[name] for name in values}
+                distributions = {
+                    p.name: p.distribution for p in space.parameters if p.name in values
+                }
                 study.add_trial(
                     optuna.trial.create_trial(
                         value=trial.score, params=values, distributions=distributions

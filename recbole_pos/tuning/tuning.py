@@ -23,26 +23,28 @@ from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import (
-    SEARCH,
-    RunFolder,
-    find_unused_path,
-    find_versions,
-    make_folder,
-)
+from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, make_folder
 from recbole_pos.experiment.result import read_result
 from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.progress import format_options, live_view
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData, train_run
+from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.study_folder import read_curve
-from recbole_pos.tuning.plot import draw_curves
-from recbole_pos.tuning.record import FAILED, FINISHED, LOST, STOPPED, Trial, TrialTable
 from recbole_pos.tuning.search_plan import Search, check_arguments, plan_search, resume_search
-from recbole_pos.tuning.trials import BEST, TrialSearch, find_run, quiet_tune, run_trial
+from recbole_pos.tuning.trials import (
+    BEST,
+    LOST,
+    Trial,
+    TrialSearch,
+    TrialTable,
+    draw_curves,
+    find_run,
+    quiet_tune,
+    run_trial,
+)
 from recbole_pos.values import use_plain_numbers
 
 
@@ -146,7 +148,7 @@ def tune(
         _print_settings(runs, reporter)
         try:
             runs.train(reporter)
-            best = runs.find_best()
+            best = runs.require_best()
             tested = runs.test(best)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -156,10 +158,16 @@ def tune(
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
+        shown = table.trials, best, search.metric, search.mode, search.title
+        picture = draw_curves(*shown, folder / "curves.png")
+        reporter.show_results(
+            f"best of {len(table.trials)} trials is {best.number}: {format_options(best.options)}",
+            {"valid": read_result(tested).best_valid, "test (once)": test},
+        )
+        for file in (folder / "best.yaml", table.file, picture):
+            reporter.line(str(file))
         seconds = time.perf_counter() - began
-        result = SearchResult(folder, table.trials, best, test, seconds, dataset)
-        _report_result(search, result, reporter)
-        return result
+        return SearchResult(folder, table.trials, best, test, seconds, dataset)
 
 
 def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | Path:
@@ -239,7 +247,7 @@ class _Runs:
         searcher = TrialSearch(self.search, self.table, self.folder, reporter)
         tuner = self._make_tuner(searcher)
         try:
-            with live_view(reporter, searcher.describe_progress):
+            with reporter.live(searcher.describe_progress):
                 tuner.fit()
         except Exception as error:  # Ray raises errors of searchers as text with their stack
             problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -292,7 +300,7 @@ class _Runs:
             ),
         )
 
-    def find_best(self) -> Trial:
+    def require_best(self) -> Trial:
         """Return the best trial; a TrainingError if all failed."""
         best = self.table.find_best()
         if best is None:
@@ -353,7 +361,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     test = read_result(tested).test or None  # there may be no test data
     content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
     content["test"] = test
-    earlier = []  # tests of trials that were best in earlier calls
+    earlier = []  # tests of trials that were best before the search was extended
     for trial in runs.table.trials:
         run = runs.find_test(trial)
         if trial is not best and run.result.is_file():
@@ -362,30 +370,3 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
         content["earlier"] = earlier
     write_json(folder / "test.json", content)
     return test
-
-
-def _report_result(search: Search, result: SearchResult, reporter: Reporter) -> None:
-    """Write tune.json and the picture, and print the result."""
-    trials, best, folder = result.trials, result.best, result.folder
-    states = [trial.state for trial in trials]
-    content = {
-        "states": {state: states.count(state) for state in (FINISHED, STOPPED, FAILED)},
-        "seconds": round(result.seconds, 1),
-        "best": {
-            "trial": best.number,
-            "valid": best.score,
-            "best_epoch": best.best_epoch,
-            "options": best.options,
-        },
-        "versions": {**find_versions(), "ray": ray.__version__},
-    }
-    write_json(folder / "tune.json", content)
-    picture = draw_curves(
-        trials, best, search.metric, search.mode, search.title, folder / "curves.png"
-    )
-    reporter.show_results(
-        f"best of {len(trials)} trials is {best.number}: {format_options(best.options)}",
-        {"valid": read_result(RunFolder(result.run_dir)).best_valid, "test (once)": result.test},
-    )
-    for file in (folder / "best.yaml", folder / "trials.csv", picture):
-        reporter.line(str(file))

@@ -1,0 +1,149 @@
+"""Metrics of one's own: a function, registered once, beside those of RecBole's evaluator.
+
+:func:`register_metric` makes a metric of RecBole's evaluator of the function. Then ``metrics`` and
+``valid_metric`` of a run, tables of a study and ``evaluate`` take its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recbole_pos.errors import UsageError
+from recbole_pos.registry import find_importing_module
+from recbole_pos.values import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Names of what an evaluation collects: rank of each target from 0, its interaction, the best items
+# of its row, and the dataset.
+RANK, EVENT, ITEMS, DATASET = "rec.rank", "rec.event", "rec.items", "data.dataset"
+
+
+@dataclass(frozen=True)
+class CustomMetric:
+    """A registered function of a metric.
+
+    Attributes:
+        function: the function, whose arguments have the names that :func:`register_metric` lists.
+        bigger: whether a higher value is better.
+        module: the module whose import registers it again; None if no import does (a notebook).
+    """
+
+    function: Callable[..., Any]
+    bigger: bool
+    module: str | None
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of the arguments of the function."""
+        return list(inspect.signature(self.function).parameters)
+
+
+CUSTOM: dict[str, CustomMetric] = {}  # name in lower case -> registered metric
+
+
+def register_metric(name: str, function: Callable[..., Any], bigger: bool = True) -> None:
+    """Register a metric of one's own under a name, as one of the option ``metrics``.
+
+    The names of its arguments say what the function is given of an evaluation:
+
+    - ``ranks``: [targets] rank of each target, 1 for the first;
+    - ``lists``: [targets, k] ids of the best items for each target, the best first;
+    - ``targets``: [targets] ids of the targets;
+    - ``k``: the cutoff;
+    - any other name: that attribute of all items by id, [items] or, of lists, [items, length], as
+      numbers; names are codes, and 0 stands for none.
+
+    Args:
+        name: its name; with ``lists`` or ``k``, ``NAME@10`` is its value for the cutoff 10.
+        function: returns a number, or an array with one for each target, whose mean is the metric.
+        bigger: whether a higher value is better, for ``valid_metric``.
+
+    Raises:
+        UsageError: if the name is no identifier, or that of a metric of RecBole's.
+
+    Example::
+
+        def same_category(lists, targets, category):
+            return (category[lists] == category[targets][:, None]).any(1)
+
+        recbole_pos.register_metric("same_category", same_category)
+        recbole_pos.run("FPARec", "shop", config_dict={"metrics": ["NDCG", "same_category"]})
+    """
+    add_metric(name, CustomMetric(function, bigger, find_importing_module(sys._getframe(1))))
+
+
+def add_metric(name: str, metric: CustomMetric) -> None:
+    """Make a metric known to RecBole's evaluator; errors as of :func:`register_metric`."""
+    from recbole.evaluator import register  # not at the top: commands that only tell need no torch
+    from recbole.utils import EvaluatorType
+
+    key = str(name).lower()
+    known = register.metrics_dict.get(key, _EvaluatedFunction)
+    if not str(name).isidentifier() or not issubclass(known, _EvaluatedFunction):
+        raise UsageError(
+            f"register_metric: found the name {shown(name)}, expected one of letters, digits and _ "
+            "that no metric of RecBole has"
+        )
+    CUSTOM[key] = metric
+    needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
+    register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
+    register.metric_information[key] = needs
+    register.metric_types[key] = EvaluatorType.RANKING
+    if not metric.bigger:
+        register.smaller_metrics.append(key)
+
+
+def has_cutoff(name: str) -> bool:
+    """Return whether a metric has a value for each cutoff (``topk``), such as ``NDCG@10``."""
+    metric = CUSTOM.get(name.lower())
+    if metric is None:
+        return name.lower() != "gauc"
+    return not {"lists", "k"}.isdisjoint(metric.arguments)
+
+
+class _EvaluatedFunction:
+    """A metric in the form of RecBole's evaluator; it calls the function registered as ``key``."""
+
+    key = ""
+
+    def __init__(self, config: Any) -> None:
+        self.decimal_place = config["metric_decimal_place"]
+        self.cutoffs = config["topk"] if has_cutoff(self.key) else [None]
+
+    def calculate_metric(self, dataobject: Any) -> dict[str, float]:
+        """Return the value of the metric by name, for each cutoff if it has cutoffs."""
+        metric = CUSTOM[self.key]
+        given: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
+        if set(metric.arguments) - {"ranks", "lists", "k"}:
+            dataset = dataobject.get(DATASET)
+            given["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
+            for name in set(metric.arguments) - {"ranks", "lists", "k", "targets"}:
+                given[name] = _read_attribute(dataset, name, self.key)
+        values: dict[str, float] = {}
+        for k in self.cutoffs:
+            if "lists" in metric.arguments:
+                given["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
+            given["k"] = k
+            value = metric.function(**{name: given[name] for name in metric.arguments})
+            name = self.key if k is None else f"{self.key}@{k}"
+            mean = (
+                value.mean() if hasattr(value, "mean") else value
+            )  # of numbers, one for each target
+            values[name] = round(float(mean), self.decimal_place)
+        return values
+
+
+def _read_attribute(dataset: Any, field: str, metric: str) -> np.ndarray:
+    """Return an attribute of all items by id; a UsageError names one that was not read."""
+    if dataset.item_feat is None or field not in dataset.item_feat:
+        raise UsageError(
+            f"metrics: {metric} asks for {field}, which is neither ranks, lists, targets or k nor "
+            "an attribute of items that was read; add it to load_col"
+        )
+    return dataset.item_feat[field].numpy()
