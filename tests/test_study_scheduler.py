@@ -13,6 +13,7 @@ from small_study import BASE, NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
+from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study import dispatcher
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
@@ -76,6 +77,7 @@ def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypat
     scheduler = Scheduler(made, StudyFolder(tmp_path / "my study"))
     runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
     monkeypatch.setattr(dispatcher, "connect", lambda address: False)
+    monkeypatch.setattr(dispatcher, "choose_resources", lambda *_: Resources())
     monkeypatch.setattr(dispatcher, "count_concurrent_runs", lambda resources: 1)
     monkeypatch.setattr(runs, "start", interrupt)
     command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"

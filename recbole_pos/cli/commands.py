@@ -401,8 +401,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
     protocol = [f"ranked among {facts['candidates']}"]
     if "targets" in facts:  # the run is finished
-        counts = f"{facts['repeated_targets']:,} of them repeated"
-        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
+        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol]
+    if "repeated_targets" in facts:
+        protocol.append(f"{facts['repeated_targets']:,} of them repeated")
     reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
     for text in facts.get("warnings", ()):
         reporter.warning(text)

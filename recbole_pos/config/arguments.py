@@ -69,14 +69,17 @@ class ClusterArguments:
     max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (one of its own)")
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
-    gpus_per_trial: float = _arg(0, "GPUs of a training; 0.5 shares one (0)", "N")
+    gpus_per_trial: float | None = _arg(
+        None, "GPUs of a training; 0.5 shares one (1 where there is one)", "N"
+    )
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
 def require_shares(args: ClusterArguments) -> None:
     """Raise a UsageError for resources of trainings that Ray cannot provide."""
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
-    is_share_of_gpus = (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
+    is_whole_number = gpus is None or (gpus >= 0 and gpus % 1 == 0)
+    is_share_of_gpus = is_whole_number or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
         ("max_concurrent", most, most is None or most >= 1, "1 or more"),
         ("cpus_per_trial", cpus, cpus >= _SMALLEST, "more than 0"),

@@ -22,7 +22,8 @@ from recbole_pos.data.batch import (
     send_to_device,
 )
 from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.splits import PHASES
+from recbole_pos.data.splits import PHASES, VALID
+from recbole_pos.data.valid_users import find_validation_rows
 from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
@@ -218,12 +219,20 @@ class TargetLoader(FullSortEvalDataLoader):
     """An example for each held-out target, for RecBole's general models too.
 
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
+
+    Attributes:
+        num_targets: number of targets that all processes evaluate together.
+        rows: [n] int64 numbers of the targets that this process evaluates.
     """
 
     def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
-        self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
+        rows = np.arange(len(dataset))
+        if dataset.phase == PHASES[VALID]:
+            rows = find_validation_rows(config, dataset)
+        self.num_targets = len(rows)
+        self.rows = rows[shard.rank :: shard.size]
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
@@ -269,13 +278,16 @@ def make_held_out_loaders(
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:
-        num_targets = len(parts[phase])
-        if 0 < num_targets < num_processes:
+        if not len(parts[phase]):
+            loaders[phase] = None
+            continue
+        loader = TargetLoader(config, parts[phase])
+        if loader.num_targets < num_processes:
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
-                f"{num_targets}; use fewer"
+                f"{loader.num_targets}; use fewer"
             )
-        loaders[phase] = TargetLoader(config, parts[phase]) if num_targets else None
+        loaders[phase] = loader
     return loaders
 
 

@@ -26,6 +26,10 @@ class Resources:
     cpus: float = 1
     gpus: float = 0
 
+    def __str__(self) -> str:
+        """Return ``1 CPU and 0.5 GPU a training``."""
+        return f"{self.cpus:g} CPU and {self.gpus:g} GPU a training"
+
 
 def connect(address: str | None) -> bool:
     """Join the cluster at ``address``, or start one, unless this process has joined one already.
@@ -93,6 +97,22 @@ def stop(has_connected: bool) -> None:
     """Leave the cluster if :func:`connect` returned True; a cluster that it started ends."""
     if has_connected:
         ray.shutdown()
+
+
+def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
+    """Return the resources of a run: one GPU, by default, where a machine of the cluster has one.
+
+    Args:
+        cpus: ``--cpus_per_trial``.
+        gpus: ``--gpus_per_trial``; None if it is not given.
+        uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
+    """
+    if gpus is None:
+        has_gpu = any(
+            node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes()
+        )
+        gpus = 1 if uses_gpu and has_gpu else 0
+    return Resources(cpus, gpus)
 
 
 def count_concurrent_runs(resources: Resources) -> int:

@@ -17,11 +17,18 @@ from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
+from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
+from recbole_pos.runs.cluster import (
+    Resources,
+    choose_resources,
+    connect,
+    count_concurrent_runs,
+    stop,
+)
 from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
@@ -43,6 +50,7 @@ class ActiveRuns:
         models: names of the models, whose custom code other processes need.
 
     Attributes:
+        resources: resources of each run.
         running: Ray task of an active run -> its job and start time.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
@@ -56,7 +64,7 @@ class ActiveRuns:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
-        self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
+        self.resources = Resources()  # until Ray says whether there are GPUs
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
@@ -70,7 +78,11 @@ class ActiveRuns:
             return
         is_started = connect(self.args.address)
         try:
+            self.resources = choose_resources(
+                self.args.cpus_per_trial, self.args.gpus_per_trial, job.config["use_gpu"]
+            )
             max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
                     while job is not None and len(self.running) < max_running:
@@ -192,7 +204,7 @@ def write_state(scheduler: Scheduler) -> None:
         facts.data = {**count_dataset(first_dataset)}
         facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.warnings = make_warnings(summary)
-        facts.split = select_protocol(summary)
+        facts.split = select_protocol(add_sample(summary, first_dataset.config))
     _write_outcomes(scheduler, facts)
 
 
