@@ -49,6 +49,7 @@ def run_workers(
                             f"{num_lost} processes were killed, perhaps for their memory; use "
                             "fewer --workers. What is written stays, and the same command resumes"
                         ) from None
+                    assert worker.number is not None  # else it would not be busy
                     waiting.appendleft(worker.number)
                     worker.restart()
                 else:
