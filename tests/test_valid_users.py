@@ -59,7 +59,7 @@ def test_it_is_said_in_the_run_and_in_tables(tiny: Path, tmp_path: Path, cluster
     )
     printed = capsys.readouterr().out
     assert "Validation is on a sample of 20 users, the same for all." in printed
-    run = Path(compared.runs["path"].iloc[0])
+    run = compared.folder / compared.runs["path"].iloc[0]
     result = json.loads((run / "result.json").read_text())
     assert result["split"]["valid_users"] == 20
     assert 20 <= result["valid_targets"] < result["split"]["targets"]["valid"] + 1
