@@ -252,7 +252,7 @@ class PartWriter:
         """
         job, trained = self.job, self.trained
         return {
-            "model": digest_file(RunFolder(job.run_dir).checkpoint),
+            "model": digest_file(RunFolder(job.run_dir).require().checkpoint),
             "data": _digest_data(trained.dataset),
             "input": self.source.digest(),
             "version": __version__,
@@ -378,8 +378,10 @@ def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
         UsageError: if the folder holds parts that were made from something else.
     """
     file = out / JOB_FOLDER / "manifest.json"
+    # before looking for the manifest: another share may be writing both, the manifest first
+    has_parts = any(out.glob("part-*.parquet"))
     if not file.exists():
-        if any(out.glob("part-*.parquet")):
+        if has_parts:
             raise UsageError(f"out: {out} holds parts without {file.name}; name another folder")
         write_json(file, description)
         return
