@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,8 @@ def start_server() -> None:
     """
     if sys.version_info < (3, 11):
         return
+    from multiprocessing import forkserver  # Windows has none, and trains on Ray
+
     forkserver.set_forkserver_preload(["recbole_pos.runs.worker", "torch._dynamo"])
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -69,6 +70,7 @@ class LocalRuns:
     """
 
     def __init__(self) -> None:
+        """Start the server, unless it runs, and make a folder for the data of runs."""
         start_server()
         self.folder = TemporaryFolder()
 
@@ -112,10 +114,12 @@ class LocalRun:
     Attributes:
         process: the process.
         connection: the pipe on which it sends the facts of the run.
+        arguments: arguments of ``train_run``.
         num_lost: how many processes of this run were killed.
     """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
+        """Start the run; ``arguments`` are those of ``train_run``."""
         self.arguments, self.num_lost = arguments, 0
         self.connection: Connection
         self._start()
