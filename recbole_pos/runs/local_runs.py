@@ -92,7 +92,7 @@ class LocalRuns:
 
     def wait(self, runs: Iterable[LocalRun]) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
         """Yield each run that has ended, with what ``train_run`` returned; wait up to a second."""
-        by_connection = {run.connection: run for run in runs}
+        by_connection: dict[Any, LocalRun] = {run.connection: run for run in runs}
         for connection in wait(list(by_connection), timeout=1.0):
             run = by_connection[connection]
             facts = run.receive()
@@ -157,8 +157,9 @@ class MappedData:
 
     def __init__(self, data: SharedData, folder: Path) -> None:
         """Write the columns into a folder."""
-        self.template, self.files = copy.copy(data), {}
+        self.template = copy.copy(data)
         self.template.columns = {}
+        self.files: dict[str, Path] = {}
         for name, column in data.columns.items():
             self.files[name] = folder / f"{id(self)}-{len(self.files)}.npy"
             np.save(self.files[name], column)
@@ -200,8 +201,8 @@ def _main_module_without_file() -> Iterator[None]:
     They do not need it: classes of a script are sent by ``pack``. And a script that calls
     ``compare`` outside of ``if __name__ == "__main__":`` would call it again.
     """
-    main = sys.modules["__main__"].__dict__
-    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main: dict[str, Any] = sys.modules["__main__"].__dict__
+    hidden: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
     main["__spec__"] = None
     try:
         yield
