@@ -37,27 +37,36 @@ def run_workers(
     try:
         for worker in workers:
             worker.begin(waiting.popleft())
-        while busy := {w.connection: w for w in workers if w.number is not None}:
-            for connection in wait(list(busy)):
-                worker = busy[connection]
-                try:
-                    result = worker.connection.recv()
-                except (EOFError, OSError):  # the process has ended, and its task has not
+        while busy := [worker for worker in workers if worker.number is not None]:
+            for worker in wait_for_any(busy):
+                is_done, result = worker.receive()
+                if is_done:
+                    yield result
+                else:  # the process was killed, and another one does its task
                     num_lost += 1
-                    if num_lost > MOST_LOSSES:
-                        raise PosError(
-                            f"{num_lost} processes were killed, perhaps for their memory; use "
-                            "fewer --workers. What is written stays, and the same command resumes"
-                        ) from None
+                    _require_few(num_lost)
                     assert worker.number is not None  # else it would not be busy
                     waiting.appendleft(worker.number)
                     worker.restart()
-                else:
-                    yield result
                 worker.begin(waiting.popleft() if waiting else None)
     finally:
         for worker in workers:
             worker.stop()
+
+
+def wait_for_any(workers: list[Worker]) -> list[Worker]:
+    """Wait until a task ends or a process is killed; return the processes of which one is true."""
+    by_connection: dict[Any, Worker] = {worker.connection: worker for worker in workers}
+    return [by_connection[connection] for connection in wait(list(by_connection))]
+
+
+def _require_few(num_lost: int) -> None:
+    """Raise a PosError if too many processes of the command were killed."""
+    if num_lost > MOST_LOSSES:
+        raise PosError(
+            f"{num_lost} processes were killed, perhaps for their memory; use fewer --workers. "
+            "What is written stays, and the same command resumes"
+        )
 
 
 class Worker:
@@ -90,6 +99,16 @@ class Worker:
         if number is not None:
             with suppress(OSError):  # it is gone, which reading from the pipe will tell
                 self.connection.send(number)
+
+    def receive(self) -> tuple[bool, Any]:
+        """Return whether the task is done, and what its call returned; waits for either.
+
+        It is not done if the process was killed: then the pipe has ended without a result.
+        """
+        try:
+            return True, self.connection.recv()
+        except (EOFError, OSError):
+            return False, None
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
