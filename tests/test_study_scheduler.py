@@ -13,8 +13,8 @@ from small_study import BASE, NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.cluster import Resources
 from recbole_pos.runs import DONE, FAILED
+from recbole_pos.runs.cluster import Resources
 from recbole_pos.study import dispatcher
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
 from recbole_pos.study.dispatcher import ActiveRuns
