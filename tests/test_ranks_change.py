@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +88,30 @@ def test_from_four_processes_to_two_and_one(tiny, tmp_path, monkeypatch, trained
         for windows in epochs.values():
             assert set(windows) == every_window and set(windows.values()) == {1}
     assert len(folder.joinpath("metrics.jsonl").read_text().splitlines()) == 6
+
+
+@pytest.mark.long
+def test_the_script_of_the_documents_on_two_machines(tiny: Path, tmp_path: Path) -> None:
+    """Two launchers that meet at a port are two machines; then one of them resumes alone."""
+    page = Path(__file__).parent.parent / "docs" / "scaling.md"
+    script = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.S | re.M)[0]
+    script = script.replace('"/mnt/shared"', repr(str(tmp_path))).replace('"shop"', '"tiny"')
+    (tmp_path / "dataset").symlink_to(tiny)
+    file = tmp_path / "train.py"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def train_on(num_machines: int, epochs: int) -> list[int]:
+        file.write_text(script.replace('"epochs": 50', f'"epochs": {epochs}'))
+        words = f"--nnodes {num_machines} --nproc_per_node 1 --rdzv_backend c10d"
+        words += f" --rdzv_endpoint 127.0.0.1:{port} --local_addr 127.0.0.1"
+        command = [sys.executable, "-m", "torch.distributed.run", *words.split(), str(file)]
+        machines = [subprocess.Popen(command, cwd=tmp_path) for _ in range(num_machines)]
+        return [machine.wait(timeout=300) for machine in machines]
+
+    assert train_on(2, 2) == [0, 0]
+    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+    assert len(metrics.read_text().splitlines()) == 2
+    script = script.replace("run(resume=RUN)", 'run(resume=RUN, config_dict={"epochs": 3})')
+    assert train_on(1, 3) == [0]
+    assert len(metrics.read_text().splitlines()) == 3
