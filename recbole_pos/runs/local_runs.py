@@ -202,7 +202,8 @@ def _main_module_without_file() -> Iterator[None]:
     ``compare`` outside of ``if __name__ == "__main__":`` would call it again.
     """
     main: dict[str, Any] = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    names = [name for name in ("__file__", "__spec__") if name in main]
+    hidden = {name: main.pop(name) for name in names}
     main["__spec__"] = None
     try:
         yield
