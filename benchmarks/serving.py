@@ -50,8 +50,14 @@ from training import build
 import recbole_pos
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.model.models import MODELS
-from recbole_pos.serve.export import load_program
-from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
+from recbole_pos.serve.export import (
+    Encoder,
+    Recommend,
+    load_program,
+    make_encoder,
+    trace,
+    write_onnx,
+)
 
 LENGTH = 50  # interactions of a history
 WARM = 20  # requests before those that are timed

@@ -16,8 +16,8 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.config.metrics import register_metric as register_metric
+    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
-    from recbole_pos.conversion.frames import Dataset as Dataset
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
     from recbole_pos.experiment.fine_tune import attach as attach
@@ -45,7 +45,7 @@ compat.install()
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
     "convert": "recbole_pos.conversion.convert",
-    "Dataset": "recbole_pos.conversion.frames",
+    "Dataset": "recbole_pos.conversion.convert",
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
     "Callback": "recbole_pos.experiment.callbacks",

@@ -1,8 +1,7 @@
 """Convert again and again, killed at every step that touches the folder of the data.
 
-Arguments: the file, the folder of the data, and the steps to be killed at (``all`` or ``renames``).
-It prints a line a step: what its next reader finds, and what is there after the same command has
-run again.
+Arguments: the file, and the folder of the data. It prints a line a step: what its next reader
+finds, and what is there after the same command has run again.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ import recbole_pos.conversion.convert  # noqa: F401 - once for all processes
 from recbole_pos.cli.main import main
 from recbole_pos.data.location import locate_dataset
 
-_STEPS = {"renames": {"os.rename", "shutil.rmtree"}}
-_STEPS["all"] = {"open", "os.mkdir", "os.link", "os.remove", "os.rmdir", *_STEPS["renames"]}
+_STEPS = {"os.rename", "shutil.rmtree"}
 
 
-def convert(arguments: list[str], folder: Path, events: set[str], steps: int | None = None) -> bool:
+def convert(arguments: list[str], folder: Path, steps: int | None = None) -> bool:
     """Convert in a process of its own, killed after so many steps; return whether it was."""
     if not (process := os.fork()):
         left = steps
 
         def count(event: str, details: tuple) -> None:
             nonlocal left
-            if left is not None and event in events and str(folder) in str(details[0]):
+            if left is not None and event in _STEPS and str(folder) in str(details[0]):
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -46,7 +44,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
-def worker(file: str, folder: Path, events: set[str]) -> None:
+def worker(file: str, folder: Path) -> None:
     command = ["convert", file, "--name=shop", f"--data_path={folder}", "--quiet", "--overwrite"]
     before = folder.with_name("before")
     shutil.copytree(folder, before)
@@ -54,14 +52,14 @@ def worker(file: str, folder: Path, events: set[str]) -> None:
     while killed:
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
-        killed = convert(command, folder, events, steps)
+        killed = convert(command, folder, steps)
         locate_dataset("shop", folder)  # with which every reader begins
         after = contents(folder)
-        convert(command, folder, events)
+        convert(command, folder)
         kill = {"killed": killed, "after": after, "again": contents(folder)}
         print(json.dumps(kill))
         steps += 1
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], Path(sys.argv[2]), _STEPS[sys.argv[3]])
+    worker(sys.argv[1], Path(sys.argv[2]))

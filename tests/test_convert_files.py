@@ -40,17 +40,16 @@ def read_report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "shop" / "convert.json").read_text())
 
 
-@pytest.mark.parametrize("text", ["ann,kite,2024-03-02\nbob,owl,2024-03-03\n", f"1,1,{NOW}\n"])
-def test_a_file_without_a_header(tmp_path: Path, run: Run, capsys, text: str) -> None:
+def test_a_file_without_a_header(tmp_path: Path, run: Run, capsys) -> None:
+    """Names that the first line has as well are its header."""
+    text = "ann,kite,2024-03-02\nbob,owl,2024-03-03\n"
     assert run(text) == 2
     assert "--columns" in capsys.readouterr().err
     assert run(text, "--columns=user,item,time") == 0
     assert len(read_interactions(tmp_path)) == text.count("\n")
     assert read_report(tmp_path)["lines"]["events"]["read"] == text.count("\n")
-
-
-def test_names_that_the_first_line_says_as_well(tmp_path: Path, run: Run) -> None:
-    assert run("user,item\na,x\n", "--columns=user,item", "--time=row_order") == 0
+    options = ["--columns=user,item", "--time=row_order", "--overwrite"]
+    assert run("user,item\na,x\n", *options) == 0
     assert read_interactions(tmp_path) == [["a", "x", "0"]]
 
 
@@ -77,9 +76,9 @@ def test_ids_that_became_floats_are_the_same_ids(tmp_path: Path, run: Run) -> No
     assert [row[1] for row in read_interactions(tmp_path)] == versions
 
 
-def test_columns_are_known_by_names_and_by_what_they_hold(tmp_path: Path, run: Run) -> None:
+def test_kinds_are_known_by_names_and_by_what_columns_hold(tmp_path: Path, run: Run) -> None:
     rows = "".join(f"u{n},i,2024-03-02,{n % 3},{n % 4},0{n % 5}\n" for n in range(9))
-    assert run("user,item,moment,shop_id,amount,plz\n" + rows) == 0
+    assert run("user,item,date,shop_id,amount,plz\n" + rows) == 0
     assert {row[2] for row in read_interactions(tmp_path)} == {"1709337600"}
     kinds = {one["column"]: one["kind"] for one in read_report(tmp_path)["columns"]}
     assert (kinds["shop_id"], kinds["amount"], kinds["plz"]) == ("token", "float", "token")
@@ -100,16 +99,6 @@ def test_items_are_joined_by_the_id_as_it_is_written(tmp_path: Path, run: Run, c
     assert "\tb" in (tmp_path / "shop" / "shop.item").read_text().split("\n")[1]
 
 
-def test_rows_of_the_same_time_are_ordered_by_a_column(tmp_path: Path, run: Run) -> None:
-    """Numbers by size, other cells as text; an empty cell comes first."""
-    for keys, expected in ((["10", "9", ""], "cba"), (["x10", "x9", ""], "cab")):
-        rows = [f"u,{item},{NOW},{key}" for item, key in zip("abc", keys, strict=True)]
-        text = "\n".join(["user,item,time,step", *rows, f"u,z,{NOW - 1},99"])
-        assert run(text, "--then=step", "--overwrite") == 0
-        assert [row[1] for row in read_interactions(tmp_path)] == ["z", *expected]
-    assert run(text, "--then=stp", "--overwrite") == 2
-
-
 def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
     folders = ["country=NO", "country=F%C3%B8r", "country=__HIVE_DEFAULT_PARTITION__"]
     for user, name in enumerate(folders):
@@ -128,7 +117,7 @@ def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
 
 def test_blocks_of_json_count_on(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken rows are numbered through all blocks, and a number beyond 64 bits is no float."""
-    monkeypatch.setattr("recbole_pos.conversion.text_files._BLOCK", 100)
+    monkeypatch.setattr("recbole_pos.conversion.reading._BLOCK_BYTES", 100)
     rows = [json.dumps({"user": 2**64 + n, "item": "a", "time": NOW + n}) for n in range(9)]
     rows[2] = rows[6] = "{"
     assert run("\n".join(rows) + "\n", "--max_lost=0.5", name="log.jsonl") == 0
@@ -147,24 +136,6 @@ def test_files_of_a_folder_are_joined_by_names_of_columns(tmp_path: Path, run: R
     assert cells == [["u", "1", "5"], ["u", "2", ""], ["v", "1", ""]]
     dropped = read_report(tmp_path)["lines"]["events"]["dropped"]
     assert dropped == {"no user (user)": {"lines": 2, "first": ["a.csv:3", "b.csv:4"]}}
-
-
-@pytest.mark.parametrize("names", [["user", "items", "times"], ["who", "what", "when"]])
-def test_a_row_for_each_user_with_lists(tmp_path: Path, run: Run, capsys, names: list[str]) -> None:
-    """An empty list is a row without an item; columns beside the lists are repeated."""
-    lists = [("1", ["10", "11"], [NOW + 1, NOW]), ("2", [], []), ("3", ["11"], [NOW])]
-    rows = [json.dumps(dict(zip(names, row, strict=True))) for row in lists]
-    roles = [f"--{role}={name}" for role, name in zip(["user", "item", "time"], names, strict=True)]
-    options = ["--max_lost=1", *(roles if "who" in names else [])]
-    assert run("\n".join(rows), *options, name="log.jsonl") == 0
-    expected = [["1", "10", str(NOW + 1)], ["1", "11", str(NOW)], ["3", "11", str(NOW)]]
-    assert read_interactions(tmp_path) == expected
-    events = read_report(tmp_path)["lines"]["events"]
-    assert (events["read"], events["kept"]) == (4, 3)
-    assert events["dropped"] == {f"no item ({names[1]})": {"lines": 1, "first": ["log.jsonl:2"]}}
-    rows[0] = rows[0].replace(f", {NOW}]", "]")
-    assert run("\n".join(rows), *options, "--overwrite", name="log.jsonl") == 2
-    assert "log.jsonl:1: expected lists of one length" in capsys.readouterr().err
 
 
 def test_a_dataset_that_is_replaced_by_less(
@@ -215,17 +186,15 @@ def test_too_many_lost_rows_are_an_error(tmp_path: Path, run: Run, capsys) -> No
 
 
 @pytest.mark.parametrize("cells", ['"u1,i1,{time},x', 'u1,"i1,{time},x', 'u1,i1,{time},"x'])
-@pytest.mark.parametrize("later", ['"two, words"', '"two\nlines,,,,"', 'an "inch"'])
-def test_a_quotation_mark_that_is_not_closed_breaks_one_line(
-    tmp_path: Path, run: Run, cells: str, later: str
+@pytest.mark.parametrize("later", ["x", '"two, words"', '"two\nlines,,,,"', 'an "inch"'])
+def test_a_quotation_mark_that_is_not_closed_is_an_error_with_its_line(
+    tmp_path: Path, run: Run, capsys, cells: str, later: str
 ) -> None:
-    """The rows after it are kept, whatever marks they have; a cell may have several lines."""
+    """Whatever marks the rows after it have; without it, a cell may have several lines."""
     rows = [f"{row},x" for row in make_rows(18)]
-    rows[5] = cells.format(time=NOW + 5)
     rows[9] = rows[9].removesuffix("x") + later
-    assert run("\n".join(["user,item,time,word", *rows]) + "\n", "--max_lost=1") == 0
-    events = read_report(tmp_path)["lines"]["events"]
-    assert (events["read"], events["kept"]) == (18, 17)
-    assert len(read_interactions(tmp_path)) == 17
-    (broken,) = events["dropped"]["broken line"]["first"]
-    assert broken.startswith("log.csv:7 (a quotation mark opens")
+    assert run("\n".join(["user,item,time,word", *rows]) + "\n") == 0
+    assert len(read_interactions(tmp_path)) == 18
+    rows[5] = cells.format(time=NOW + 5)
+    assert run("\n".join(["user,item,time,word", *rows]) + "\n", "--overwrite") == 2
+    assert "log.csv, line 7: " in capsys.readouterr().err

@@ -16,7 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.inspect.explanation import draw_explanation
 from recbole_pos.layers import catalogue
 from recbole_pos.serve import explain
-from recbole_pos.serve.bodies import RecommendBody, recommend
+from recbole_pos.serve.http import RecommendBody, recommend
 from recbole_pos.serve.recommender import Growth, Recommender
 
 L = 12  # MAX_ITEM_LIST_LENGTH of small models

@@ -29,8 +29,14 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.model.models import MODELS
 from recbole_pos.position.schemes import FACTS
 from recbole_pos.serve import export as module
-from recbole_pos.serve.export import load_program
-from recbole_pos.serve.programs import Encoder, Recommend, make_encoder, trace, write_onnx
+from recbole_pos.serve.export import (
+    Encoder,
+    Recommend,
+    load_program,
+    make_encoder,
+    trace,
+    write_onnx,
+)
 from recbole_pos.yaml_files import read_yaml
 
 Build = Callable[..., Experiment]

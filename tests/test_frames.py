@@ -145,15 +145,15 @@ def test_lists_keep_their_length(tmp_path: Path) -> None:
         rp.Dataset.from_frame(table, types={"vector": "float_seq"})
 
 
-def test_given_parts(tmp_path: Path) -> None:
+def test_given_parts() -> None:
     frame = make_log()
-    data = rp.Dataset.from_frame(frame.iloc[:-90], path=tmp_path / "parts")
     parts = {"valid": frame.iloc[-90:-40], "test": frame.iloc[-40:]}
-    trained = rp.fit("Pop", data, **parts, **UNTRAINED)
+    data = rp.Dataset.from_frame(frame.iloc[:-90], **parts)
+    trained = rp.fit("Pop", data, **UNTRAINED)
     given = {"train": len(frame) - 90, "valid": 50, "test": 40}
     assert trained.dataset.split.summary["events"] == given
     with pytest.raises(UsageError, match="^valid: "):
-        rp.fit("Pop", data, valid=frame.iloc[:3])
+        rp.Dataset.from_frame(frame, valid=frame.iloc[:3])
 
 
 def test_what_is_no_frame_of_interactions() -> None:

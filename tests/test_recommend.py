@@ -27,9 +27,9 @@ from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.state import extract_weights
 from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import BASELINES, MODELS
-from recbole_pos.serve.bodies import RecommendBody
-from recbole_pos.serve.bodies import recommend as recommend_over_http
 from recbole_pos.serve.histories import read_histories, read_moment
+from recbole_pos.serve.http import RecommendBody
+from recbole_pos.serve.http import recommend as recommend_over_http
 from recbole_pos.serve.recommend import read_parts
 from recbole_pos.serve.recommender import Growth, Recommender
 from recbole_pos.values import read_names
@@ -163,7 +163,7 @@ def test_the_command_writes_the_table(runs: dict[str, Path], tmp_path: Path, cap
         (["--topk=5"], "--topk"),
         (["--out", tmp_path / "none" / "a.csv"], "none"),
         (["--out", tmp_path / "a.jsonl"], "expected a name that ends in .csv or .parquet"),
-        (["--items", __file__], "--items: no item is left"),
+        (["--items", __file__], "no item is left to recommend"),
     ):
         refused(["recommend", run_dir, *words], named)
     refused(["recommend", tmp_path], "run folder")
@@ -208,14 +208,42 @@ def test_what_may_be_recommended(torope: Recommender) -> None:
     popular = torope.recommend(histories=[[]], k=2, allowed=["i3", "i4"])
     assert set(popular["by"]) == {"popularity"} and set(popular["item"]) == {"i3", "i4"}
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"allowed": ["never heard of"]}, "allowed: .* none of the names is known"),
-        ({"excluded": torope.items}, "excluded: .* all items are excluded"),
+        ({"allowed": ["never heard of"]}, "allowed.*: no item is left"),
+        ({"excluded": torope.items}, "excluded.*: no item is left"),
         ({"boosts": {"i1": float("nan")}}, "boosts: 'i1'"),
-        ({"boosts": ["i1"]}, "boosts: expected a mapping"),
     )
     for given, named in wrong:
         with pytest.raises(UsageError, match=named):
             items(**given)
+
+
+def test_a_history_may_have_lists_of_its_own(torope: Recommender) -> None:
+    """Beside those of the request, for the most popular items too, with reasons and in any form."""
+    every = torope.recommend(histories=[BASKET], k=40, exclude_seen=False)["item"].tolist()
+    histories = [
+        {**BASKET, "id": "all", "allowed": None, "excluded": None},
+        {**BASKET, "id": "some", "allowed": ["i9", "new", "i3", "i4"], "excluded": ["i4"]},
+        {**BASKET, "id": "rest", "excluded": [*every[:2], "new"]},
+        {"id": "popular", "items": [], "times": [], "allowed": ["i4"]},
+        {**BASKET, "id": "none", "allowed": ["new"]},
+    ]
+    expected = {
+        "all": [item for item in every if item != "i5"],
+        "some": [item for item in every if item in ("i9", "i3")],
+        "rest": [item for item in every[2:] if item != "i5"],
+        "popular": ["i4"],
+    }
+    for given in (histories, pa.Table.from_pylist(histories), pd.DataFrame(histories)):
+        found = torope.recommend(histories=given, k=40, exclude_seen=False, excluded=["i5"])
+        assert found.groupby("id")["item"].agg(list).to_dict() == expected
+    reasons = torope.recommend(histories=histories[1:2], because=2)
+    asked = {"allowed": ["i9", "i3"], "because": 2}
+    pd.testing.assert_frame_equal(reasons, torope.recommend(histories=histories[1:2], **asked))
+    pd.testing.assert_frame_equal(
+        reasons, torope.recommend(histories=[{**BASKET, "id": "some"}], **asked)
+    )
+    answers = recommend_over_http(torope, RecommendBody(histories=histories, k=3))
+    assert answers[1].items == expected["some"] and answers[4].items == []
 
 
 def test_scores_are_products_of_vectors(torope: Recommender) -> None:
@@ -230,7 +258,7 @@ def test_scores_are_products_of_vectors(torope: Recommender) -> None:
     best = sorted(set(names) - {"i7"}, key=cosine.__getitem__, reverse=True)[:3]
     near = torope.similar("i7", k=3)
     assert near["similar"].tolist() == best and set(near["item"]) == {"i7"}
-    with pytest.raises(UsageError, match="item 'i07' is not known .did you mean i7"):
+    with pytest.raises(UsageError, match="item 'i07' is not known"):
         torope.similar("i07")
 
 
@@ -319,7 +347,7 @@ def test_a_wrong_history_is_a_short_error(torope: Recommender, wrong: Any, messa
     [
         ({"times": [[1]]}, r"^histories\[0\]"),
         ({}, r"^histories\[0\]"),
-        ({"time": [[1, 2]]}, "unknown column 'time' .did you mean times"),
+        ({"time": [[1, 2]]}, "found id, items, time .did you mean times"),
     ],
 )
 def test_a_wrong_table_of_histories_is_refused(columns: dict, message: str) -> None:

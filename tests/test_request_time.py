@@ -22,7 +22,7 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.result import KNOWS_WHEN
 from recbole_pos.layers.context import PaddedContext, SequenceContext
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.serve.bodies import RecommendBody, recommend
+from recbole_pos.serve.http import RecommendBody, recommend
 
 READS = [name for name, cls in SCHEMES.items() if cls.reads_request]
 HOURS, DAY = 24, 1.6e9 // 86400 * 86400

@@ -136,17 +136,12 @@ class ConvertArguments:
     item: str | None = _arg(None, "column of what (by name)", "COLUMN")
     time: str | None = _arg(
         None,
-        "column of when (by name and what it holds), or row_order: no such column, and the rows of "
-        "a user are in order",
+        "column of when (by name), or row_order: no such column, rows of a user are in order",
         "COLUMN",
     )
     date_format: str | None = _arg(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
-    timezone: str | None = _arg(
-        None, "zone of times that name none (UTC), such as America/New_York", "ZONE"
-    )
-    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg(
         (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )

@@ -1,30 +1,54 @@
-"""The tables of a dataset: which column becomes which field of which of them."""
+"""From a source to the tables of a dataset: interactions, and attributes of items and users.
+
+``find_roles`` finds the columns of user, item and time, ``read_interactions`` the rows that are
+interactions, and a ``Builder`` makes a field of every other column of the files.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.cells import Cells, convert_cells, encode, guess_kind, read_ids
-from recbole_pos.conversion.interaction_table import (
-    InteractionTable,
-    find_by_name,
-    require_column,
-)
-from recbole_pos.conversion.reading import Source
-from recbole_pos.conversion.report import MAX_LISTED, Column, Lines, Report
-from recbole_pos.conversion.writing import TABLES, Table
+from recbole_pos.conversion.reading import EMPTY_LINE, Source
+from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
+from recbole_pos.conversion.writing import MAX_LISTED, TABLES, Column, Lines, Report, Table
+from recbole_pos.data.location import UNWRITABLE
 from recbole_pos.errors import UsageError
-from recbole_pos.values import check_choice, listed, shown
+from recbole_pos.values import check_choice, listed, shown, suggest
 
+# Usual names by role, without _id at their end: a name of an earlier group wins over later ones.
+_NAMES = {
+    "user": (
+        "user u user_token",
+        "customer client visitor member buyer shopper account reviewer person viewer listener "
+        "reader",
+        "session s",
+    ),
+    "item": (
+        "item i item_token",
+        "product asin parent_asin sku movie song track article book isbn business listing video "
+        "game goods news recipe",
+    ),
+    "time": (
+        "timestamp time datetime date ts event_time",
+        "bought_at purchased_at created_at ordered_at rated_at viewed_at clicked_at played_at "
+        "occurred_at order_date purchase_date invoice_date invoicedate unixreviewtime review_time "
+        "event_timestamp timestamp_ms unix_time epoch t_dat eventdate",
+    ),
+}
+_ORDER_NOTE = "order of the rows of each user, no time"
+_FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 # Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
@@ -36,19 +60,154 @@ _CONTRADICTION_SHARE = 0.1
 Overrides = Mapping[str, Mapping[str, str]]
 
 
+def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
+    """Return role (user, item, time) -> column, as given or by the usual names.
+
+    The time is ``row_order``, which is no column, if the user says that there is none.
+
+    Raises:
+        UsageError: if a given column is not there, or none or several may have a role.
+    """
+    roles = {role: str(name) for role in _NAMES if (name := getattr(args, role)) is not None}
+    for role, name in roles.items():
+        if (role, name) != ("time", ROW_ORDER):
+            require_column(name, source.columns, role)
+    for role in [role for role in _NAMES if role not in roles]:
+        names = _find_by_name(role, [name for name in source.columns if name not in roles.values()])
+        if len(names) != 1:
+            found = f"{' and '.join(names)[:100]} may both be" if names else "no column is known as"
+            option = f"--{role}=COLUMN"
+            if role == "time":
+                option += f", or --time={ROW_ORDER} if rows are in order"
+            examples = listed(
+                f"{name[:40]} ({_quote_example(source.table[name])})" for name in source.columns
+            )
+            raise UsageError(
+                f"{found} the {role}: name it with {option}. The columns are {examples}; if these "
+                "are no names, name them with --columns=user,item,..."
+            )
+        roles[role] = names[0]
+    return roles
+
+
+def require_column(name: str, columns: Iterable[str], option: str) -> None:
+    """Raise a UsageError that names the ``option`` if no column has its name."""
+    if name not in columns:
+        raise UsageError(
+            f"{option}: found no column {shown(name)}{suggest(name, columns)}; there are "
+            f"{listed(columns)}"
+        )
+
+
+def _find_by_name(role: str, names: Iterable[str]) -> list[str]:
+    """Return the columns whose names are usual for a role, in the surest group that has any.
+
+    Of ``movie`` and ``movie_id``, which are one name, it is the id.
+    """
+    plain_names = {}
+    for name in names:
+        parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # boughtAt and Bought At: bought_at
+        plain_names[name] = re.sub(r"\W+", "_", parted).strip("_").lower()
+    for group in _NAMES[role]:
+        usual = [
+            n for n, plain in plain_names.items() if re.sub("_?id$", "", plain) in group.split()
+        ]
+        if usual:
+            return [name for name in usual if plain_names[name].endswith("id")] or usual
+    return []
+
+
+def _quote_example(column: pa.ChunkedArray) -> str:
+    """Return the first value of a column for a message."""
+    known = column.slice(0, 1000).drop_null()
+    return repr(str(known[0].as_py())[:30]) if len(known) else "empty"
+
+
+@dataclass
+class InteractionTable:
+    """Interactions in the order in which they are written.
+
+    Attributes:
+        rows: [interactions] int64 row of each in the source.
+        user, item: [interactions] names of the user and the item of each.
+        seconds: [interactions] float64 time of each in seconds since 1970.
+        forms: form of times -> number of rows.
+        dropped: reason -> rows of the source that cannot be used.
+    """
+
+    rows: np.ndarray
+    user: Cells
+    item: Cells
+    seconds: np.ndarray
+    forms: Counter[str]
+    dropped: dict[str, np.ndarray]
+
+
+def read_interactions(
+    source: Source, roles: Mapping[str, str], args: ConvertArguments
+) -> InteractionTable:
+    """Read the interactions of a source; drop rows that are none, and refuse to drop all."""
+    table = source.table
+    user, item = (_read_names(table, roles[role], args) for role in ("user", "item"))
+    if roles["time"] in source.columns:
+        time_column = table[roles["time"]]
+        times = read_times(time_column, roles["time"], args.date_format)
+    else:  # the number of each row among those of its user serves as time
+        ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
+        times = Times(ranks, Counter({_ORDER_NOTE: len(ranks)}))
+        time_column = pa.chunked_array([pa.array(ranks)])
+
+    has_no_time = time_column.is_null().to_numpy()
+    faults = {
+        EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
+        f"no user ({roles['user']})": user.codes == 0,
+        f"no item ({roles['item']})": item.codes == 0,
+        f"no time ({roles['time']})": has_no_time,
+        f"time cannot be read ({roles['time']})": np.isnan(times.seconds),
+        "user with a line break, or called [PAD]": _find_unwritable(user),
+        "item with a line break, or called [PAD]": _find_unwritable(item),
+    }
+    is_kept = np.ones(table.num_rows, dtype=bool)
+    dropped = {}
+    for reason, is_faulty in faults.items():  # a row is dropped for its first fault
+        if (is_kept & is_faulty).any():
+            dropped[reason] = np.flatnonzero(is_kept & is_faulty)
+            is_kept &= ~is_faulty
+    rows = np.flatnonzero(is_kept)
+    if not len(rows):
+        reasons = ", ".join(f"{reason}: {len(rows):,} rows" for reason, rows in dropped.items())
+        raise UsageError(
+            f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
+            f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
+        )
+    return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+
+
+def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
+    """Return the names of users or items in a column; refuse lists of them."""
+    cells = encode(table[column], column, args.missing)
+    if cells.kind.endswith("_seq"):
+        raise UsageError(
+            f"{column}: found lists, expected one name in each row; make a row of each entry by a "
+            "library, such as frame.explode(...), and give its frame to Dataset.from_frame"
+        )
+    return read_ids(cells)
+
+
+def _find_unwritable(names: Cells) -> np.ndarray:
+    """Return [rows] bool, true where a name cannot stand in a file of interactions."""
+    matches = pc.match_substring_regex(names.values, UNWRITABLE)
+    return matches.to_numpy(zero_copy_only=False)[names.codes]
+
+
 def check_overrides(
     overrides: Overrides, roles: Mapping[str, str], sources: Iterable[Source]
 ) -> None:
-    """Refuse overrides of columns that no file has, or of users, items and times, and bad names."""
+    """Refuse overrides of columns that no file has, and types and tables of user, item and time."""
     columns = {name for source in sources for name in source.columns}
     for option, values in overrides.items():
-        for column, value in values.items():
+        for column in values:
             require_column(column, columns, option)
-            if option == "rename" and make_field_name(value, ()) != value:
-                raise UsageError(
-                    f"rename: {column}={value}: a field is called by letters, digits and _, such "
-                    f"as {make_field_name(value, ())}"
-                )
             if option != "rename" and column in roles.values():
                 raise UsageError(
                     f"{option}: column {shown(column)} is the user, item or time, which are token, "
@@ -67,7 +226,6 @@ def make_field_name(column: str, taken: Iterable[str]) -> str:
     if _RESERVED.fullmatch(name.lower()) or name[0].isdigit():
         name = f"column_{name}"
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    taken = set(taken)
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
@@ -157,33 +315,28 @@ class Builder:
         args: ConvertArguments,
         report: Report,
     ) -> None:
+        """Make the columns of users, items and times."""
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
         self.taken: set[str] = set()
-        defaults = {"user": "user_id", "item": "item_id", "time": "timestamp"}
-        self.fields = {role: self._name(roles[role], name) for role, name in defaults.items()}
-        ids = {"user": interactions.user, "item": interactions.item}
-        self.entities = {role: EntityIndex(cells) for role, cells in ids.items()}
-        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {
-            "inter": {},
-            "item": {},
-            "user": {},
-        }
-        for role, cells in ids.items():
-            self._add(roles[role], source, "inter", cells.as_kind("token"), self.fields[role])
-            self.tables[role][self.fields[role]] = self.entities[role].cells
+        self.fields = {role: self._name_field(roles[role], name) for role, name in _FIELDS.items()}
+        self.entities: dict[str, EntityIndex] = {}
+        self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
+        for role, cells in (("user", interactions.user), ("item", interactions.item)):
+            field = self.fields[role]
+            self._add(roles[role], source, "inter", cells.as_kind("token"), field)
+            self.entities[role] = EntityIndex(cells)
+            self.tables[role][field] = self.entities[role].cells
         self.tables["inter"][self.fields["time"]] = interactions.seconds
         time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
         time.different = len(np.unique(interactions.seconds))
         time.notes = [*interactions.forms]
         report.columns.append(time)
 
-    def _name(self, column: str, default: str | None = None) -> str:
-        """Return a name for the field of a column: that of ``rename``, ``default``, or its own."""
-        name = self.overrides["rename"].get(column, default)
-        if name in self.taken:
-            raise UsageError(f"rename: two fields would be called {shown(name)}")
-        name = name or make_field_name(column, self.taken)
+    def _name_field(self, column: str, default: str = "") -> str:
+        """Return a name for the field of a column, made of that of ``rename``, or of a default."""
+        name = self.overrides["rename"].get(column) or default or column
+        name = make_field_name(name, self.taken)
         self.taken.add(name)
         return name
 
@@ -195,9 +348,8 @@ class Builder:
     def add_file(self, source: Source, role: str) -> None:
         """Add attributes of items or users (``role``) from a file; refuse one of other items."""
         key, index = self._find_key(source, role), self.entities[role]
-        ids = read_ids(encode(source.table[key], key, self.args.missing))
+        ids = _read_names(source.table, key, self.args)
         entities = index.find(ids)
-        self.report.notes += [f"{source.path.name}, {key}: {note}" for note in ids.notes]
         unused = f"{role} without an interaction"
         dropped = {
             f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
@@ -205,17 +357,11 @@ class Builder:
         }
         self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused)
         rows = np.flatnonzero(entities >= 0)
-        num_without_row = len(index) - len(np.unique(entities[rows]))
         if not len(rows):
             examples = [shown(cells.values[-1].as_py()) for cells in (ids, index.cells)]
             raise UsageError(
                 f"{source.path}: no {role} has an interaction; {key} has such as {examples[0]}, "
                 f"the interactions {examples[1]}"
-            )
-        if num_without_row:
-            self.report.notes.append(
-                f"{num_without_row:,} of {len(index):,} {role}s with interactions have no row in "
-                f"{source.path.name}: their attributes are empty"
             )
         for column in source.columns:
             cells = None if column == key else self._read_column(source, column)
@@ -226,7 +372,7 @@ class Builder:
         """Return the column of ids: called as in the interactions, by a usual name, or ``id``."""
         named = [name for name in source.columns if name == self.roles[role]]
         called_id = [name for name in source.columns if name.lower() == "id"]
-        for names in (named, find_by_name(role, source.columns), called_id):
+        for names in (named, _find_by_name(role, source.columns), called_id):
             if len(names) == 1:
                 return names[0]
         raise UsageError(
@@ -280,27 +426,27 @@ class Builder:
         ``cells``, numbers of the items in ``entities``, and ``rows`` of the source are [n] each.
         """
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
-        name = self._add(column, source, table, first)
         wrong = rows[is_contradicting]
         if len(wrong):
-            places = source.locate_rows(wrong[:MAX_LISTED])
-            entry = {"table": table, "lines": len(wrong), "first": places}
-            self.report.contradictions[name] = entry
+            places = ", ".join(source.locate_rows(wrong[:MAX_LISTED]))
+            note = f"{len(wrong):,} rows differ from the first of the {table}, which was taken"
+            first = first.as_kind(first.kind, f"{note}, first {places}")
+        self._add(column, source, table, first)
 
     def _add(
         self, column: str, source: Source, table: str, cells: Cells, field: str | None = None
-    ) -> str:
-        """Add cells to a table, report the column, and return the name of its field."""
-        name = field or self._name(column)
-        self.tables[table][name] = cells
-        reported = Column(column, source.path.name, name, cells.kind, table, cells.different)
+    ) -> None:
+        """Add cells as a field of a table, and report the column."""
+        field = field or self._name_field(column)
+        self.tables[table][field] = cells
+        reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
         reported.missing = int((cells.codes == 0).sum())
         reported.notes = list(cells.notes)
-        if not field and (reason := _describe_useless(cells)):
+        reason = "" if column in self.roles.values() else _describe_useless(cells)
+        if reason:
             reported.loaded = False
             reported.notes.append(f"written, not loaded: {reason}")
         self.report.columns.append(reported)
-        return name
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
         """Return table -> field -> cells to write, and table -> fields that a run should load.

@@ -57,7 +57,11 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other texts [different cells]; where a text is empty, it is missing."""
+        """Return cells with other texts [different cells]; where a text is empty, it is missing.
+
+        Cells whose texts become the same get one code: codes [0, 1, 2, 3] of the values
+        ["", "1.0", "1", "NA"] become [0, 1, 1, 0] for the new texts ["1", "1", ""].
+        """
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
@@ -77,21 +81,22 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     """
     kind = note = ""
     dtype, types = column.type, pa.types
+    is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
     if types.is_timestamp(dtype):
         kind, note = "float", "seconds since 1970, UTC"
         column = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
     elif types.is_large_list(dtype):
         kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
         column = pa.chunked_array([_join_lists(chunk) for chunk in column.chunks], pa.string())
-    elif not (_is_text(dtype) or types.is_integer(dtype) or types.is_floating(dtype)):
+    elif not (is_text or types.is_integer(dtype) or types.is_floating(dtype)):
         raise UsageError(f"column {shown(name)} holds {dtype}, which is no field")
-    if not types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    encoded = column.unify_dictionaries().combine_chunks()
+
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     values = encoded.dictionary
     is_float = types.is_floating(values.type)
     text = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
+
     is_missing = pc.is_in(text, pa.array([word for word in (*MISSING, *missing) if word]))
     by_code = np.append(False, is_missing.to_numpy(zero_copy_only=False))
     words = ", ".join(map(repr, text.filter(is_missing).to_pylist()[:4]))
@@ -99,12 +104,6 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     # 0.0 and -0.0 are both 0, and the dictionary of a frame may hold a text twice, or null
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]))
     return cells.recode(pc.if_else(is_missing, "", text), kind, note, missing_note)
-
-
-def _is_text(dtype: pa.DataType) -> bool:
-    """Return whether an Arrow type is that of text, or of categories of text."""
-    types = pa.types
-    return types.is_string(dtype.value_type if types.is_dictionary(dtype) else dtype)
 
 
 def _join_lists(chunk: Any) -> pa.Array:
@@ -146,6 +145,7 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
         return cells.as_kind("token")
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
+
     numbers = read_numbers(values, decimal)
     is_wrong = np.isnan(numbers)
     if not is_wrong.any():
@@ -153,7 +153,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
         if (np.abs(numbers[is_long]) >= 2**53).any():
             return cells.as_kind("token", "text, as a float would be another number")
         return cells.recode(format_numbers(numbers), "float")
-    if _all_match(values, _ISO):
+
+    if pc.all(pc.match_substring_regex(values, _ISO)).as_py():
         seconds = read_times(pa.chunked_array([values]), column).seconds
         if not np.isnan(seconds).any():
             return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
@@ -166,7 +167,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
 def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
     """Return cells of the kind that the user gives, or raise a UsageError if they cannot be of it.
 
-    ``decimal`` is the decimal separator of numbers.
+    Sequences in cells of text are separated by pipes, blanks or commas. ``decimal`` is the decimal
+    separator of numbers.
     """
     check_choice(f"type: {column}", kind, KINDS)
     values = cells.values[1:]
@@ -179,23 +181,13 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
     if not cells.kind.endswith("_seq"):
-        cells = cells.recode(_split_texts(values), kind)
+        separators = (mark for mark in _SEQUENCE_SEPARATORS if _any_match(values, mark))
+        separator = next(separators, ",")
+        parts = pc.replace_substring_regex(values, rf"\s*{separator}\s*", INNER)
+        cells = cells.recode(parts, kind)
     if kind == "float_seq":
         _require_finite(cells, f"type: {column}=float_seq")
     return cells.as_kind(kind)
-
-
-def _split_texts(texts: pa.Array) -> pa.Array:
-    """Return sequences in texts, ``INNER`` between their values.
-
-    Values are separated by pipes, blanks or commas (``red|blue``), or they are a list as json and
-    Python write it (``["red", "blue"]``).
-    """
-    if _all_match(texts, r"^\s*\[.*\]\s*$"):
-        entries = pc.replace_substring_regex(texts, r"""^\s*\[\s*['"]?|['"]?\s*\]\s*$""", "")
-        return pc.replace_substring_regex(entries, r"""['"]?\s*,\s*['"]?""", INNER)
-    separator = next((sep for sep in _SEQUENCE_SEPARATORS if _any_match(texts, sep)), ",")
-    return pc.replace_substring_regex(texts, rf"\s*{separator}\s*", INNER)
 
 
 def _require_finite(cells: Cells, name: str) -> None:
@@ -223,10 +215,6 @@ def read_ids(cells: Cells) -> Cells:
     num_cells = int(is_float_by_code[cells.codes].sum())
     note = f"{num_cells:,} cells such as {example} read as {example[:-2]}"
     return cells.recode(text, cells.kind, note)
-
-
-def _all_match(values: pa.Array, regex: str) -> bool:
-    return pc.all(pc.match_substring_regex(values, regex)).as_py()
 
 
 def _any_match(values: pa.Array, regex: str) -> bool:

@@ -1,4 +1,8 @@
-"""Files of interactions to a dataset that runs: ``recbole-pos convert``, and :func:`convert`."""
+"""Files and frames of interactions to a dataset that runs.
+
+:func:`convert` makes the folder of a dataset (``recbole-pos convert``), :class:`Dataset` is such a
+folder as an object, which :meth:`Dataset.from_frame` makes of a frame.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +15,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zoneinfo import available_timezones
 
 import numpy as np
 
 from recbole_pos.config.arguments import ConvertArguments, split_keywords
-from recbole_pos.conversion.build import Builder, check_overrides
-from recbole_pos.conversion.interaction_table import (
-    explode_lists,
+from recbole_pos.conversion.build import (
+    Builder,
+    check_overrides,
     find_roles,
     read_interactions,
     require_column,
 )
 from recbole_pos.conversion.reading import Source, read_files, read_frame
-from recbole_pos.conversion.report import Lines, Report
 from recbole_pos.conversion.writing import (
     HELD_OUT,
+    Lines,
+    Report,
     Table,
     choose_separator,
     list_dataset_files,
+    read_counts,
     warn_of_loss,
     write_dataset,
 )
 from recbole_pos.errors import RunWarning, UsageError
+from recbole_pos.files import TemporaryFolder
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import is_number, read_names, shown, suggest
+from recbole_pos.values import read_names, shown, suggest
 
 _DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
@@ -43,6 +49,7 @@ _MODEL = "PosSASRec"
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
 _MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
 _BY_COLUMN = {"type": "types", "table": "tables", "rename": "rename"}  # option -> argument
+_TEMPORARY_NAME = "data"  # of a dataset that is made of a frame without a path
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -98,15 +105,16 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     overrides = {
         option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
     }
+
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
-    roles = find_roles(sources["events"], args)
+    source = sources["events"]
+    roles = find_roles(source, args)
     check_overrides(overrides, roles, sources.values())
     guessed = [f"--{role}={column}" for role, column in roles.items() if not getattr(args, role)]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
-    source = explode_lists(sources["events"], roles)
     interactions = read_interactions(source, roles, args)
 
     report = Report(name)
@@ -119,6 +127,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     _report_lost(report, args.max_lost)
     builder.add_columns()
     tables, loaded = builder.finish()
+
     _add_counts(report, builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
@@ -198,8 +207,6 @@ def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dic
     part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
     for number, part in enumerate(("train", *cuts)):
         in_part = np.flatnonzero(part_numbers == number)
-        if not len(in_part):
-            raise UsageError(f"{part}: none of its rows is an interaction")
         tables[f"{part}.inter"] = {field: cells[in_part] for field, cells in inter.items()}
     return tables
 
@@ -254,21 +261,127 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
 
 def _check_arguments(args: ConvertArguments) -> None:
     """Refuse values of arguments that fit no file."""
-    if not (is_number(args.max_lost) and 0 <= args.max_lost <= 1):
-        raise UsageError(f"max_lost: expected a share from 0 to 1, found {shown(args.max_lost)}")
     for option in ("separator", "decimal"):
         if len(getattr(args, option) or ".") != 1:
             raise UsageError(f"{option}: expected one character, found {getattr(args, option)!r}")
     if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
-    if args.timezone is not None and args.timezone not in available_timezones():
-        raise UsageError(
-            f"timezone: found {shown(args.timezone)}, expected a zone such as Europe/Oslo"
-        )
 
 
 def _format_time(seconds: float) -> str:
     """Return seconds since 1970 as a date with a clock in UTC."""
-    if abs(seconds) > 1e17:  # more than the years that numpy has
-        return f"{seconds:g}"
     return str(np.datetime64(int(np.floor(seconds)), "s")).replace("T", " ")
+
+
+class Dataset(os.PathLike[str]):
+    """A dataset to train on: a folder with its files, named by its path or made of frames.
+
+    It stands wherever the name of a dataset does: in :func:`fit`, :func:`compare`, :func:`tune`,
+    :func:`run`.
+
+    Examples:
+        >>> import pandas, recbole_pos
+        >>> frame = pandas.DataFrame(
+        ...     {"customer": ["ann", "bob", "ann"], "product": ["tent", "tent", "stove"]}
+        ... )
+        >>> frame["bought_at"] = pandas.to_datetime(["2024-03-02", "2024-03-04", "2024-03-05"])
+        >>> data = recbole_pos.Dataset.from_frame(frame)
+        >>> data.counts["users"], data.counts["items"], data.counts["events"]
+        (2, 2, 3)
+
+    Args:
+        path: the folder, such as ``dataset/ml-100k``.
+
+    Attributes:
+        path: the folder.
+        report: what became of every column and row, if the dataset was made here; else None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)) or os.path.isfile(path):
+            raise UsageError(
+                f"path: found {shown(path)}, expected a folder; recbole_pos.convert makes one of a "
+                "file, and Dataset.from_frame of a frame"
+            )
+        self.path = Path(path)
+        self.report: Any = None
+        self.home: TemporaryFolder | None = None  # temporary folder, removed with this object
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        **given: Any,
+    ) -> Dataset:
+        """Make a dataset of a frame, as :func:`convert` makes it of a file of the same columns.
+
+        A frame is a pandas or polars DataFrame, a pyarrow Table, a relation of DuckDB, or any
+        object with ``__arrow_c_stream__``. Rows are numbered from 0 in what is reported.
+
+        Args:
+            frame: interactions, one in each row.
+            path: the folder to make, whose name is that of the dataset; None for a temporary one,
+                which is removed with the last object that needs it.
+            given: arguments of :func:`convert`: columns of ``user``, ``item`` and ``time``; frames
+                or files of ``items``, ``users``, ``valid`` and ``test``; ``types``, ``drop`` etc.
+
+        Raises:
+            UsageError: as :func:`convert` raises it.
+        """
+        if wrong := {"data_path", "dry_run"} & given.keys():
+            raise UsageError(f"{min(wrong)}: not of from_frame; path is the folder to make")
+        home = TemporaryFolder() if path is None else None
+        name = given.pop("name", _TEMPORARY_NAME)
+        folder = home.path / name if home else Path(os.path.abspath(path or ""))
+        dataset = cls(folder)
+        dataset.home = home
+        target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
+        dataset.report = convert(frame, **{**target, **given})
+        return dataset
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset and of its folder."""
+        return self.path.name
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Numbers of interactions (``events``), users and items, first and last time, if known."""
+        if self.report is not None:
+            return dict(self.report.counts)
+        return read_counts(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "home": None}  # files stay here
+
+    def __repr__(self) -> str:
+        counts = self.counts
+        if not counts:
+            return f"Dataset {self.path}"
+        names = {"users": "users", "items": "items", "events": "interactions"}
+        text = ", ".join(f"{counts[key]:,} {name}" for key, name in names.items())
+        text += f", {counts['first']} to {counts['last']} UTC" if counts["first"] else ""
+        return f"Dataset {self.name}: {text}"
+
+
+def find_folder_beside(dataset: Any, name: str) -> Path | None:
+    """Return the folder ``name`` beside the files of a temporary dataset; None for others."""
+    home = dataset.home if isinstance(dataset, Dataset) else None
+    return None if home is None else home.path / name
+
+
+def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
+    """Warn the caller's caller of a dataset that is gone when its run in ``run_dir`` is not."""
+    if isinstance(dataset, Dataset) and dataset.home is not None:
+        warnings.warn(
+            f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "
+            "this process, and then nothing can be resumed, evaluated or recommended to its "
+            "users; give Dataset.from_frame(..., path=...) to keep it",
+            RunWarning,
+            stacklevel=3,
+        )

@@ -1,13 +1,23 @@
-"""Files and frames to tables of Arrow, with the file and line of every row."""
+"""Files and frames as tables of Arrow, in which every row knows its file and its line.
+
+Parquet is read by DuckDB in ``tables/``, as atomic files are. Csv is read by Arrow: DuckDB does not
+number the lines that it skips, so that a file with an empty or broken line, or with a cell of
+several lines, would have to be read again by Python, in ten times the time.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -15,14 +25,17 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
+from pyarrow import csv as csv_reader
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.text_files import BrokenLines, read_json, read_text
 from recbole_pos.errors import UsageError
+from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile
+from recbole_pos.tables.limits import read_limit
+from recbole_pos.tables.text import is_utf8
 from recbole_pos.values import shown
 
 FILE, LINE = "(file)", "(line)"  # columns of a source that say where a row is from
+EMPTY_LINE = "empty line"  # fault of a line that holds nothing, so that nothing is lost with it
 _FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
@@ -30,10 +43,9 @@ _FORMATS = {
 }
 _BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_UNREADABLE = (
-    *(OSError, EOFError, UnicodeError, LookupError),
-    *(pa.ArrowException, duckdb.Error, zlib.error),
-)
+_SEPARATORS = ",;\t|"
+_BLOCK_BYTES = 1 << 22  # that are read at a time
+_UNREADABLE = (*ENGINE_ERRORS, EOFError, UnicodeError, LookupError, csv.Error, zlib.error)
 
 
 @dataclass
@@ -43,14 +55,12 @@ class Source:
     Attributes:
         path: the file or folder, or the name of the frame.
         table: the rows of all files; its columns FILE and LINE say where each row is from.
-        form: format of the files.
         broken_lines: place and fault of each line that is no row: ("log.csv:7", "empty line").
         cuts: held-out part -> its first row, see :meth:`add_part`.
     """
 
     path: Path
     table: pa.Table
-    form: str
     broken_lines: list[tuple[str, str]] = field(default_factory=list)
     cuts: Mapping[str, int] = field(default_factory=dict)
 
@@ -67,20 +77,17 @@ class Source:
         return replace(self, table=table, broken_lines=broken_lines, cuts=cuts)
 
     def locate_rows(self, rows: np.ndarray) -> list[str]:
-        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1.
-
-        A line that is given for a row is smaller than that in its file if cells before it hold line
-        breaks.
-        """
+        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1."""
         places = self.table.select([FILE, LINE]).take(pa.array(rows)).to_pylist()
         return [f"{place[FILE]}:{place[LINE]}" for place in places]
 
 
-def _add_places(table: pa.Table, name: str, first: int, broken: Sequence[int] = ()) -> pa.Table:
-    """Return a table with FILE and LINE; lines count from ``first``, and ``broken`` are no rows."""
-    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
-    lines = np.delete(np.arange(table.num_rows + len(broken), dtype=np.int32), list(broken))
-    return table.append_column(FILE, file).append_column(LINE, pa.array(lines + np.int32(first)))
+class _FileRows(NamedTuple):
+    """Rows of one file, the line [rows] of each, and number and fault of lines that are no row."""
+
+    table: pa.Table
+    lines: np.ndarray
+    broken_lines: list[tuple[int, str]]
 
 
 def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
@@ -95,40 +102,34 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
         UsageError: if no format that can be read is found, or most lines are broken.
     """
     files, file_format = _find_files(path)
-    if columns and file_format != "csv":
-        raise UsageError(f"columns: {path} names its columns; leave the option out")
-    names = columns.split(",") if isinstance(columns, str) else list(columns)
+    given_names = columns.split(",") if isinstance(columns, str) else list(columns)
+
     tables, broken_lines = [], []
     for file in files:
         try:
-            table, broken, first = _read_file(file, file_format, args, names)
-            table = _add_partitions(simplify_types(table), file)
+            if file_format == "csv":
+                rows = _read_csv(file, args, given_names)
+            elif file_format == "json":
+                rows = _read_json(file, args.encoding)
+            else:
+                rows = _read_parquet(file)
+            table = _add_partitions(_simplify_types(rows.table), file)
         except _UNREADABLE as error:
             raise UsageError(
                 f"{file} cannot be read as {file_format}: {str(error)[:200]}; see --encoding "
                 "(cp1252 is what spreadsheets write in the West), --separator and --no_quotes"
             ) from error
-        broken_lines += [(f"{file.name}:{number + first}", fault) for number, fault in broken]
+
+        broken = [(f"{file.name}:{number}", fault) for number, fault in rows.broken_lines]
         if not table.num_rows or len(broken) > table.num_rows:
-            place, fault = broken_lines[-len(broken)] if broken else ("", "")
-            example = f", the first: {place} ({fault})" if broken else ""
+            example = f", the first: {broken[0][0]} ({broken[0][1]})" if broken else ""
             raise UsageError(
                 f"{file} has {table.num_rows:,} rows of data and {len(broken):,} broken lines"
                 f"{example}; if it has no header, give --columns"
             )
-        tables.append(_add_places(table, file.name, first, [number for number, _ in broken]))
-    return Source(path, _stack(tables), file_format, broken_lines)
-
-
-def _read_file(
-    file: Path, file_format: str, args: ConvertArguments, names: list[str]
-) -> tuple[pa.Table, BrokenLines, int]:
-    """Return the rows of a file, its broken lines, and the number of its first line of data."""
-    if file_format == "csv":
-        return read_text(file, args, names)
-    if file_format == "json":
-        return *read_json(file, args.encoding), 1
-    return parquet.read_table(file, partitioning=None), [], 1
+        tables.append(_add_places(table, file.name, rows.lines))
+        broken_lines += broken
+    return Source(path, _stack(tables), broken_lines)
 
 
 def _find_files(path: Path) -> tuple[list[Path], str]:
@@ -141,6 +142,7 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
         if file.is_file() and _find_format(file) and not is_hidden:
             files.append(file)
     files = [file for file in files if file.suffix not in _BESIDE] or files
+
     formats = {_find_format(file) for file in files}
     if len(formats) != 1:
         raise UsageError(
@@ -157,6 +159,207 @@ def _find_format(file: Path) -> str | None:
     return _FORMATS.get(name.suffix.lower())
 
 
+def _read_parquet(file: Path) -> _FileRows:
+    parquet = ParquetFile(file, read_limit("auto"))
+    batches = [_simplify_types(pa.table(batch)) for batch in parquet.read(parquet.columns)]
+    table = _stack(batches)
+    return _FileRows(table, np.arange(1, table.num_rows + 1), [])
+
+
+def _open(file: Path, encoding: str) -> BinaryIO:
+    """Open a text file, unpacked if its name ends in .gz, as bytes of UTF-8."""
+    stream: Any = gzip.open(file) if file.suffix.lower() == ".gz" else open(file, "rb")
+    if is_utf8(encoding):
+        return stream
+    transcoded: Any = tempfile.TemporaryFile()
+    with io.TextIOWrapper(stream, encoding, newline="") as text:
+        while characters := text.read(_BLOCK_BYTES):
+            transcoded.write(characters.encode())
+    transcoded.seek(0)
+    return transcoded
+
+
+def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream, many of them at a time."""
+    while block := stream.read(_BLOCK_BYTES) + stream.readline():
+        yield block
+
+
+class _CsvForm(NamedTuple):
+    """What separates the cells of a csv, and whether quotation marks may enclose them."""
+
+    separator: str
+    has_quotes: bool
+
+    def split(self, lines: Iterable[str]) -> Any:
+        """Return a reader of the cells of each row; it raises csv.Error for wrong marks."""
+        return csv.reader(
+            lines,
+            delimiter=self.separator,
+            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
+            strict=True,
+        )
+
+
+def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
+    """Read a file of separated cells; all of them are text.
+
+    The first line that is not empty names the columns, unless names are given and it has others.
+    """
+    with _open(file, args.encoding) as stream:
+        first_line, num_skipped = "", 0
+        while not first_line and (line := stream.readline()):
+            start, num_skipped = stream.tell() - len(line), num_skipped + 1
+            first_line = line.decode("utf-8-sig").strip("\r\n")
+        is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
+        likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
+        form = _CsvForm(args.separator or likely, not args.no_quotes)
+        names: list[str] = next(form.split([first_line]), [])
+        if len(names) < 2 or (given_names and len(given_names) != len(names)):
+            raise UsageError(
+                f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
+                f"{len(given_names) or 'more'}; see --separator and --columns"
+            )
+        if given_names and names != given_names:
+            names, num_skipped = given_names, num_skipped - 1
+            stream.seek(start)
+        names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
+        _require_different(names)
+
+        start = stream.tell()
+        num_further = {}
+        if form.has_quotes and _spans_lines(stream):
+            stream.seek(start)
+            num_further = _count_further_lines(stream, file, num_skipped + 1, len(names), form)
+        stream.seek(start)
+        table, broken_rows = _read_by_arrow(stream, names, form)
+
+    # a row of three lines moves the rows after it by two
+    num_rows = table.num_rows + len(broken_rows)
+    shift = np.zeros(num_rows + 1, np.int64)
+    for row, count in num_further.items():
+        shift[row + 1] = count
+    lines = num_skipped + 1 + np.arange(num_rows) + np.cumsum(shift)[:num_rows]
+    broken_lines = [(int(lines[row]), fault) for row, fault in broken_rows]
+    return _FileRows(table, np.delete(lines, [row for row, _ in broken_rows]), broken_lines)
+
+
+def _spans_lines(stream: BinaryIO) -> bool:
+    """Return whether a line has a quotation mark that is not closed in the same line."""
+    blocks = (block for block in _read_blocks(stream) if b'"' in block)
+    return any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n"))
+
+
+def _count_further_lines(
+    stream: BinaryIO, file: Path, first_line: int, num_columns: int, form: _CsvForm
+) -> dict[int, int]:
+    """Return number of a row, from 0 -> how many lines it has after its first, if it has any.
+
+    Raises:
+        UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
+    """
+    num_further = {}
+    rows = form.split(line.decode() for line in stream)
+    num_lines = 0  # of the rows before this one
+    try:
+        for number, cells in enumerate(rows):
+            if further := rows.line_num - num_lines - 1:
+                num_further[number] = further
+                if len(cells) != num_columns:
+                    raise csv.Error(f"a row of {further + 1} lines has {len(cells)} cells")
+            num_lines = rows.line_num
+    except csv.Error as error:
+        raise UsageError(
+            f"{file}, line {first_line + num_lines}: {error}; a quotation mark opens that is not "
+            "closed, or stands within a cell: correct the line, or read marks as text by "
+            "--no_quotes"
+        ) from error
+    return num_further
+
+
+def _read_by_arrow(
+    stream: BinaryIO, names: list[str], form: _CsvForm
+) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Return the rows of a stream as text, and number, from 0, and fault of each row that is none.
+
+    Rows and those that are none are numbered together.
+    """
+    broken_rows: list[tuple[int, str]] = []
+
+    def skip_row(row: csv_reader.InvalidRow) -> str:
+        fault = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
+        broken_rows.append((row.number - 1, fault if row.text.strip() else EMPTY_LINE))
+        return "skip"
+
+    read_options = csv_reader.ReadOptions(
+        use_threads=False,  # else Arrow does not number rows, and keeps much of the file
+        block_size=_BLOCK_BYTES,
+        column_names=names,
+    )
+    parse_options = csv_reader.ParseOptions(
+        delimiter=form.separator,
+        quote_char='"' if form.has_quotes else False,
+        newlines_in_values=form.has_quotes,
+        ignore_empty_lines=False,  # every line is a row
+        invalid_row_handler=skip_row,
+    )
+    convert_options = csv_reader.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.dictionary(pa.int32(), pa.string())),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    return csv_reader.read_csv(stream, read_options, parse_options, convert_options), broken_rows
+
+
+def _read_json(file: Path, encoding: str) -> _FileRows:
+    """Read a file of json objects, one a line, with a column for each key."""
+    tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
+    num_lines = 0
+    with _open(file, encoding) as stream, duckdb.connect() as connection:
+        for block in _read_blocks(stream):
+            texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
+            table = connection.from_arrow(pa.table({"line": texts}))
+            checked = table.project("coalesce(try(json_type(line)), '') = 'OBJECT' AS is_object")
+            is_object = checked.to_arrow_table()["is_object"].to_numpy()
+            numbers = np.arange(num_lines + 1, num_lines + 1 + len(texts))
+            for index in np.flatnonzero(~is_object):
+                fault = "no json object" if texts[int(index)].as_py().strip() else EMPTY_LINE
+                broken_lines.append((int(numbers[index]), fault))
+            if is_object.any():
+                objects = _read_objects(connection, texts.filter(pa.array(is_object)))
+                tables.append(_simplify_types(objects))
+                lines.append(numbers[is_object])
+            num_lines += len(texts)
+    return _FileRows(_stack(tables), np.concatenate(lines), broken_lines)
+
+
+def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.Table:
+    """Return a table of json objects, one in each of [rows] lines, with a column for each key.
+
+    Values are read as text, so that ids keep all their digits, and lists as lists of text:
+    ``{"user": 12, "tags": ["a", "b"]}`` makes the columns ``user`` and ``tags``.
+    """
+    texts = connection.from_arrow(pa.table({"line": lines}))
+    ((structure,),) = texts.aggregate("json_group_structure(line::JSON)").fetchall()
+    types: dict[str, Any] = {}
+    for key, value_type in json.loads(structure).items():
+        if isinstance(value_type, dict):
+            types[key] = {"record": "VARCHAR"}  # any record, which no field can hold
+        elif isinstance(value_type, list):
+            types[key] = ["DOUBLE" if value_type == ["DOUBLE"] else "VARCHAR"]
+        else:
+            types[key] = "VARCHAR"
+    record = json.dumps(types or {"none": "VARCHAR"}).replace("'", "''")
+    return texts.project(f"unnest(from_json(line, '{record}'))").to_arrow_table()
+
+
+def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
+    """Return a table with the columns FILE and LINE."""
+    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
+    table = table.append_column(FILE, file)
+    return table.append_column(LINE, pa.array(lines.astype(np.int32)))
+
+
 def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
     """Return a table with a column for each folder of its file that is called as country=NO is.
 
@@ -166,7 +369,8 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
         column, equals, value = map(unquote, name.partition("="))
         if column and equals and column not in table.column_names:
             cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
-            table = table.append_column(column, pa.repeat(cell, table.num_rows))
+            cells = pa.repeat(cell, table.num_rows).dictionary_encode()
+            table = table.append_column(column, cells)
     return table
 
 
@@ -176,93 +380,104 @@ def read_frame(frame: Any, name: str) -> Source:
         if hasattr(frame, "iloc"):  # pandas, of whose index only the names are columns
             has_names = any(name is not None for name in frame.index.names)
             table = pa.Table.from_pandas(frame, preserve_index=has_names)
-        elif hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
+        elif hasattr(frame, "to_arrow"):  # polars, whose streams have a type of text of their own
             table = pa.table(frame.to_arrow())
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.table(frame)
-        else:
+        else:  # of a dict of dicts Arrow would take the keys
             raise TypeError("Arrow cannot read it")
-        table = _add_places(simplify_types(table), name, first=0)
+        if not table.num_rows:
+            raise ValueError("it has no row")
+        _require_different(table.column_names)
+        table = _add_places(_simplify_types(table), name, np.arange(table.num_rows))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         reason = " ".join(map(str, error.args))[:200].rstrip(".")
         raise UsageError(
             f"{name}: expected a file, or a frame of pandas, polars (collected), pyarrow or "
             f"DuckDB, found {type(frame).__name__}: {reason}"
         ) from error
-    if not table.num_rows:
-        raise UsageError(f"{name} has no row")
-    return Source(Path(name), table, "frame")
+    return Source(Path(name), table)
 
 
-def simplify_types(table: pa.Table) -> pa.Table:
-    """Return a table in few types of Arrow; refuse two columns of one name.
-
-    Text, categories of text and whole numbers stay what they are. Booleans and decimals become
-    text, other numbers float64, dates times, and all lists large_list. Other types stay: they are
-    refused when a column is used (``cells.encode``).
-    """
-    names = table.column_names
+def _require_different(names: list[str]) -> None:
+    """Raise a UsageError if two columns have one name."""
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(
             f"two columns are called {shown(repeated[0])}; rename one, or name all with --columns "
             "if there is no header"
         )
-    columns = {}
-    for name, column in zip(names, table.columns, strict=True):
-        if isinstance(column.type, pa.BaseExtensionType):
-            column = _read_extension(column)
-        with suppress(pa.ArrowException):
-            column = column.cast(_find_simple_type(column.type))
-        if pa.types.is_decimal(column.type):  # databases have ids as 1034.00
+
+
+def _simplify_types(table: pa.Table) -> pa.Table:
+    """Return a table whose columns are text, whole numbers, float64, times or lists, if they can.
+
+    Other types stay: they are refused when a column is used (``cells.encode``).
+    """
+    return pa.table([_simplify_column(column) for column in table.columns], table.column_names)
+
+
+def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column in one of the few types that cells are made of.
+
+    Text is encoded by a dictionary, since names repeat. Booleans, decimals and uuids become text,
+    dates times; lists hold text or float64.
+    """
+    types = pa.types
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = _read_extension(column)
+    with suppress(pa.ArrowException):
+        if types.is_dictionary(column.type):
+            if types.is_string(column.type.value_type):
+                return column.cast(pa.dictionary(pa.int32(), pa.string()))
+            column = column.cast(column.type.value_type)
+        dtype = column.type
+        if types.is_decimal(dtype):  # databases have ids as 1034.00
             text = column.cast(pa.string())
             column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
-        columns[name] = column
-    return pa.table(columns)
+            return column.dictionary_encode()
+        if "string" in str(dtype) and not types.is_nested(dtype):
+            return column.cast(pa.string()).dictionary_encode()
+        if types.is_boolean(dtype) or types.is_null(dtype):
+            return column.cast(pa.string()).dictionary_encode()
+        if types.is_floating(dtype):
+            return column.cast(pa.float64())
+        if types.is_date(dtype):
+            return column.cast(pa.timestamp("s"))
+        if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+            is_float = types.is_floating(dtype.value_type)
+            return column.cast(pa.large_list(pa.float64() if is_float else pa.string()))
+    return column
 
 
 def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return uuids as text, which DuckDB has for ids, and other extension types as stored."""
-    storage = [chunk.storage for chunk in column.chunks]
+    storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if column.type.extension_name != "arrow.uuid":
-        return pa.chunked_array(storage, column.type.storage_type)
-    texts = []
-    for chunk in storage:
-        encoded = chunk.dictionary_encode()  # so that each uuid is formatted once
-        names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
-        texts.append(pa.DictionaryArray.from_arrays(encoded.indices, pa.array(names, pa.string())))
-    return pa.chunked_array(texts, pa.dictionary(pa.int32(), pa.string()))
-
-
-def _find_simple_type(dtype: pa.DataType) -> pa.DataType:
-    """Return the type to which a column is cast; its own if there is none."""
-    types = pa.types
-    if types.is_dictionary(dtype):
-        value_type = _find_simple_type(dtype.value_type)
-        is_text = types.is_string(value_type)
-        return pa.dictionary(pa.int32(), value_type) if is_text else value_type
-    if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
-        return pa.large_list(_find_simple_type(dtype.value_type))
-    if types.is_boolean(dtype) or types.is_null(dtype) or "string" in str(dtype):
-        return pa.string()
-    if types.is_floating(dtype):
-        return pa.float64()
-    return pa.timestamp("s") if types.is_date(dtype) else dtype
+        return storage
+    encoded = storage.combine_chunks().dictionary_encode()  # so that each is formatted once
+    names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, names)])
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
     """Return the rows of all tables; a column that a table lacks is empty there.
 
-    A column that is text in one table, and categories or numbers in another, becomes text.
+    A column whose type differs between the tables becomes text.
     """
-    texts = {f.name for table in tables for f in table.schema if pa.types.is_string(f.type)}
+    if not tables:
+        return pa.table({})
+    types_by_name: dict[str, set[str]] = {}
+    for table in tables:
+        for column in table.schema:
+            types_by_name.setdefault(column.name, set()).add(str(column.type))
+    mixed = {name for name, types in types_by_name.items() if len(types) > 1}
     stacked = []
     try:
         for table in tables:
-            for number, field in enumerate(table.schema):
-                if field.name in texts and not pa.types.is_string(field.type):
-                    text = table[number].cast(pa.string())
-                    table = table.set_column(number, field.name, text)
+            for name in mixed.intersection(table.column_names):
+                text = table[name].cast(pa.string()).dictionary_encode()
+                table = table.set_column(table.column_names.index(name), name, text)
             stacked.append(table)
-        return pa.concat_tables(stacked, promote_options="permissive")
+        return pa.concat_tables(stacked, promote_options="default")
     except pa.ArrowException as error:
         raise UsageError(f"the types of columns differ between files: {error}") from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ _EPOCH = (25 * 10**7, 199 * 10**7)
 _MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = r"^\d{4}[-/.]"
-_ZONE = r"(?:Z|[+-]\d\d(?::?\d\d)?)$"  # at the end of a clock
 # A date whose first number is the day or the month; only the column as a whole can tell which.
 _DAY_OR_MONTH = r"^(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})"
 
@@ -37,61 +36,51 @@ class Times:
     Attributes:
         seconds: [rows] float64 seconds since 1970 in UTC, NaN where nothing is read.
         forms: form of times -> number of rows that have it.
-        timezone: zone of times that name none; None for UTC.
     """
 
     seconds: np.ndarray
-    forms: Counter[str] = field(default_factory=Counter)
-    timezone: str | None = None
+    forms: Counter[str]
 
-    def add(self, form: str, seconds: np.ndarray, has_zone: np.ndarray | bool = True) -> None:
-        """Add [rows] seconds of times in one form, NaN in other rows; a zone may be missing."""
-        is_naive = ~(np.isnan(seconds) | has_zone)
-        if is_naive.any():
-            form = f"{form} without a zone, read as {self.timezone or 'UTC'}"
-        if self.timezone and is_naive.any():
-            seconds = seconds.copy()
-            seconds[is_naive] = _convert_clock(seconds[is_naive], self.timezone)
-        self.seconds = np.where(np.isnan(self.seconds), seconds, self.seconds)
-        if num_rows := int((~np.isnan(seconds)).sum()):
-            self.forms[form] += num_rows
+    @classmethod
+    def merge(cls, seconds_by_form: Iterable[tuple[str, np.ndarray]], num_rows: int) -> Times:
+        """Return the times of a column in which each row has one form.
+
+        ``seconds_by_form`` are forms and [rows] seconds, NaN in rows of other forms.
+        """
+        times = cls(np.full(num_rows, np.nan), Counter())
+        for form, seconds in seconds_by_form:
+            is_read = ~np.isnan(seconds)
+            times.seconds[is_read] = seconds[is_read]
+            times.forms[form] += int(is_read.sum())
+        return cls(times.seconds, +times.forms)  # without forms that no row has
 
 
-def read_times(
-    column: pa.ChunkedArray,
-    name: str,
-    date_format: str | None = None,
-    timezone: str | None = None,
-) -> Times:
-    """Read a column of times, numbers or text.
+def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = None) -> Times:
+    """Read a column of times, numbers or text; times that name no zone are in UTC.
 
     Args:
         column: [rows] of times, numbers or text.
         name: name of the column, for messages.
         date_format: unit of numbers (s, ms, us or ns), or form of text such as %d/%m/%Y %H:%M, with
             directives of Python's strptime; None to tell it by the values.
-        timezone: zone of times that name none, such as America/New_York; None for UTC.
 
     Raises:
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
     dtype, types = column.type, pa.types
-    times = Times(np.full(len(column), np.nan), timezone=timezone)
     if date_format and date_format not in _UNITS and "%" not in date_format:
         raise UsageError(
             f"date_format: {shown(date_format)} is neither one of {', '.join(_UNITS)} (an epoch) "
             "nor a form with day, month and year, such as %d/%m/%Y %H:%M"
         )
-    is_number = types.is_integer(dtype) or types.is_floating(dtype)
     if types.is_timestamp(dtype):
-        times.add("times", convert_ticks(column), dtype.tz is not None)
-    elif is_number and (not date_format or date_format in _UNITS):
-        _add_epochs(times, column, name, date_format)
-    elif is_number or types.is_string(dtype) or types.is_dictionary(dtype):
-        _add_text(times, column.cast(pa.string()), name, date_format)
-    else:
-        raise UsageError(f"{name} holds {dtype}, which says no time")
-    return times
+        return Times.merge([("times", convert_ticks(column))], len(column))
+    is_number = types.is_integer(dtype) or types.is_floating(dtype)
+    if is_number and (not date_format or date_format in _UNITS):
+        return Times.merge([_read_epochs(column, name, date_format)], len(column))
+    if is_number or types.is_string(dtype) or types.is_dictionary(dtype):
+        return _read_texts(column.cast(pa.string()), name, date_format)
+    raise UsageError(f"{name} holds {dtype}, which says no time")
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
@@ -107,30 +96,18 @@ def convert_ticks(column: Any) -> np.ndarray:
     return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
 
 
-def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
-    """Return [n] seconds in UTC of seconds that the clocks of a zone show.
+def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndarray]:
+    """Return the form and [rows] seconds of numbers, which are epochs of one unit.
 
-    Of the hour that clocks show twice in autumn, the first is taken. The hour that they skip in
-    spring is its end.
+    Without a given ``unit`` the numbers tell it; then NaN is also for numbers that are not of it.
     """
-    clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
-    is_first = np.ones(len(clock), dtype=bool)
-    local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
-    utc = local.dt.tz_convert("UTC").dt.tz_localize(None)
-    return seconds - (clock - utc).dt.total_seconds().to_numpy()
-
-
-def _add_epochs(times: Times, column: Any, name: str, unit: str | None) -> None:
-    """Add [rows] numbers as epochs of a unit; None to tell it by their size."""
     values = column.fill_null(0).to_numpy()
     is_epoch = np.isfinite(values) & ~column.is_null().to_numpy(zero_copy_only=False)
-    if not is_epoch.any():
-        return
-    if unit is None:
+    if unit is None and is_epoch.any():
         unit, has_unit = _guess_unit(values[is_epoch], name)
         is_epoch[is_epoch] = has_unit
-    seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit])
-    times.add(f"epoch {_NAMES[unit]}", np.where(is_epoch, seconds, np.nan))
+    seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit or "s"])
+    return f"epoch {_NAMES[unit or 's']}", np.where(is_epoch, seconds, np.nan)
 
 
 def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -147,41 +124,44 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     )
 
 
-def _add_text(times: Times, column: pa.ChunkedArray, name: str, date_format: str | None) -> None:
-    """Add times of text: in a given form, or ISO dates, then numbers, then other dates."""
+def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
+    """Return times of text: in a given form, or else ISO dates, epochs, and other dates."""
     if not date_format:
         for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
             with suppress(pa.ArrowException):
                 seconds = convert_ticks(column.cast(pa.timestamp("ns", zone)))
-                times.add("ISO dates", seconds, has_zone=zone is not None)
-                return
+                return Times.merge([("ISO dates", seconds)], len(column))
+
+    seconds_by_form = []
     if not date_format or date_format in _UNITS:
         null = pa.scalar(None, pa.string())
         is_number = pc.match_substring_regex(column, _NUMBER)
         numbers = pc.if_else(is_number, column, null)
-        column = pc.if_else(is_number, null, column)
         try:
             numbers = numbers.cast(pa.int64())
         except pa.ArrowException:  # some have decimals
             numbers = numbers.cast(pa.float64())
-        _add_epochs(times, numbers, name, date_format)
-    if date_format in _UNITS or column.null_count == len(column):
-        return  # with a unit, only numbers are times
-    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    texts = pc.utf8_trim_whitespace(encoded.dictionary)
-    codes = encoded.indices.fill_null(len(texts)).to_numpy()  # the last, added below, is missing
+        seconds_by_form.append(_read_epochs(numbers, name, date_format))
+        column = pc.if_else(is_number, null, column)
+    if date_format not in _UNITS and column.null_count < len(column):
+        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
+        for form, seconds in _read_dates(encoded.dictionary, name, date_format).items():
+            seconds_by_form.append((form, np.append(seconds, np.nan)[codes]))
+    return Times.merge(seconds_by_form, len(column))
+
+
+def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str, np.ndarray]:
+    """Return form -> [n] seconds of different texts; NaN for a text of another form."""
+    texts = pc.utf8_trim_whitespace(texts)
     if date_format:
         if "." not in date_format:  # digits that were read as floats, such as 20240302.0
             texts = pc.replace_substring_regex(texts, r"\.0*$", "")
-        found = {f"dates ({date_format})": _parse_dates(texts, date_format)}
-    else:
-        # databases write 2024-03-02 17:05:31 UTC
-        texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
-        iso = pc.if_else(pc.match_substring_regex(texts, _ISO), texts, "")
-        found = {"ISO dates": _parse_dates(iso, "ISO8601"), **_parse_days_and_months(texts, name)}
-    has_zone = pc.match_substring_regex(texts, f":.*{_ZONE}").to_numpy(zero_copy_only=False)
-    for form, seconds in found.items():
-        times.add(form, np.append(seconds, np.nan)[codes], np.append(has_zone, True)[codes])
+        return {f"dates ({date_format})": _parse_dates(texts, date_format)}
+    # databases write 2024-03-02 17:05:31 UTC
+    texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
+    iso = pc.if_else(pc.match_substring_regex(texts, _ISO), texts, "")
+    return {"ISO dates": _parse_dates(iso, "ISO8601"), **_parse_days_and_months(texts, name)}
 
 
 def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
@@ -202,8 +182,7 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
     Raises:
         UsageError: if a text may be two days, as 03/04/2024, and no other tells the order.
     """
-    has_form = pc.match_substring_regex(texts, _DAY_OR_MONTH)
-    dates = pc.if_else(has_form, texts, "")
+    dates = pc.if_else(pc.match_substring_regex(texts, _DAY_OR_MONTH), texts, "")
     by_day, by_month = (
         _parse_dates(pc.replace_substring_regex(dates, _DAY_OR_MONTH, iso), "ISO8601")
         for iso in (r"\3-\2-\1", r"\3-\1-\2")
@@ -214,22 +193,12 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
     is_ambiguous = np.abs(by_day - by_month) > 0
     if has_day_first == has_month_first and is_ambiguous.any():
         example = texts[int(np.flatnonzero(is_ambiguous)[0])].as_py()
-        day_first, month_first = (_describe_form(example, order) for order in ("dm", "md"))
         raise UsageError(
-            f"{name}: {shown(example)} may begin with the day or with the month; give "
-            f"--date_format={day_first!r} (day first) or {month_first!r}"
+            f"{name}: {shown(example)} may begin with the day or with the month; give its form, "
+            "such as --date_format='%d/%m/%Y %H:%M' (day first) or '%m/%d/%Y %H:%M'"
         )
     is_day_first = can_be_day & has_day_first
     return {
         "dates (day first)": np.where(is_day_first, by_day, np.nan),
         "dates (month first)": np.where(is_day_first, np.nan, by_month),
     }
-
-
-def _describe_form(example: str, order: str) -> str:
-    """Return the form of a date such as 03/04/2024, in which ``order`` (dm or md) stands first."""
-    form = re.sub(r"^\d+(\D)\d+(\D)\d+", rf"%{order[0]}\1%{order[1]}\2%Y", example)
-    form = re.sub(_ZONE, "%z", form)
-    form = re.sub(r"(:\d\d\.)\d+", r"\1%f", form)
-    form = re.sub(r"\d+:\d\d", "%H:%M", form, count=1)
-    return re.sub(r":\d\d", ":%S", form)

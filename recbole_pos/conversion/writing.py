@@ -1,23 +1,28 @@
-"""The folder of a dataset: atomic files, yaml and report."""
+"""The report of what became of every column and row, and the folder of the dataset."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import rich.table
 import yaml
 from pyarrow import compute as pc
+from rich.text import Text
 
 from recbole_pos.conversion.cells import INNER, Cells, format_numbers
-from recbole_pos.conversion.report import Report
+from recbole_pos.conversion.reading import EMPTY_LINE, Source
 from recbole_pos.data.location import PARQUET
 from recbole_pos.errors import RunWarning
-from recbole_pos.files import LOCK, atomic_write, finish_replacement, replace_folder, write_text
+from recbole_pos.files import atomic_write, finish_replacement, replace_folder, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed
 
@@ -31,6 +36,121 @@ _YAML_HEADER = """\
 # options. What became of every row stands in convert.json.
 """
 Table = Mapping[str, Cells | np.ndarray]
+
+MAX_LISTED = 10  # rows that are named for each reason
+
+
+@dataclass
+class Column:
+    """What became of a column of a file; without a ``field`` it is left out of the dataset.
+
+    ``different`` is its number of different values, ``missing`` its number of empty cells.
+    """
+
+    column: str
+    file: str
+    field: str = ""
+    kind: str = ""
+    table: str = ""
+    different: int = 0
+    missing: int = 0
+    notes: list[str] = dataclasses.field(default_factory=list)
+    loaded: bool = True
+
+
+@dataclass
+class Lines:
+    """What became of the rows of a source: each is kept, or dropped for one reason.
+
+    ``read`` and ``kept`` are numbers of rows; ``dropped`` is reason -> number and first rows.
+    ``lost`` are the reasons for which a row cannot be used. The other reasons are empty lines, and
+    attributes of items and users without an interaction.
+    """
+
+    source: str
+    read: int
+    kept: int
+    dropped: dict[str, dict[str, Any]]
+    lost: list[str]
+
+    @classmethod
+    def count(cls, source: Source, dropped: dict[str, np.ndarray], unused: str = "") -> Lines:
+        """Count the rows of a source that were read, kept, and dropped.
+
+        Args:
+            source: the source, of which broken lines are dropped, too.
+            dropped: reason -> rows.
+            unused: the reason among these for which rows are left out that could be used.
+        """
+        faults: dict[str, list[str]] = {}
+        for place, fault in source.broken_lines:
+            reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
+            faults.setdefault(reason, []).append(f"{place} ({fault})")
+        reasons: dict[str, dict[str, Any]] = {}
+        for reason in dict.fromkeys((*faults, *dropped)):
+            lines, rows = faults.get(reason, []), dropped.get(reason, np.empty(0, np.int64))
+            places = lines[:MAX_LISTED] + source.locate_rows(rows[:MAX_LISTED])
+            if places:
+                number = len(lines) + len(rows)
+                reasons[reason] = {"lines": number, "first": places[:MAX_LISTED]}
+        read = source.table.num_rows + len(source.broken_lines)
+        kept = read - sum(entry["lines"] for entry in reasons.values())
+        lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
+        return cls(str(source.path), read, kept, reasons, lost)
+
+    @property
+    def num_lost(self) -> int:
+        """Number of rows that cannot be used."""
+        return sum(self.dropped[reason]["lines"] for reason in self.lost)
+
+    def describe_lost(self) -> str:
+        """Return how many rows cannot be used, and for each reason their number and the first."""
+        entries = [(reason, self.dropped[reason]) for reason in self.lost]
+        reasons = [f"{reason}: {e['lines']:,}, first {e['first'][0]}" for reason, e in entries]
+        name = Path(self.source).name
+        return f"{self.num_lost:,} of {self.read:,} rows of {name} ({'; '.join(reasons)})"
+
+
+@dataclass
+class Report:
+    """What became of the files of a dataset; ``asdict`` of it is convert.json.
+
+    Attributes:
+        lines: rows of interactions (``events``), and of items and users where there are files.
+        times: form of times -> number of interactions.
+        counts: numbers of interactions (``events``), users and items, and the first and last time
+            (None if times are only an order).
+        command: the command that trains a model on the dataset.
+    """
+
+    name: str
+    lines: dict[str, Lines] = dataclasses.field(default_factory=dict)
+    columns: list[Column] = dataclasses.field(default_factory=list)
+    times: dict[str, int] = dataclasses.field(default_factory=dict)
+    counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    command: str = ""
+
+    def show(self, reporter: Reporter) -> None:
+        """Show the table of columns; rows read, kept and dropped; and counts."""
+        table = rich.table.Table("column", "field", "type", "table", "different", "missing", "")
+        for column in self.columns:
+            counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
+            field = column.field or "(left out)"
+            cells = (column.column, field, column.kind, column.table, *counts)
+            texts = (*cells, "; ".join(column.notes))
+            table.add_row(*(Text(text, overflow="fold") for text in texts))
+        reporter.line(table)
+        for kind, lines in self.lines.items():
+            reporter.line(f"{kind}: {lines.source}: {lines.kept:,} of {lines.read:,} rows kept")
+            for reason, dropped in lines.dropped.items():
+                count, first = dropped["lines"], ", ".join(dropped["first"])
+                reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
+        names = {"events": "interactions", "users": "users", "items": "items"}
+        totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
+        first, last = self.counts["first"], self.counts["last"]
+        period = f"{first} to {last} UTC; " if first else ""
+        forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
+        reporter.line(f"{totals}, {period}times: {forms}")
 
 
 def choose_separator(tables: Mapping[str, Table]) -> str:
@@ -91,13 +211,6 @@ def _escape(cells: Cells, separator: str) -> pa.Array:
     return pc.if_else(needs_quotes, quoted, values)
 
 
-def format_yaml(name: str, options: Mapping[str, Any]) -> str:
-    """Return the text of the yaml file that is read for every run on a dataset."""
-    return _YAML_HEADER.format(name=name) + yaml.safe_dump(
-        dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
-    )
-
-
 def read_counts(folder: Path) -> dict[str, Any]:
     """Return the counts in the report of a dataset; none if it has no report that can be read."""
     try:
@@ -121,26 +234,20 @@ def warn_of_loss(folder: Path, num_interactions: int) -> None:
 def belongs_to_dataset(file: Path, name: str) -> bool:
     """Return whether a file belongs to the dataset ``name``, so that overwriting it replaces it.
 
-    Tables, yaml, report, cache and unfinished files do; other files in the folder stay.
+    Its tables, yaml and report do; other files in the folder stay.
     """
-    suffixes = (*TABLES, *(f"{part}.inter" for part in ("train", *HELD_OUT)))
-    tables = [f"{name}.{suffix}{end}" for suffix in suffixes for end in ("", PARQUET)]
-    files = [*tables, f"{name}.yaml", REPORT]
-    is_unfinished = file.name.endswith(".tmp") and file.name.startswith(
-        tuple(f".{name}." for name in files)
-    )
-    return is_unfinished or file.name in (*files, LOCK)
+    parts = "|".join(("train", *HELD_OUT))
+    table = rf"(({parts})\.)?({'|'.join(TABLES)})(\{PARQUET})?"
+    is_named = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
+    return file.name == REPORT or is_named is not None
 
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
     """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
     finish_replacement(folder)
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
-    return [
-        file.name
-        for file in files
-        if file.name.startswith(f"{name}.") and belongs_to_dataset(file, name)
-    ]
+    names = [file.name for file in files if belongs_to_dataset(file, name)]
+    return [name for name in names if name != REPORT]
 
 
 def write_dataset(
@@ -153,8 +260,11 @@ def write_dataset(
     """Write all files of a dataset; they replace the files of an earlier one."""
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
-        write_text(new_folder / f"{name}.yaml", format_yaml(name, options))
-        write_text(new_folder / REPORT, json.dumps(report.as_json(), indent=1) + "\n")
+        text = yaml.safe_dump(
+            dict(options), default_flow_style=None, sort_keys=False, allow_unicode=True, width=100
+        )
+        write_text(new_folder / f"{name}.yaml", _YAML_HEADER.format(name=name) + text)
+        write_text(new_folder / REPORT, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
         for suffix, table in tables.items():
             with reporter.task(f"writing {folder / name}.{suffix}"):
                 write_table(new_folder / f"{name}.{suffix}", table, options["seq_separator"])

@@ -14,7 +14,7 @@ import numpy as np
 from recbole_pos.config.arguments import RunArguments, split_keywords
 from recbole_pos.config.plugins import allow
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.conversion.frames import warn_if_temporary
+from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError

@@ -10,8 +10,7 @@ from recbole.utils import ModelType
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import Choice, score_and_rank
-from recbole_pos.serve.histories import Histories
-from recbole_pos.serve.scorer import Scorer
+from recbole_pos.serve.scorer import Histories, Scorer
 from recbole_pos.values import is_whole, shown
 
 BATCH = 256  # histories that are scored at once
@@ -125,8 +124,9 @@ def leave_one_out(
     for start in range(0, len(not_empty), BATCH):
         batch = not_empty[start : start + BATCH]
         batch_rows = variant_owner[batch]
-        barred = explained.select(batch_rows).list_pairs() if exclude_seen else None
-        scores = scorer.make_scores(newest.select(batch_rows).leave_out(left_out[batch]))
+        variants = newest.select(batch_rows).leave_out(left_out[batch])
+        scores = variants.restrict(scorer.make_scores(variants))
+        barred = explained.select(batch_rows).list_barred(exclude_seen)
         ids = torch.from_numpy(items[batch_rows])
         batch_score, batch_rank = score_and_rank(scores, choice, ids, barred)
         score[batch] = batch_score.numpy()

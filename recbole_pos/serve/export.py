@@ -1,11 +1,18 @@
-"""A trained model as files that need neither RecBole nor this package."""
+"""A trained model as files that need neither RecBole nor this package.
+
+:func:`export` writes programs of torch.export or ONNX: an :class:`Encoder` of histories as vectors,
+and :class:`Recommend`, which ranks items. Sizes of batches and lengths of histories are symbolic.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +21,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
+from recbole_pos.layers.context import PaddedContext
+from recbole_pos.layers.features import Features
+from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ensure_registered
-from recbole_pos.serve.choice import require_k
-from recbole_pos.serve.programs import (
-    Encoder,
-    Recommend,
-    make_encoder,
-    require_onnx,
-    trace,
-    write_onnx,
-)
+from recbole_pos.serve.scorer import require_k
 from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.version import __version__
 
@@ -232,3 +235,230 @@ def _require_same(encoder: Encoder, program: Program) -> None:
                 f"{ensure_registered(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"
             )
+
+
+class Encoder(nn.Module):
+    """Encodes a history as the vector whose product with an item's vector is the score.
+
+    Args:
+        model: the trained model, on a CPU.
+
+    Attributes:
+        fields: embeddings by the names of feature inputs, such as ``events_rating``.
+        inputs: names of the inputs of :meth:`forward`, in order.
+    """
+
+    def __init__(self, model: PosRecommender) -> None:
+        """Freeze the model, and list the inputs that its times and features need."""
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        tables = {} if model.event_features is None else model.event_features.by_table()
+        self.fields = {
+            f"{table}_{name}": embed
+            for table, embeds in tables.items()
+            for name, embed in embeds.items()
+        }
+        times = ["times"] * model.needs_time + ["at"] * model.reads_request
+        self.inputs = ("items", "lengths", *times, *self.fields)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the vectors [B, d] of histories.
+
+        Args:
+            inputs: those named by ``self.inputs``: items [B, L] padded with 0 on the right, lengths
+                [B], times [B, L] and times of requests [B] in float64, features of interactions
+                [B, L] or [B, L, s], of users [B] or [B, s].
+        """
+        model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
+        items, lengths = values.pop("items"), values.pop("lengths")
+        times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
+        events, users = (
+            {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
+            for prefix in ("events_", "user_")
+        )
+        ctx = PaddedContext.from_rows(
+            items, lengths, model.max_seq_length, times, at, Features(events, users)
+        )
+        assert ctx.items is not None
+        return model.query_states(ctx.items, ctx, ctx.last)
+
+    def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the inputs by name for random histories of the given lengths [B]."""
+        model, shape = self.model, (len(lengths), int(lengths.max()))
+        is_padding = torch.arange(shape[1]) >= lengths[:, None]
+        items = torch.randint(1, model.n_items, shape, generator=generator)
+        # log-uniform gaps from a second to two weeks, from July 2017 on
+        gaps = (14 * torch.rand(shape, generator=generator, dtype=torch.float64)).exp()
+        times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
+        values = {
+            "items": items.masked_fill(is_padding, 0),
+            "lengths": lengths,
+            "times": times.masked_fill(is_padding, 0),
+            "at": times[:, -1] + 3600 / model.time_unit,
+        }
+        for name, embed in self.fields.items():
+            field_shape: tuple[int, ...] = shape if name.startswith("events_") else shape[:1]
+            if embed.numeric:
+                values[name] = torch.randn(field_shape, generator=generator)
+            else:
+                field_shape = (*field_shape, 2) if embed.is_list else field_shape
+                values[name] = torch.randint(len(embed.table), field_shape, generator=generator)
+        return {name: values[name] for name in self.inputs}
+
+
+class Recommend(nn.Module):
+    """Recommends the k best of the allowed items after a history, best first."""
+
+    padding: Tensor
+
+    def __init__(self, encoder: Encoder, k: int) -> None:
+        super().__init__()
+        self.encoder, self.k = encoder, k
+        padding = torch.arange(encoder.model.n_items) == 0
+        self.register_buffer("padding", padding, persistent=False)
+        self.inputs = (*encoder.inputs[:2], "allowed", *encoder.inputs[2:])
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
+
+        Args:
+            inputs: the inputs of :class:`Encoder`, and in third place ``allowed`` [B or 1, items],
+                boolean. Item 0, which is padding, is never recommended.
+        """
+        items, lengths, allowed, *further_inputs = inputs
+        vectors = self.encoder(items, lengths, *further_inputs)
+        scores = vectors @ self.encoder.model.item_vectors().t()
+        # a single row of allowed items is for all histories
+        row, last = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
+        excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
+        best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
+        return best.masked_fill(best_scores == -torch.inf, 0), best_scores
+
+
+def make_encoder(model: Any) -> Encoder:
+    """Return the encoder of a trained model; raise a UsageError if it cannot be exported."""
+    name = ensure_registered(type(model))
+    overrides = isinstance(model, PosRecommender) and any(
+        getattr(type(model), method) is not getattr(PosRecommender, method)
+        for method in ("forward", "compute_states", "full_sort_predict")
+    )
+    # a model that prepares its batches makes graphs of them, or relations to other users
+    if not isinstance(model, PosRecommender) or model.prepares or overrides:
+        raise UsageError(
+            f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
+            "RecBole's models, AttrFormer, models of graphs and models with a forward of their own "
+            "do not; `recbole-pos serve` answers with any model"
+        )
+    return Encoder(model.to("cpu"))
+
+
+def trace(module: Encoder | Recommend) -> ExportedProgram:
+    """Trace a module into a program for any batch size and any length up to the model's."""
+    encoder = module.encoder if isinstance(module, Recommend) else module
+    n, batch = encoder.model.max_seq_length, Dim("batch")
+    per_user: dict[int, Any] = {0: batch}
+    per_item = dict(per_user)
+    if n > 1:  # torch.export specializes sizes 0 and 1
+        per_item[1] = Dim("length", min=1, max=n)
+    shapes = {"items": per_item, "times": per_item, "lengths": per_user, "at": per_user}
+    shapes["allowed"] = {0: Dim("rows")}
+    for name, embed in encoder.fields.items():
+        shapes[name] = dict(per_item if name.startswith("events_") else per_user)
+        if not embed.numeric and embed.is_list:
+            last_dim = 1 + name.startswith("events_")
+            shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
+    lengths = torch.full((3,), max(n - 1, min(n, 2)))
+    inputs = encoder.random_inputs(lengths, torch.Generator())
+    inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
+    try:
+        return torch.export.export(
+            module,
+            tuple(inputs[name] for name in module.inputs),
+            dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
+            prefer_deferred_runtime_asserts_over_guards=True,  # some cannot be proved
+        )
+    except Exception as error:  # torch raises errors of many kinds
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"{ensure_registered(type(encoder.model))} cannot be exported: "
+            f"torch.export refuses it: {reason}"
+        ) from error
+
+
+def require_onnx() -> None:
+    """Raise a UsageError unless the packages that write and run ONNX are installed."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"format onnx needs {error.name}, which is not installed: "
+            "pip install 'recbole-pos[export]'; or choose the format torch_export"
+        ) from error
+
+
+def write_onnx(
+    program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> None:
+    """Write a program as ONNX, with ``allowed`` optional; raise a UsageError if that fails."""
+    import onnx_ir
+
+    try:
+        with _silence_exporter():
+            program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
+            onnx_program = torch.onnx.export(
+                program,
+                input_names=inputs,
+                output_names=outputs,
+                custom_translation_table={torch.ops.aten.scalar_tensor.default: _scalar},
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        lines = str(error.__cause__ or error).splitlines()
+        raise UsageError(
+            f"the model cannot be written as ONNX: {lines[0]}; choose the format torch_export"
+        ) from error
+    assert onnx_program is not None
+    for value in onnx_program.model.graph.inputs:
+        if value.name == "allowed":  # all items by default
+            assert value.shape is not None
+            all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
+            value.const_value = onnx_ir.tensor(all_items, name="allowed")
+            onnx_program.model.graph.initializers["allowed"] = value
+    onnx_program.save(str(path))
+
+
+def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the cumulative minimum of floats, which ONNX lacks, and 0 for its unused indices."""
+    index = torch.arange(x.size(dim), device=x.device)
+    is_later = index[:, None] < index
+    lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)
+    return lowest.movedim(-1, dim), torch.zeros_like(lowest, dtype=torch.int64)
+
+
+def _scalar(
+    value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Any:
+    """Return an ONNX constant of the requested type; a translation of torch's ``scalar_tensor``."""
+    # the exporter translates through float32, in which seconds since 1970 lose digits that angles
+    # depend on
+    import onnx
+    from onnxscript import opset18
+
+    if not isinstance(value, (int, float)):  # a size, which is known only when the program runs
+        return opset18.Cast(value, to=int(dtype))
+    return opset18.Constant(value=onnx.helper.make_tensor("scalar", int(dtype), (), [value]))
+
+
+@contextmanager
+def _silence_exporter() -> Iterator[None]:
+    """Silence logs and warnings of the ONNX exporter."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.arguments import RunArguments, split_keywords
-from recbole_pos.conversion.frames import Dataset
+from recbole_pos.conversion.convert import Dataset
 from recbole_pos.data.identity import Growth
-from recbole_pos.errors import UsageError
 from recbole_pos.experiment.callbacks import Callback
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import run
@@ -32,8 +31,6 @@ def fit(
     data: Dataset | str | Path,
     config_files: Sequence[str | Path] = (),
     *,
-    valid: Any = None,
-    test: Any = None,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path | None = None,
     settings: RunArguments | None = None,
@@ -52,9 +49,6 @@ def fit(
         model: a name (``recbole-pos models`` lists them), or a custom class.
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
-        valid: a frame of interactions to validate with, in place of the split; needs ``test``.
-        test: a frame of interactions to test with; both have the columns of the frame that ``data``
-            was made of.
         callbacks: objects whose hooks are called during the training.
         run_dir: folder of the run; by default a temporary one, which is removed with the last
             object that needs it: :meth:`Recommender.save` copies it. A given one stays, so its
@@ -67,12 +61,6 @@ def fit(
         UsageError: if an argument is wrong, see :func:`run`.
     """
     args, options = split_keywords(settings or RunArguments(), keywords)
-    if args.resume is not None:
-        raise UsageError("resume: fit begins a run; recbole_pos.run(resume=...) and then load")
-    if valid is not None or test is not None:
-        if not isinstance(data, Dataset):
-            raise UsageError("test: needs data=Dataset.from_frame(...), whose columns it has")
-        data = data.with_parts(valid, test)
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from recbole_pos.conversion.frames import Dataset
+from recbole_pos.conversion.convert import Dataset
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
@@ -129,8 +131,6 @@ class FittedModel:
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
             warnings.warn(text, RunWarning, 2)
-        if data and not dataset_folder.is_dir():
-            raise UsageError(f"save: data: there is no dataset in {dataset_folder} any more")
         make_folder(target.path)
         if data:
             copy = target.data / self.config["dataset"]
@@ -176,3 +176,22 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
     """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
+
+
+@contextmanager
+def undone_on_error(*objects: Any) -> Iterator[None]:
+    """Undo changes of the attributes of objects, and of dicts in them, if a ``with`` block fails.
+
+    Tensors are not copied, so they must be replaced, not changed.
+    """
+    kept = [
+        {name: copy.copy(x) if isinstance(x, dict) else x for name, x in vars(one).items()}
+        for one in objects
+    ]
+    try:
+        yield
+    except BaseException:
+        for one, attributes in zip(objects, kept, strict=True):
+            vars(one).clear()
+            vars(one).update(attributes)
+        raise

@@ -1,11 +1,15 @@
-"""Histories from Python, json lines, pandas, Arrow or parquet, validated and packed."""
+"""Histories from Python, json lines, frames or parquet, validated and packed into arrays.
+
+:func:`read_histories` takes histories in any of these forms and the ids of names; it returns
+:class:`~recbole_pos.serve.scorer.Histories`, which everything behind it reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from uuid import UUID
 
 import numpy as np
@@ -30,26 +34,13 @@ from pydantic import Field as Bounds
 from torch import Tensor
 
 from recbole_pos.data.atomic_files import LARGEST
-from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.features import Features
-from recbole_pos.serve.token_lists import TokenLists
+from recbole_pos.serve.scorer import NO_FIELDS, Fields, Histories, TokenIds, TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _TIME_LIMIT = 2.0**63
-
-
-class TokenIds(NamedTuple):
-    """Ids of a token field by name, and whether each of its values is a list of names."""
-
-    ids: Mapping[str, int]
-    is_list: bool
-
-
-# by table (events or user) and field; None for a field of numbers
-Fields = Mapping[str, Mapping[str, TokenIds | None]]
-NO_FIELDS: Fields = {"events": {}, "user": {}}
 
 
 def _is_list(value: Any) -> bool:
@@ -86,8 +77,7 @@ Moment = StrictFloat | StrictStr | datetime  # read_moment says what is not fini
 def _to_datetime(value: Any) -> Any:
     """Return a date (midnight) or a time of numpy as a datetime, and other values as they are."""
     if isinstance(value, np.datetime64):
-        seconds = value.astype("datetime64[s]").item()  # a number beyond the year 9999
-        return str(value) if isinstance(seconds, int) else pd.Timestamp(value)
+        return pd.Timestamp(value)
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day)
     return value
@@ -102,6 +92,7 @@ def _to_time(value: Any) -> Any:
 
 
 _Date, _Time = BeforeValidator(_to_datetime), BeforeValidator(_to_time)
+_Names = Annotated[list[Name] | None, FailFast(), Plain]
 _Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _Time]
 
 
@@ -116,6 +107,8 @@ class History(BaseModel, extra="forbid", strict=True):
     at: Annotated[Moment | None, Plain, _Date] = Bounds(None, description="time of the request")
     events: dict[str, Any] | None = Bounds(None, description="by field, a value for each item")
     user: dict[str, Any] | None = Bounds(None, description="by field, a value")
+    allowed: _Names = Bounds(None, description="items to choose from, for this history only")
+    excluded: _Names = Bounds(None, description="items to leave out, for this history only")
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +119,7 @@ class History(BaseModel, extra="forbid", strict=True):
 
 
 KEYS = tuple(History.model_fields)
+_RARE_KEYS = set(KEYS) - {"id", "items", "times"}  # columns that are read history by history
 _HISTORIES = TypeAdapter(Annotated[list[History], FailFast()])
 _NUMBERS = TypeAdapter(Annotated[list[_Number], Plain])
 _NAMES = TypeAdapter(Annotated[list[Name | None], Plain])
@@ -146,157 +140,6 @@ def describe_invalid(error: ValidationError, location: str) -> str:
             location += f".{shown(str(key))[1:-1]}"
     hint = suggest(str(key), KEYS) if first["type"] == "extra_forbidden" else ""
     return f"{location}: {first['msg']}{hint}; found {shown(first['input'])}"
-
-
-@dataclass(frozen=True)
-class Histories:
-    """Packed histories of b users, with m interactions of known items in all.
-
-    Attributes:
-        ids: [b] names of the histories; by default numbers from 0.
-        items: [m] int64 item ids, history by history, oldest first.
-        lengths: [b] int64 number of known items of each history; may be 0.
-        times: [m] float64 in the unit of the time field, or None.
-        unknown: [b] int64 number of unknown items of each history.
-        users: [b] int64 user ids, where the histories are those of users in the dataset.
-        at: [b] float64 times of the requests, NaN where one is missing; None if all are.
-        features: features of the interactions and users.
-        errors: index of a history -> why it gets no answer; it has no interactions here.
-    """
-
-    ids: list[Any]
-    items: np.ndarray
-    lengths: np.ndarray
-    times: np.ndarray | None
-    unknown: np.ndarray
-    users: np.ndarray | None = None
-    at: np.ndarray | None = None
-    features: Features = field(default_factory=Features)
-    errors: Mapping[int, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @classmethod
-    def pack(
-        cls,
-        ids: list[Any],
-        items: np.ndarray,
-        lengths: np.ndarray,
-        times: np.ndarray | None,
-        at: np.ndarray | None,
-        features: Features,
-    ) -> Histories:
-        """Return histories sorted by time, ties in their order, without unknown items (id 0).
-
-        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
-        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
-        item lacks one.
-        """
-        row = np.repeat(np.arange(len(ids)), lengths)
-        order = np.arange(len(items)) if times is None else np.lexsort((times, row))
-        order = order[items[order] > 0]
-        num_known = np.bincount(row[order], minlength=len(ids))
-        times = None if times is None or np.isnan(times[order]).any() else times[order]
-        at = None if at is None or np.isnan(at).all() else at
-        index = torch.from_numpy(order)
-        features = features.map(lambda x: x[index])
-        return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
-
-    @property
-    def newest(self) -> np.ndarray:
-        """Time of the newest interaction of each history [b]; -inf where there is none."""
-        newest = np.full(len(self), -np.inf)
-        if self.times is not None:
-            not_empty = np.flatnonzero(self.lengths)
-            newest[not_empty] = self.times[np.cumsum(self.lengths)[not_empty] - 1]
-        return newest
-
-    def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Return the histories with further ``errors``, by index; those have no interactions then.
-
-        Raises:
-            UsageError: if no other history is left, with the first error.
-        """
-        if not errors:
-            return self
-        errors = {**self.errors, **errors}
-        if len(errors) == len(self):
-            raise UsageError(next(iter(errors.values())))
-        lengths = self.lengths.copy()
-        lengths[list(errors)] = 0
-        index = np.flatnonzero(np.repeat(lengths, self.lengths))
-        return replace(self._take_interactions(index, lengths), errors=errors)
-
-    def with_request_time(self, default: float | np.ndarray) -> Histories:
-        """Return the histories with ``default`` (one, or [b]) as the time of requests without one.
-
-        A history that is requested before its newest interaction is an error of its own.
-        """
-        at = np.full(len(self), np.nan) if self.at is None else self.at
-        at, newest = np.where(np.isnan(at), default, at), self.newest
-        errors = {
-            row: f"at: the history {shown(self.ids[row])} asks at {at[row]:.15g}, before its "
-            f"newest interaction at {newest[row]:.15g}; give a later time"
-            for row in np.flatnonzero(at < newest).tolist()
-        }
-        return replace(self.refuse(errors), at=at)
-
-    def require_before(self, latest: float, unit: str) -> None:
-        """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
-        for name, times in (("times", self.times), ("at", self.at)):
-            if times is not None and len(times) and (newest := np.nanmax(times)) > latest:
-                raise UsageError(
-                    f"{name}: {newest:.15g} is in no year that can be meant: the time field counts "
-                    f"{unit} since 1970"
-                )
-
-    def select(self, rows: np.ndarray) -> Histories:
-        """Return the histories of the given rows [r], in the order of ``rows``."""
-        start = (np.cumsum(self.lengths) - self.lengths)[rows]
-        lengths = self.lengths[rows]
-        selected = self._take_interactions(gather_index(start, lengths), lengths)
-        row_index = torch.from_numpy(rows)
-        return replace(
-            selected,
-            ids=[self.ids[row] for row in rows],
-            unknown=self.unknown[rows],
-            users=None if self.users is None else self.users[rows],
-            at=None if self.at is None else self.at[rows],
-            errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
-            features=selected.features.map(lambda x: x, lambda x: x[row_index]),
-        )
-
-    def list_pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the index of the history [m] and the item id [m] of each interaction."""
-        row = torch.repeat_interleave(torch.from_numpy(self.lengths))
-        return row, torch.from_numpy(self.items)
-
-    def keep_newest(self, limit: int) -> Histories:
-        """Return the histories cut to their ``limit`` newest interactions."""
-        index = np.flatnonzero(self._count_steps_back() <= limit)
-        return self._take_interactions(index, np.minimum(self.lengths, limit))
-
-    def leave_out(self, steps_back: np.ndarray) -> Histories:
-        """Return each history without its ``steps_back``-th newest interaction ([b], 0 for none).
-
-        The other interactions keep their times.
-        """
-        index = np.flatnonzero(self._count_steps_back() != np.repeat(steps_back, self.lengths))
-        return self._take_interactions(index, self.lengths - (steps_back > 0))
-
-    def _count_steps_back(self) -> np.ndarray:
-        """Return the position [m] of each interaction from the end of its history, from 1."""
-        return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
-
-    def _take_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
-        """Return the histories with only the interactions at ``index``, ``lengths`` [b] of each."""
-        times = None if self.times is None else self.times[index]
-        tensor_index = torch.from_numpy(index)
-        features = self.features.map(lambda x: x[tensor_index])
-        return replace(
-            self, items=self.items[index], lengths=lengths, times=times, features=features
-        )
 
 
 def read_histories(
@@ -321,77 +164,107 @@ def read_histories(
     Raises:
         UsageError: naming the history that is wrong, what was found and what was expected.
     """
-    if isinstance(histories, (pa.Table, pa.RecordBatch)):
-        histories = pa.table(histories)
-        require_columns(histories.column_names, "histories")
-        if not any(fields.values()) and not fields.keys() & set(histories.column_names):
-            packed = _read_table(histories, item_ids, needs_time, unit)
+    table = _to_table(histories)
+    if table is not None:
+        if not any(fields.values()) and not _RARE_KEYS & set(table.column_names):
+            packed = _read_columns(table, item_ids, needs_time, unit)
             if packed is not None:
                 return packed
-    rows = _parse_histories(histories)
+        histories = table.to_pylist()
+    try:
+        rows = _HISTORIES.validate_python(histories)
+    except ValidationError as error:
+        raise UsageError(describe_invalid(error, "histories")) from None
+
     errors = {}
-    for number, row in enumerate(rows):
-        if needs_time and row.items and row.times is None:
+    for number, row in enumerate(rows if needs_time else ()):
+        if row.items and row.times is None:
             errors[number] = (
                 f"histories[{number}]: the model reads times, so each history needs them: "
                 '{"items": [...], "times": [...]}'
             )
             rows[number] = History.model_validate({"id": row.id, "items": []})
-    times: list[float] = []
-    for number, row in enumerate(rows):
-        times += _read_times(row, f"histories[{number}]", unit)
-    at = [
-        np.nan if row.at is None else read_moment(row.at, f"histories[{number}].at", unit)
-        for number, row in enumerate(rows)
-    ]
+
     lengths = np.array([len(row.items) for row in rows], np.int64)
     items = [item_ids.get(str(name), 0) for row in rows for name in row.items]
+    at = None
+    if any(row.at is not None for row in rows):
+        moments = ((row.at, f"histories[{number}].at") for number, row in enumerate(rows))
+        at = np.array([np.nan if x is None else read_moment(x, key, unit) for x, key in moments])
     packed = Histories.pack(
         [number if row.id is None else row.id for number, row in enumerate(rows)],
         np.array(items, np.int64),
         lengths,
-        np.array(times),
-        np.array(at),
+        _read_times(rows, unit),
+        at,
         _read_features(rows, fields, lengths),
     )
-    return packed.refuse(errors)
+    allowed = _look_up_lists([row.allowed for row in rows], item_ids, [0])
+    excluded = _look_up_lists([row.excluded for row in rows], item_ids, [])
+    return replace(packed, allowed=allowed, excluded=excluded).refuse(errors)
 
 
-def _parse_histories(histories: Any) -> list[History]:
-    """Return histories of any form that :func:`read_histories` takes, validated one by one."""
+def _to_table(histories: Any) -> pa.Table | None:
+    """Return a frame or a Series of histories as a table of Arrow; None for other histories."""
+    if isinstance(histories, pd.Series):
+        histories = histories.rename("items").rename_axis("id").reset_index()
     if isinstance(histories, pd.DataFrame):
         if "id" not in histories and histories.index.name is not None:  # as groupby leaves it
             histories = histories.rename_axis("id").reset_index()
         require_columns([*histories], "histories")
-        if "at" in histories:  # pandas has NaN where a history has no time of its own
-            at = histories["at"].astype(object)
-            histories = histories.assign(at=at.where(at.notna(), None))
-        histories = histories.to_dict("records")
-    elif hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns"):
+        try:
+            return pa.Table.from_pandas(histories, preserve_index=False)
+        except pa.ArrowException as error:
+            raise UsageError(f"histories: {' '.join(map(str, error.args))}") from error
+    is_frame = hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns")
+    if isinstance(histories, pa.RecordBatch) or is_frame:
         table = pa.table(histories)
         require_columns(table.column_names, "histories")
-        histories = table.to_pylist()
-    elif isinstance(histories, pd.Series):
-        histories = [{"id": name, "items": items} for name, items in histories.items()]
-    elif isinstance(histories, np.ndarray):
-        histories = list(histories)
-    try:
-        return _HISTORIES.validate_python(histories)
-    except ValidationError as error:
-        raise UsageError(describe_invalid(error, "histories")) from None
+        return table
+    return None
 
 
-def _read_times(history: History, location: str, unit: float | None) -> list[float]:
-    """Return the time of each interaction in the unit of the time field, or NaN for each."""
-    num_items = len(history.items)
-    if history.times is None:
-        return [np.nan] * num_items
-    if len(history.times) != num_items:
-        raise UsageError(
-            f"{location}.times: expected one for each of {num_items} items, found "
-            f"{len(history.times)}"
-        )
-    return [read_moment(time, f"{location}.times", unit) for time in history.times]
+def _read_times(histories: list[History], unit: float | None) -> np.ndarray | None:
+    """Return the time of each interaction [m] in the unit of the time field.
+
+    It is NaN in histories without times, and None if no history has any.
+    """
+    if all(history.times is None for history in histories):
+        return None
+    times: list[float] = []
+    for number, history in enumerate(histories):
+        num_items = len(history.items)
+        if history.times is None:
+            times += [np.nan] * num_items
+            continue
+        if len(history.times) != num_items:
+            raise UsageError(
+                f"histories[{number}].times: expected one for each of {num_items} items, found "
+                f"{len(history.times)}"
+            )
+        numbers = [x for x in history.times if isinstance(x, float) and abs(x) < _TIME_LIMIT]
+        if len(numbers) == num_items:  # as read_moment has them, in a third of the time
+            times += numbers
+        else:
+            times += [read_moment(x, f"histories[{number}].times", unit) for x in history.times]
+    return np.array(times)
+
+
+def _look_up_lists(
+    lists: list[list[str | int] | None], item_ids: Mapping[str, int], first_ids: list[int]
+) -> TokenLists | None:
+    """Return the ids of known items in the lists of names of histories; None if none has a list.
+
+    ``first_ids`` stand before the ids of each list that a history has. With [0], which is the id of
+    no item, ["new", "i1"] becomes [0, 2], ["new"] becomes [0], and None becomes [].
+    """
+    if all(names is None for names in lists):
+        return None
+    ids = []
+    for names in lists:
+        known = [item_ids[name] for name in map(str, names or ()) if name in item_ids]
+        ids.append(known if names is None else first_ids + known)
+    return TokenLists.from_lists(ids)
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
@@ -417,7 +290,10 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
 ) -> Tensor | TokenLists:
-    """Return a field of users or (given ``lengths``) interactions, see :func:`_to_column`."""
+    """Return a field of users or (given ``lengths``) interactions.
+
+    These are numbers [n], NaN if missing; ids [n], 0 if missing or unknown; or lists of known ids.
+    """
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -437,25 +313,18 @@ def _read_column(
             flat += adapter.validate_python(value)
         except ValidationError as error:
             raise UsageError(describe_invalid(error, location)) from None
-    return _to_column(flat, tokens)
 
-
-def _to_column(values: list[Any], tokens: TokenIds | None) -> Tensor | TokenLists:
-    """Return validated values of a field: numbers [n], NaN if missing; ids [n], then 0; or lists.
-
-    Lists lack unknown tokens.
-    """
     if tokens is None:
-        numbers = [np.nan if value is None else value for value in values]
+        numbers = [np.nan if value is None else value for value in flat]
         return torch.tensor(numbers, dtype=torch.float32)
     ids = tokens.ids
     if not tokens.is_list:
-        value_ids = [0 if value is None else ids.get(str(value), 0) for value in values]
+        value_ids = [0 if value is None else ids.get(str(value), 0) for value in flat]
         return torch.tensor(value_ids, dtype=torch.int64)
     lists = []
-    for value in values:
+    for value in flat:
         names = value if isinstance(value, list) else [] if value is None else [value]
-        lists.append([ids[name] for name in map(str, names) if ids.get(name)])
+        lists.append([ids[token] for token in map(str, names) if ids.get(token)])
     return TokenLists.from_lists(lists)
 
 
@@ -477,41 +346,33 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
             time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)
         time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
         since_epoch = (time - _EPOCH) / timedelta(microseconds=1)
-        if since_epoch != since_epoch:  # NaT
+        if since_epoch != since_epoch or unit is None:  # NaT
             raise ValueError
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
-            f"{location}: expected finite numbers, or times such as '2026-01-31T09:30:00Z', found "
-            f"{shown(given)}"
+            f"{location}: expected finite numbers, or, if the time field of the data counts time, "
+            f"times such as '2026-01-31T09:30:00Z', found {shown(given)}"
         ) from None
-    if unit is None:
-        raise UsageError(
-            f"{location}: expected numbers, as the time field of the data has, which counts no "
-            f"time; found {shown(str(time))}"
-        )
     return since_epoch / (unit * 1e6)
 
 
 def require_columns(names: list[str], location: Any) -> None:
     """Raise a UsageError unless a table has the columns of histories, each once, none misspelt."""
     counts = {key: names.count(key) for key in KEYS}
-    if not (counts["items"] and max(counts.values()) == 1):
+    hints = (suggest(name, KEYS) for name in names if name not in KEYS)
+    hint = next(filter(None, hints), "")  # other columns are not of a history
+    if hint or not counts["items"] or max(counts.values()) > 1:
         raise UsageError(
             f"{location}: expected the column items (lists of names) and perhaps id and times "
-            f"(lists of numbers), each once; found {listed(names)}; of interactions, take "
+            f"(lists of numbers), each once; found {listed(names)}{hint}; of interactions, take "
             "frame.groupby(USER)[ITEM].agg(list)"
         )
-    for name in names:
-        if name not in KEYS and (hint := suggest(name, KEYS)):  # others are not of a history
-            raise UsageError(f"{location}: unknown column {shown(name)}{hint}")
 
 
-def _read_table(
+def _read_columns(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories | None:
     """Return histories read without a Python object per item, or None if a column is unusual."""
-    if "at" in table.column_names:
-        return None
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):

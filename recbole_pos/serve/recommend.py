@@ -113,7 +113,7 @@ def write_recommendations(
             reporter.line(trained.add_items(item_vectors))
         _report_growth(trained, reporter)
         report_unknown(trained, reporter, items=allowed, exclude=excluded)
-        choice = trained.choose_items(allowed, excluded, options=("--items", "--exclude"))
+        choice = trained.choose_items(allowed, excluded)
         if histories is None:
             parts = iter([trained.read_users(users)])
         else:
@@ -122,31 +122,27 @@ def write_recommendations(
             for packed in parts:
                 packed = trained.add_request_time(packed, read_at(at))
                 warn_of_errors(packed)
-                counts["unknown"] += int(packed.unknown.sum())
+                counts["unknown items"] += int(packed.unknown.sum())
                 for table in trained.make_tables(packed, k, exclude_seen, choice, because):
-                    is_first = table["rank"] == 1
-                    is_popular = table["by"] != MODEL
-                    counts.update(rows=len(table), people=int(is_first.sum()))
-                    counts["popular"] += int((is_first & is_popular).sum())
                     if histories is None:
                         table = rename_fields(table, trained)
-                    if file.suffix != ".parquet":
-                        table = _escape_formulas(table)
+                    write(table)
+                    by = table.loc[table["rank"] == 1, "by"]  # of each user or history
+                    counts.update(rows=len(table), users=len(by), popular=int((by != MODEL).sum()))
                     if counts["rows"] <= _MAX_PRINTED:
                         printed.append(table)
-                    write(table)
-                    task.advance(int(is_first.sum()))
+                    task.advance(len(by))
     is_for_some = users is not None or histories is not None
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(pd.concat(printed).to_string(index=False))
     reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
-    if counts["unknown"]:
+    if counts["unknown items"]:
         reporter.line(
-            f"{counts['unknown']:,} items of histories are not known to the model: left out"
+            f"{counts['unknown items']:,} items of histories are not known to the model: left out"
         )
     if counts["popular"]:
         reporter.line(
-            f"{counts['popular']:,} of {counts['people']:,} get the most popular items: nothing in "
+            f"{counts['popular']:,} of {counts['users']:,} get the most popular items: nothing in "
             "their history is known to the model"
         )
     reporter.line(str(file))
@@ -210,19 +206,15 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
     """Print how the dataset has changed since training."""
-    growth = trained.growth
-    filters = ("user_inter_num_interval", "item_inter_num_interval", "session_filter")
-    is_filtered = any(trained.config[key] for key in filters)
-    start = "not in training (new, or left out by filters)" if is_filtered else "new since training"
+    growth, start = trained.growth, "not in training (new, or left out by filters)"
     if growth.users or growth.events:
         reporter.line(
             f"{start}: interactions {growth.events:,}, users {growth.users:,}; all of them are read"
         )
     if growth.items:
-        learnt = "those that pass the filters" if is_filtered else "them"
         reporter.line(
             f"{start}: items {growth.items:,}, which the model does not know; interactions of "
-            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns {learnt})"
+            f"them, skipped: {growth.skipped:,} (`recbole-pos update` learns new ones)"
         )
     if trained.changed:
         reporter.line(f"since training: values of {', '.join(trained.changed)} have changed")
@@ -265,15 +257,12 @@ def report_unknown(
     trained: Recommender, reporter: Reporter, **names_by_option: list[str] | None
 ) -> None:
     """Print how many names in the files of options such as ``items`` the model does not know."""
-    reads_content = getattr(trained.experiment.model, "content_source", None) is not None
-    hint = "; recommend --item_vectors adds new items" if reads_content else ""
     for option, names in names_by_option.items():
-        names = names or []
-        unknown = [name for name in names if name not in trained.ids]
-        if unknown:
+        unknown = [name for name in names or () if name not in trained.ids]
+        if names and unknown:
             reporter.line(
                 f"--{option}: {len(unknown):,} of {len(names):,} names are of no item that "
-                f"the model knows, {shown(unknown[0])} first; they count for nothing{hint}"
+                f"the model knows, {shown(unknown[0])} first; they count for nothing"
             )
 
 
@@ -291,12 +280,12 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends tables to a csv or parquet file, which appears at the end."""
     is_parquet = file.suffix == ".parquet"
     with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
         has_header = False
+        writer: pq.ParquetWriter | None = None
 
         def write_csv(table: pd.DataFrame) -> None:
             nonlocal has_header
-            table.to_csv(unfinished, header=not has_header, index=False)
+            _escape_formulas(table).to_csv(unfinished, header=not has_header, index=False)
             has_header = True
 
         def write_parquet(table: pd.DataFrame) -> None:

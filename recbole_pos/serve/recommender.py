@@ -29,15 +29,13 @@ from recbole_pos.experiment.run import (
     load,
     load_without_data,
 )
-from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.layers.catalogue import Choice, Scores, products
 from recbole_pos.model.recbole_models import reads_users
-from recbole_pos.serve.choice import make_choice, require_k
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
-from recbole_pos.serve.fitted import FittedModel, find_run_folder
+from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer, find_best_items, to_columns
-from recbole_pos.serve.undo import undone_on_error
-from recbole_pos.values import SECONDS, listed, read_names, shown, suggest
+from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
+from recbole_pos.values import SECONDS, listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -210,8 +208,9 @@ class Recommender(FittedModel):
             histories: for each person a list of items, oldest first, or a mapping with ``items``
                 and optionally ``id``, ``times`` and ``at`` (in the unit of the time field, ISO 8601
                 or dates, in UTC without a zone), ``events`` and ``user`` (``event_features`` by
-                field, one value per item, and ``user_features``); a Series of lists, by id; a
-                DataFrame or an Arrow table with such columns.
+                field, one value per item, and ``user_features``), ``allowed`` and ``excluded`` (as
+                below, for this person only); a Series of lists, by id; a DataFrame or an Arrow
+                table with such columns.
             k: items per person; fewer if fewer are left to recommend.
             exclude_seen: whether items of the history are excluded; by default as in evaluation.
             allowed: names of the items to choose from, such as those in stock; by default all.
@@ -355,16 +354,15 @@ class Recommender(FittedModel):
         allowed: Iterable[str | int] | None = None,
         excluded: Iterable[str | int] | None = None,
         boosts: Mapping[str, float] | None = None,
-        options: tuple[str, str] = ("allowed", "excluded"),
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are ignored.
 
         Raises:
-            UsageError: if no item is left, by the name in ``options``, or a boost is not a number.
+            UsageError: if no item is left, or a boost is not a number.
         """
         if allowed is None and excluded is None and boosts is None:
             return self._all_items
-        return make_choice(self.ids, allowed, excluded, boosts, options)
+        return make_choice(self.ids, allowed, excluded, boosts)
 
     @cached_property
     def _all_items(self) -> Choice:
@@ -379,7 +377,7 @@ class Recommender(FittedModel):
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
-            row, rank, item, score = self.rank_items(pool, k, exclude_seen, choice)
+            row, rank, item, score = self.rank_items(pool, k, hides_seen, choice)
             table = pd.DataFrame(
                 {
                     "id": np.array(pool.ids, dtype=object)[row],
@@ -397,42 +395,51 @@ class Recommender(FittedModel):
     def require_id(self, name: str) -> int:
         """Return the id of an item; raise a UsageError if it is not known."""
         if name not in self.ids:
-            raise UsageError(f"item {shown(name)} is not known{suggest(name, self.ids)}")
+            raise UsageError(f"item {shown(name)} is not known")
         return self.ids[name]
 
     @torch.inference_mode()
     def rank_items(
-        self, histories: Histories, k: int, exclude_seen: bool | None, choice: Choice
+        self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
         """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
         k = require_k(k)
-        hides_seen = self.hides_seen(exclude_seen)
-        by_length = histories.lengths.argsort(kind="stable")
-        num_empty = int((histories.lengths == 0).sum())
-        empty, not_empty = np.split(by_length, [num_empty])
+        by_length = histories.lengths.argsort(kind="stable")  # batches with little padding
+        empty, not_empty = np.split(by_length, [np.count_nonzero(histories.lengths == 0)])
         empty = np.array([row for row in empty if row not in histories.errors], np.int64)
+
         parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
-        if len(empty):  # all get the most popular items
-            best = find_best_items(lambda ids: self.popularity[ids][None], Choice(choice.items), k)
-            score, item = (np.repeat(x, len(empty), 0) for x in best)
+        most_popular = Choice(choice.items)  # boosts are for scores of the model
+        if len(empty) and histories.allowed is None and histories.excluded is None:
+            best = find_best_items(
+                self._score_by_popularity(histories.select(empty[:1])), most_popular, k
+            )
+            score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
             parts.append(to_columns(histories.ids, empty, score, item))
-        for start in range(0, len(not_empty), BATCH):
-            rows = not_empty[start : start + BATCH]
-            batch = histories.select(rows)
-            barred = batch.list_pairs() if hides_seen else None
-            best = find_best_items(self.scorer.make_scores(batch), choice, k, barred)
-            parts.append(to_columns(histories.ids, rows, *best))
+            empty = empty[:0]
+        for rows, ranked, make_scores in (
+            (empty, most_popular, self._score_by_popularity),
+            (not_empty, choice, self.scorer.make_scores),
+        ):
+            for start in range(0, len(rows), BATCH):
+                batch_rows = rows[start : start + BATCH]
+                batch = histories.select(batch_rows)
+                scores = batch.restrict(make_scores(batch))
+                best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
+                parts.append(to_columns(histories.ids, batch_rows, *best))
         row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
+
+    def _score_by_popularity(self, histories: Histories) -> Scores:
+        """Return a function from item ids [c] to scores [b, c], the same after all b histories."""
+        return lambda ids: self.popularity[ids].repeat(len(histories), 1)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
         """Return whether seen items are excluded: as requested, or by default as in evaluation."""
         if exclude_seen is None:
             return masks_history(self.config)
-        if exclude_seen not in (True, False):
-            raise UsageError(f"exclude_seen: expected True or False, found {shown(exclude_seen)}")
-        return bool(exclude_seen)
+        return exclude_seen
 
     @torch.inference_mode()
     def explain(
@@ -476,15 +483,12 @@ class Recommender(FittedModel):
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
-        choice = self.choose_items()
+        choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
         if items is None:
-            item = self.rank_items(packed, k, exclude_seen, choice)[2]
+            _, _, item, _ = self.rank_items(packed, k, hides_seen, choice)
         else:
             ids = map(self.require_id, dict.fromkeys(read_names(items, "items")))
             item = np.fromiter(ids, dtype=np.int64)
-        if not len(item):
-            raise UsageError("items: none to explain")
-        hides_seen = self.hides_seen(exclude_seen)
         seen_items = item[np.isin(item, packed.items)]
         if hides_seen and len(seen_items):
             raise UsageError(

@@ -1,9 +1,14 @@
-"""From packed histories to scores: the one place where serving calls models."""
+"""From packed histories to ranked items: the one place where serving calls models.
+
+:class:`Histories` are arrays, :class:`Scorer` scores items after them, ``make_choice`` says which
+items may be recommended, and ``find_best_items`` ranks them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +17,7 @@ from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.batch import map_tensors
+from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import (
     Choice,
@@ -21,10 +27,251 @@ from recbole_pos.layers.catalogue import (
     score_parts,
     select_best,
 )
+from recbole_pos.layers.features import Features
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.serve.histories import Fields, Histories, TokenIds
-from recbole_pos.serve.token_lists import fit_tables, pad_lists
-from recbole_pos.values import Options, shown
+from recbole_pos.values import Options, is_number, is_whole, read_names, shown
+
+LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
+
+
+class TokenIds(NamedTuple):
+    """Ids of a token field by name, and whether each of its values is a list of names."""
+
+    ids: Mapping[str, int]
+    is_list: bool
+
+
+# by table (events or user) and field; None for a field of numbers
+Fields = Mapping[str, Mapping[str, TokenIds | None]]
+NO_FIELDS: Fields = {"events": {}, "user": {}}
+
+
+class TokenLists:
+    """The lists of n values, such as the tags of interactions, as short as they are in a request.
+
+    A table of them has the width of the longest one in all rows, so lists become a table only for
+    histories that are scored at once, cut to what the model reads.
+
+    Args:
+        ids: [m] int64 ids of tokens, list after list.
+        lengths: [n] int64 number of tokens of each list.
+    """
+
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        self.ids, self.lengths = ids, lengths
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[int]]) -> TokenLists:
+        """Return lists [n] of ids as one array."""
+        ids = np.array([token_id for row in lists for token_id in row], dtype=np.int64)
+        return cls(ids, np.array([len(row) for row in lists], dtype=np.int64))
+
+    def __getitem__(self, index: Tensor) -> TokenLists:
+        """Return the lists at ``index`` [k], in its order."""
+        start = np.cumsum(self.lengths) - self.lengths
+        lengths = self.lengths[index.numpy()]
+        return TokenLists(self.ids[gather_index(start[index.numpy()], lengths)], lengths)
+
+    def list_pairs(self) -> tuple[Tensor, Tensor]:
+        """Return the number of the list [m] and the id [m] of each token."""
+        return torch.repeat_interleave(torch.from_numpy(self.lengths)), torch.from_numpy(self.ids)
+
+    def pad(self) -> Tensor:
+        """Return the ids as a table [n, longest list] int64, padded with 0, at least one wide."""
+        width = int(self.lengths.max(initial=1))
+        table = np.zeros((len(self.lengths), width), dtype=np.int64)
+        is_token = np.arange(width) < self.lengths[:, None]
+        table[is_token] = self.ids
+        return torch.from_numpy(table)
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Packed histories of b users, with m interactions of known items in all.
+
+    Attributes:
+        ids: [b] names of the histories; by default numbers from 0.
+        items: [m] int64 item ids, history by history, oldest first.
+        lengths: [b] int64 number of known items of each history; may be 0.
+        times: [m] float64 in the unit of the time field, or None.
+        unknown: [b] int64 number of unknown items of each history.
+        users: [b] int64 user ids, where the histories are those of users in the dataset.
+        at: [b] float64 times of the requests, NaN where one is missing; None if all are.
+        features: features of the interactions and users.
+        allowed: [b] lists of the only items that each history may get, each after the id 0; an
+            empty list allows all items. None if all are empty.
+        excluded: [b] lists of items that each history may not get; None if all are empty.
+        errors: index of a history -> why it gets no answer; it has no interactions here.
+    """
+
+    ids: list[Any]
+    items: np.ndarray
+    lengths: np.ndarray
+    times: np.ndarray | None
+    unknown: np.ndarray
+    users: np.ndarray | None = None
+    at: np.ndarray | None = None
+    features: Features = field(default_factory=Features)
+    allowed: TokenLists | None = None
+    excluded: TokenLists | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def pack(
+        cls,
+        ids: list[Any],
+        items: np.ndarray,
+        lengths: np.ndarray,
+        times: np.ndarray | None,
+        at: np.ndarray | None,
+        features: Features,
+    ) -> Histories:
+        """Return histories sorted by time, ties in their order, without unknown items (id 0).
+
+        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
+        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
+        item lacks one.
+        """
+        row = np.repeat(np.arange(len(ids)), lengths)
+        order = np.arange(len(items)) if times is None else np.lexsort((times, row))
+        order = order[items[order] > 0]
+        num_known = np.bincount(row[order], minlength=len(ids))
+        times = None if times is None or np.isnan(times[order]).any() else times[order]
+        at = None if at is None or np.isnan(at).all() else at
+        index = torch.from_numpy(order)
+        features = features.map(lambda x: x[index])
+        return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
+
+    @property
+    def newest(self) -> np.ndarray:
+        """Time of the newest interaction of each history [b]; -inf where there is none."""
+        newest = np.full(len(self), -np.inf)
+        if self.times is not None:
+            not_empty = np.flatnonzero(self.lengths)
+            newest[not_empty] = self.times[np.cumsum(self.lengths)[not_empty] - 1]
+        return newest
+
+    def refuse(self, errors: Mapping[int, str]) -> Histories:
+        """Return the histories with further ``errors``, by index; those have no interactions then.
+
+        Raises:
+            UsageError: if no other history is left, with the first error.
+        """
+        if not errors:
+            return self
+        errors = {**self.errors, **errors}
+        if len(errors) == len(self):
+            raise UsageError(next(iter(errors.values())))
+        lengths = self.lengths.copy()
+        lengths[list(errors)] = 0
+        index = np.flatnonzero(np.repeat(lengths, self.lengths))
+        return replace(self._take_interactions(index, lengths), errors=errors)
+
+    def with_request_time(self, default: float | np.ndarray) -> Histories:
+        """Return the histories with ``default`` (one, or [b]) as the time of requests without one.
+
+        A history that is requested before its newest interaction is an error of its own.
+        """
+        at = np.full(len(self), np.nan) if self.at is None else self.at
+        at, newest = np.where(np.isnan(at), default, at), self.newest
+        errors = {
+            row: f"at: the history {shown(self.ids[row])} asks at {at[row]:.15g}, before its "
+            f"newest interaction at {newest[row]:.15g}; give a later time"
+            for row in np.flatnonzero(at < newest).tolist()
+        }
+        return replace(self.refuse(errors), at=at)
+
+    def require_before(self, latest: float, unit: str) -> None:
+        """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
+        for name, times in (("times", self.times), ("at", self.at)):
+            if times is not None and len(times) and (newest := np.nanmax(times)) > latest:
+                raise UsageError(
+                    f"{name}: {newest:.15g} is in no year that can be meant: the time field counts "
+                    f"{unit} since 1970"
+                )
+
+    def select(self, rows: np.ndarray) -> Histories:
+        """Return the histories of the given rows [r], in the order of ``rows``."""
+        start = (np.cumsum(self.lengths) - self.lengths)[rows]
+        lengths = self.lengths[rows]
+        selected = self._take_interactions(gather_index(start, lengths), lengths)
+        row_index = torch.from_numpy(rows)
+        return replace(
+            selected,
+            ids=[self.ids[row] for row in rows],
+            unknown=self.unknown[rows],
+            users=None if self.users is None else self.users[rows],
+            at=None if self.at is None else self.at[rows],
+            errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
+            features=selected.features.map(lambda x: x, lambda x: x[row_index]),
+            allowed=None if self.allowed is None else self.allowed[row_index],
+            excluded=None if self.excluded is None else self.excluded[row_index],
+        )
+
+    def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
+        """Return row [p] and item id [p] of pairs that are not recommended.
+
+        They are the excluded items of each history and, with ``hides_seen``, its own.
+        """
+        lists = [self.excluded] if self.excluded is not None else []
+        lists += [TokenLists(self.items, self.lengths)] if hides_seen else []
+        pairs = [one.list_pairs() for one in lists] or [TokenLists.from_lists([]).list_pairs()]
+        rows, items = zip(*pairs, strict=True)
+        return torch.cat(rows), torch.cat(items)
+
+    def restrict(self, scores: Scores) -> Scores:
+        """Return a function of ascending ids like ``scores``, -inf for items not ``allowed``.
+
+        For two histories, of which only the second may get nothing but the item 3, the scores of
+        the items [2, 3] are [[5, 6], [7, 8]] before and [[5, 6], [-inf, 8]] after.
+        """
+        if self.allowed is None:
+            return scores
+        rows, allowed_ids = self.allowed.list_pairs()
+        is_free = torch.from_numpy(self.allowed.lengths == 0)
+
+        def restricted_scores(ids: Tensor) -> Tensor:
+            column = torch.searchsorted(ids, allowed_ids).clamp_(max=len(ids) - 1)
+            is_here = ids[column] == allowed_ids
+            is_allowed = is_free[:, None].repeat(1, len(ids))
+            is_allowed[rows[is_here], column[is_here]] = True
+            return scores(ids).masked_fill(~is_allowed, -torch.inf)
+
+        return restricted_scores
+
+    def keep_newest(self, limit: int) -> Histories:
+        """Return the histories cut to their ``limit`` newest interactions."""
+        index = np.flatnonzero(self._count_steps_back() <= limit)
+        return self._take_interactions(index, np.minimum(self.lengths, limit))
+
+    def leave_out(self, steps_back: np.ndarray) -> Histories:
+        """Return each history without its ``steps_back``-th newest interaction ([b], 0 for none).
+
+        The other interactions keep their times.
+        """
+        index = np.flatnonzero(self._count_steps_back() != np.repeat(steps_back, self.lengths))
+        return self._take_interactions(index, self.lengths - (steps_back > 0))
+
+    def _count_steps_back(self) -> np.ndarray:
+        """Return the position [m] of each interaction from the end of its history, from 1."""
+        return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
+
+    def _take_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
+        """Return the histories with only the interactions at ``index``, ``lengths`` [b] of each."""
+        times = None if self.times is None else self.times[index]
+        tensor_index = torch.from_numpy(index)
+        features = self.features.map(lambda x: x[tensor_index])
+        return replace(
+            self, items=self.items[index], lengths=lengths, times=times, features=features
+        )
+
+
+def pad_lists(column: Tensor | TokenLists) -> Tensor:
+    """Return the values of a field as a tensor; lists are padded."""
+    return column.pad() if isinstance(column, TokenLists) else column
 
 
 class Scorer:
@@ -60,17 +307,14 @@ class Scorer:
 
     def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
         """Return the fields that histories may have, given the names by id of token fields."""
-
-        def find_tokens(name: str, embed: Any) -> TokenIds | None:
-            if embed.numeric:
-                return None
-            ids = {token: i for i, token in enumerate(tokens[name])}
-            return TokenIds(ids, bool(embed.is_list))
-
-        return {
-            table: {name: find_tokens(name, embed) for name, embed in embeds.items()}
-            for table, embeds in self.fields.items()
-        }
+        fields: dict[str, dict[str, TokenIds | None]] = {}
+        for table, embeds in self.fields.items():
+            fields[table] = dict.fromkeys(embeds)  # None: numbers
+            for name, embed in embeds.items():
+                if not embed.numeric:
+                    ids = {token: i for i, token in enumerate(tokens[name])}
+                    fields[table][name] = TokenIds(ids, bool(embed.is_list))
+        return fields
 
     def require_vectors(self) -> Tensor:
         """Return ``vectors``; raise a UsageError if the model has none."""
@@ -86,13 +330,7 @@ class Scorer:
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
-        try:
-            found = self.model.full_sort_predict(self.make_rows(histories))
-        except NotImplementedError as error:  # RecBole evaluates such a model by ``predict``
-            raise UsageError(
-                f"{self.config['model']} has no full_sort_predict, the scores of all items, by "
-                "which items are recommended; define it"
-            ) from error
+        found = self.model.full_sort_predict(self.make_rows(histories))
         scores = require_scores(found, len(histories), self.num_items, self.model).cpu()
         return lambda items: scores[:, items]
 
@@ -101,9 +339,6 @@ class Scorer:
         if self.model.needs_events and histories.users is not None:
             return self.model.after_users(histories.users)
         histories = self.drop_unread(histories)
-        if len(histories) > 1 and not fit_tables(histories.features):
-            halves = np.array_split(np.arange(len(histories)), 2)
-            return torch.cat([self.encode(histories.select(rows)) for rows in halves])
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
         arrays = (histories.items, histories.lengths, times, at)
@@ -175,3 +410,47 @@ def to_columns(
         )
     index, column = np.nonzero(score > -np.inf)
     return rows[index], column + 1, item[index, column], score[index, column]
+
+
+def make_choice(
+    ids: Mapping[str, int],
+    allowed: Iterable[str | int] | None,
+    excluded: Iterable[str | int] | None,
+    boosts: Mapping[str, float] | None,
+) -> Choice:
+    """Return the items that may be recommended and their boosts; unknown names are ignored.
+
+    Args:
+        ids: id of each item by name, from 1.
+        allowed, excluded, boosts: see :meth:`Recommender.recommend`.
+
+    Raises:
+        UsageError: if no item is left, or a boost is not a number.
+    """
+    is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
+    is_allowed[1:] = allowed is None
+    if allowed is not None:
+        is_allowed[[ids[name] for name in read_names(allowed, "allowed") if name in ids]] = True
+    if excluded is not None:
+        is_allowed[[ids[name] for name in read_names(excluded, "excluded") if name in ids]] = False
+    items = is_allowed.nonzero()[:, 0]
+    if not len(items):
+        raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
+    return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
+
+
+def require_k(k: int) -> int:
+    """Return k as an int; raise a UsageError unless it is a whole number, at least 1."""
+    if not (is_whole(k) and k >= 1):
+        raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
+    return int(k)
+
+
+def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:
+    """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
+    bonus = torch.zeros(len(ids) + 1)
+    for name, boost in boosts.items():
+        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
+            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+        bonus[ids.get(str(name), 0)] = float(boost)
+    return bonus

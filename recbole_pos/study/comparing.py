@@ -24,7 +24,7 @@ from recbole_pos.config.arguments import (
 )
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
-from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
+from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
 from recbole_pos.data.item_vectors import open_files
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
 from recbole_pos.data.windows import describe_candidates

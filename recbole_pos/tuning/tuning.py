@@ -18,7 +18,7 @@ from ray.tune.schedulers import ASHAScheduler
 from recbole_pos.config.arguments import SearchArguments, split_keywords
 from recbole_pos.config.plugins import allow, pack
 from recbole_pos.config.posconfig import PLUGINS
-from recbole_pos.conversion.frames import find_folder_beside, warn_if_temporary
+from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
