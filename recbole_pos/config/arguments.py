@@ -67,7 +67,7 @@ class ClusterArguments:
     """Where the trainings of a search or of a study run."""
 
     max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
-    address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (this machine)")
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
     gpus_per_trial: float | None = _arg(
         None, "GPUs of a training; 0.5 shares one (1 where there is one)", "N"
