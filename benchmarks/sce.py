@@ -22,10 +22,9 @@ from torch.nn import functional as F
 
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.layers.item_table import kept_gradient
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.row_gradients import kept_gradient
-from recbole_pos.layers.sampled import SampledLoss
-from recbole_pos.layers.sce import scalable_cross_entropy
+from recbole_pos.layers.sampled import SampledLoss, scalable_cross_entropy
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 ITEMS, D, POSITIONS, ROUNDS = 500_000, 64, 2_000, 2

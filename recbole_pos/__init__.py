@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from recbole_pos.experiment.fine_tune import update as update
     from recbole_pos.experiment.result import Result as Result
     from recbole_pos.experiment.run import run as run
-    from recbole_pos.layers.context import SequenceContext as SequenceContext
     from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
     from recbole_pos.layers.hooks import InputPosition as InputPosition
+    from recbole_pos.layers.sequence_batch import SequenceBatch as SequenceBatch
     from recbole_pos.model.base import PosRecommender as PosRecommender
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
@@ -55,7 +55,7 @@ _MODULES = {
     "recommend": "recbole_pos.serve.recommend",
     "Recommender": "recbole_pos.serve.recommender",
     **dict.fromkeys(("AttentionPosition", "InputPosition"), "recbole_pos.layers.hooks"),
-    "SequenceContext": "recbole_pos.layers.context",
+    "SequenceBatch": "recbole_pos.layers.sequence_batch",
     "PosRecommender": "recbole_pos.model.base",
     "register_metric": "recbole_pos.config.metrics",
     "register_model": "recbole_pos.model.models",

@@ -66,6 +66,7 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     if not is_special:
         with suppress(OSError):  # there is no former file, or the file system has no permissions
             shutil.copymode(target, unfinished)
+
     buffered = io.BufferedWriter(raw)
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard
 from uuid import UUID
 
 from recbole_pos.errors import UsageError
@@ -21,7 +20,6 @@ SECONDS = {
     **{"nanoseconds": 1e-9, "microseconds": 1e-6, "milliseconds": 1e-3},
     **{"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0},
 }
-Arguments = TypeVar("Arguments", bound=Any)  # a dataclass
 
 
 class Options(Protocol):
@@ -44,17 +42,6 @@ def is_number(value: Any) -> bool:
 def is_whole(value: Any) -> TypeGuard[int]:
     """Return whether a value is an int, one of numpy included, and not a boolean."""
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def use_plain_numbers(args: Arguments) -> Arguments:
-    """Return arguments with numbers of numpy replaced by Python's, which json and yaml can hold."""
-    values = ((field.name, getattr(args, field.name)) for field in dataclasses.fields(args))
-    numbers: dict[str, Any] = {
-        name: value.item()
-        for name, value in values
-        if isinstance(value, Real) and hasattr(value, "item")
-    }
-    return dataclasses.replace(args, **numbers)
 
 
 def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -26,9 +26,10 @@ class TinyGRU(recbole_pos.PosRecommender):
         self.back = nn.Linear(d * config["gru_width"], d)
         self.init_weights()
 
-    def encode(self, items, ctx):
-        x = ctx.pad(self.item_embedding(items), "start").transpose(0, 1)
-        return self.back(ctx.unpad(self.gru(x)[0].transpose(0, 1), "start"))
+    def encode(self, batch):
+        x = batch.pad(self.item_embedding(batch.items), "start").transpose(0, 1)
+        states = self.back(batch.unpad(self.gru(x)[0].transpose(0, 1), "start"))
+        return batch.take_queries(states)
 
 
 class Markov(SequentialRecommender):

@@ -8,13 +8,12 @@ import reference
 import torch
 from torch import Tensor
 
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerEncoder
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout, masked_attention
+from recbole_pos.layers.forward import BlockOptions, MultiHeadAttention, TransformerEncoder
+from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, replaces_attention
-from recbole_pos.model.sasrec import BLOCKS
-from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import Compose
+from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.position.build import Compose, build_schemes
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
 
@@ -66,20 +65,23 @@ def times_of(lengths: list[int]) -> Tensor:
 
 def context(
     lengths: list[int] = LENGTHS, n: int = N, times: Tensor | None = None, at: Tensor | None = None
-) -> SequenceContext:
+) -> SequenceBatch:
     times = times_of(lengths) if times is None else times
     items = torch.arange(sum(lengths)) % ITEMS
-    return SequenceContext.from_lengths(torch.tensor(lengths), n, times, items, at=at)
+    return SequenceBatch.from_lengths(items, torch.tensor(lengths), n, times=times, at=at)
 
 
 def attend(
-    position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceContext | None = None
+    position: AttentionPosition, q: Tensor, k: Tensor, v: Tensor, ctx: SequenceBatch | None = None
 ) -> Tensor:
     """[m, h, e] what attention gives before its output layer."""
     ctx = ctx or context()
     out = position.attend(q, k, v, ctx, Dropout(0.0))
     layer = MultiHeadAttention(block(n_heads=q.size(1)), position)
-    return layer._attend(q, k, v, ctx) if out is None else out
+    if out is not None:
+        return out
+    block_out = masked_attention(*layer.apply_hooks(q, k, v, ctx), ctx, True, Dropout(0.0))
+    return ctx.unpad(block_out.transpose(1, 2), "start")
 
 
 def block(**changes: Any) -> BlockOptions:
@@ -115,7 +117,7 @@ def composed(
     return position, options
 
 
-def heads_of(ctx: SequenceContext, heads: int) -> list[tuple[slice, reference.Head]]:
+def heads_of(ctx: SequenceBatch, heads: int) -> list[tuple[slice, reference.Head]]:
     """What the reference reads of every sequence and head, and its rows."""
     found = []
     for number, rows in enumerate(rows_of(ctx.lengths.tolist())):
@@ -139,8 +141,11 @@ class Stack(torch.nn.Module):
         options = {**defaults(*names), **options}
         schemes = build_schemes(names, dimensions, options, has_attention=True)
         self.needs_time, self.first = schemes.needs_time, schemes.input
-        self.layers = TransformerEncoder(block(norm=norm), 2, schemes.attention, BLOCKS[kind])
+        options = block(norm=norm)
+        self.layers = TransformerEncoder(
+            BLOCKS[kind](options, schemes.attention()) for _ in range(2)
+        )
         shake(self)
 
-    def forward(self, x: Tensor, ctx: SequenceContext, positions: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, ctx: SequenceBatch, positions: Tensor | None = None) -> Tensor:
         return self.layers(self.first(x, ctx), ctx, positions)

@@ -170,13 +170,12 @@ def all_windows(made: Experiment) -> PackedSequences:
     """Every training window of the shop as one batch."""
     loader = made.trainer.training_loader(made.loaders["train"])
     batch = loader.gather(np.concatenate(loader._get_batches()))
-    source = np.ones(len(batch.log_rows), dtype=bool)
-    if batch.positions is not None:
-        source[:] = False
-        source[batch.positions] = True
-    return made.model.lookup.pack_windows(
-        batch.log_rows.numpy(), batch.lengths.numpy(), source, made.model.linked
-    )
+    return made.model.locate(batch)
+
+
+def encode(model: Any, rows: PackedSequences) -> torch.Tensor:
+    """The states [m, d] of packed rows that read each other."""
+    return model.encode(model.gather(rows, None, model.lookup))
 
 
 def places(rows: PackedSequences) -> np.ndarray:

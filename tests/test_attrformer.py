@@ -12,8 +12,8 @@ import torch
 from shop import (
     RELATIONS,
     SIZES,
-    Cells,
     all_windows,
+    encode,
     find,
     open_shop,
     places,
@@ -28,8 +28,8 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.layers.relations import SparseProduct
 from recbole_pos.model import attrformer
+from recbole_pos.relations.lookup import SparseProduct
 from recbole_pos.relations.search import Edges
 from recbole_pos.serve.recommender import Growth, Recommender
 
@@ -117,7 +117,7 @@ def test_every_layer_equals_the_equations(
             smooth = smoothed(users, own, update == "replace", x)
             x = x + layer.user_gate * smooth if update == "gated" else smooth
     want = reference.layer_norm(x, model.LayerNorm)
-    torch.testing.assert_close(model.encode_packed(rows, None), want, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(encode(model, rows), want, rtol=1e-9, atol=1e-9)
 
 
 def test_sparse_equals_dense(double) -> None:
@@ -146,7 +146,7 @@ def test_the_loss_of_a_batch_is_equation_17(folder: Path, double) -> None:
         same = [e for e in ahead if users[e] == users[event] and part[e] == TRAIN]
         futures.append([int(log.items[e]) for e in same])
     assert {len(future) for future in futures} == {1, 2, 3}
-    hidden = model.encode_packed(all_windows(made), None)
+    hidden = encode(model, all_windows(made))
     want = reference.posterior(
         hidden, model.item_embedding.weight, futures, [1.0, 0.25, 0.25], counts, 0.5
     )
@@ -196,26 +196,6 @@ def test_relations_of_a_batch(folder: Path) -> None:
         assert layer.user_gate is None or layer.user_gate == 0  # and without other users
 
 
-def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) -> None:
-    """Section 3.1.3: by every later event of another user of the country, in any window."""
-    made = open_shop(folder, relations=["country"], top_k=1000)
-    rows, cells = all_windows(made), Cells(made.dataset, tables())
-    order, _, users = find(made.model, rows)
-    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
-    events = range(len(place))
-    want = {
-        (i, j)
-        for i in events
-        for j in events
-        if order.user[i] != order.user[j] and place[i] == place[j]
-        if country[i] == country[j] is not None and order.rank[j] < order.rank[i]
-    }
-    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
-    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
-    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
-    assert any(left[i] != left[j] for i, j in want)  # from the newest event they would be others
-
-
 def test_every_parameter_has_a_gradient(folder: Path) -> None:
     """Whatever prediction reads, training reads relations; as with ``enable_amp``."""
     made = open_shop(folder, **PLAIN, inference_relations="none")
@@ -241,7 +221,7 @@ def test_an_event_in_several_rows_is_read_once(folder: Path, monkeypatch, option
     for batch in made.loaders["train"]:
         loss(batch)
         if options is SLIDING:
-            target = batch.log_rows[batch.positions].numpy() + 1
+            target = batch.log_rows[batch.queries].numpy() + 1
             assert (lookup.items[target] == batch.targets.numpy()).all()
     read = np.concatenate([rows.events[rows.is_source] for rows in seen])
     every = np.concatenate([rows.events for rows in seen])
@@ -296,8 +276,8 @@ def test_long_histories_are_predicted_part_by_part(folder: Path, monkeypatch) ->
     """With the same neighbours, so nothing changes."""
     made = open_shop(folder, inference_relations="batch")
     model, seen = shaken(made), []
-    states = model.encode_packed
-    monkeypatch.setattr(model, "encode_packed", lambda r, *a: seen.append(r) or states(r, *a))
+    gather = model.gather
+    monkeypatch.setattr(model, "gather", lambda r, *a: seen.append(r) or gather(r, *a))
     rows = made.loaders["test"]._dataset[list(range(6))]
     with torch.no_grad():
         whole = model.compute_states(rows)
@@ -319,7 +299,7 @@ def test_given_histories_are_read_as_those_of_the_log(folder: Path, double) -> N
         lengths = lookup.ranks[target]
         events = np.concatenate([np.arange(t - n, t) for t, n in zip(target, lengths, strict=True)])
         times, items = map(torch.from_numpy, (lookup.times[events], lookup.items[events]))
-        found = model.after(items, torch.from_numpy(lengths), times)
+        found = model.encode(model.make_batch(items, torch.from_numpy(lengths), times))
         same = torch.isclose(found, model.compute_states(rows), rtol=1e-9, atol=1e-9).all()
         assert found.isfinite().all() and same == (relations is not RELATIONS)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from recbole.data.interaction import Interaction
-from shop import all_windows, open_shop, shaken, tables, write
+from shop import all_windows, encode, open_shop, shaken, tables, write
 from torch import Tensor
 
 from recbole_pos.data.splits import TEST, TRAIN
@@ -39,7 +39,7 @@ def influence(model, rows: PackedSequences) -> np.ndarray:
     """[m, m] bool: the state at the row has a gradient to the input of the column."""
     leaf = torch.randn(len(rows.events), model.item_embedding.weight.size(1), requires_grad=True)
     model.item_embedding.forward = lambda items: leaf
-    hidden = model.encode_packed(rows, None)
+    hidden = encode(model, rows)
     del model.item_embedding.forward
     seen = []
     for i in range(len(hidden)):
@@ -96,14 +96,14 @@ def test_changing_what_comes_later_changes_nothing_before_it(folder: Path, clock
     users, counts = np.unique(order.user, return_counts=True)
     rng, changed_others = np.random.default_rng(0), 0
     with torch.inference_mode():
-        want = model.encode_packed(rows, None)
+        want = encode(model, rows)
         for user in users[counts >= 4]:
             own = np.flatnonzero(order.user == user)
             cut = own[len(own) // 2]
             future = rows.events[own[own >= cut]]
             kept = lookup.items[future]
             lookup.items[future] = rng.integers(1, model.n_items, len(future))
-            got = model.encode_packed(rows, None)
+            got = encode(model, rows)
             lookup.items[future] = kept
             before = np.zeros(len(order), dtype=bool)
             before[own[own < cut]] = True
@@ -243,7 +243,10 @@ def test_rows_of_training_targets_read_each_other_as_in_training(folder: Path) -
     user = np.flatnonzero(lookup.train_end - lookup.offsets[:-1] >= 6)[0]
     at = torch.tensor([lookup.offsets[user] + 3, held])
     lengths = torch.from_numpy(lookup.ranks[at]).clamp(max=made.model.max_seq_length)
-    rows = Interaction({TARGET_EVENT: at, made.model.ITEM_SEQ_LEN: lengths})
+    columns = {TARGET_EVENT: at, model.ITEM_SEQ_LEN: lengths}
+    columns[model.ITEM_SEQ] = torch.ones(2, model.max_seq_length, dtype=torch.int64)  # not read
+    columns[model.ITEM_ID] = torch.ones(2, dtype=torch.int64)
+    rows = Interaction(columns)
     for model.seed in range(8):  # several clocks
         rows_that_move(model, rows, range(1), later)
 

@@ -25,7 +25,6 @@ from recbole_pos.errors import RunWarning, StorageError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result
-from recbole_pos.layers.context import SequenceContext
 
 SIZE = 5
 USES = ("add", "replace")
@@ -206,9 +205,7 @@ def test_an_item_is_what_the_formula_says(
     torch.testing.assert_close(model.predict(rows), score)
     batch = next(iter(made.loaders["train"]))
     loss = model.window_loss(batch)
-    ctx = SequenceContext.from_lengths(batch.lengths, model.max_seq_length, None, batch.items)
-    hidden = model.query_states(batch.items, ctx, batch.positions)
-    logits = (hidden @ model.item_vectors().T)[:, 1:]
+    logits = (model.encode(batch) @ model.item_vectors().T)[:, 1:]
     logits[:, torch.from_numpy(made.dataset.popularity[1:] == 0)] = -torch.inf
     plain = torch.nn.functional.cross_entropy(logits, batch.targets - 1)
     torch.testing.assert_close(loss, plain)

@@ -226,7 +226,7 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
                 found = getattr(other, name)
                 assert isinstance(found, Far) == isinstance(want, torch.Tensor)
                 assert torch.equal(found.cpu(), want) if isinstance(found, Far) else found == want
-        assert any(batch.positions is not None for batch in near) == bool(options)
+        assert any(batch.queries is not None for batch in near) == bool(options)
         fresh = make_training_loader(
             made.config, made.loaders["train"]._dataset, made.trainer.adapter.requirements()
         )

@@ -229,11 +229,11 @@ def test_models_that_cannot_be_exported(experiment: Any) -> None:
     class Counting(PosRecommender):
         defaults = {"hidden_size": 16}
 
-        def encode(self, items: torch.Tensor, ctx: Any) -> torch.Tensor:
-            return self.item_embedding(items) * len(items.unique())
+        def encode(self, batch: Any) -> torch.Tensor:
+            return self.item_embedding(batch.items) * len(batch.items.unique())
 
     recbole_pos.register_model(Counting)
-    recbole_pos.register_model(type("Overriding", (Counting,), {"forward": lambda *_: None}))
+    recbole_pos.register_model(type("Overriding", (Counting,), {"compute_states": lambda *_: None}))
     other_layers = "cannot be exported: a program reads one history by the plugin's layers"
     refusals = dict.fromkeys(("SASRec", "AttrFormer", "PosRec", "Overriding"), other_layers)
     refusals["Counting"] = "Counting cannot be exported: torch.export refuses it: "

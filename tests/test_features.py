@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import read_result
-from recbole_pos.layers.context import PaddedContext, SequenceContext
+from recbole_pos.layers.sequence_batch import Features, PaddedBatch
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -169,9 +170,8 @@ def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusi
     loader = experiment.loaders["train"]
     numbers = np.concatenate(loader._get_batches())
     batch = in_float64(loader.gather(numbers))
-    ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=batch.features)
     with torch.no_grad():
-        items, found = model.item_embedding.vectors(), model.embed(batch.items, ctx)
+        items, found = model.item_embedding.vectors(), model.embed(batch)
     torch.testing.assert_close(items[1:], table[1:], rtol=1e-6, atol=1e-6)
     windows, events = loader.windows, model.event_features
     rows = [e for w in numbers for e in range(windows.start[w], windows.end[w])]
@@ -190,9 +190,7 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
     batch = loader.gather(np.array([int(loader.windows.lengths.argmax())]))
     stars = torch.arange(float(len(batch.items))).double().requires_grad_()
     batch.features.events["stars"] = stars
-    features = in_float64(batch.features)
-    ctx = SequenceContext.from_lengths(batch.lengths, 5, items=batch.items, features=features)
-    states = model.encode(batch.items, ctx)
+    states = model.encode(in_float64(batch))
     for k, state in enumerate(states):
         (slope,) = torch.autograd.grad(state.sum(), stars, retain_graph=True)
         assert (slope[: k + 1] != 0).all() and (slope[k + 1 :] == 0).all()
@@ -212,23 +210,19 @@ def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
     """Packed windows, RecBole's rows, a padded block; whatever stands behind."""
     experiment = made(augmentation="prefix")
     model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
-    wide = in_float64(model.pack_rows(rows))
+    wide, events = model.pack(rows), model.event_features
     with torch.no_grad():
-        known = model.encode_rows(rows)
+        known = model.encode(in_float64(wide))
         torch.testing.assert_close(model.compute_states(rows), known)
-        ctx = SequenceContext.from_lengths(
-            wide.lengths, 5, items=wide.items, features=wide.features
-        )
-        torch.testing.assert_close(model.states(wide.items, ctx, wide.positions), known)
         behind = rows["item_id_list"] == 0
-        features = model._read_features(rows).map(
+        columns = {name: rows[f"{name}_list"] for name in events.events}
+        features = Features(columns, {name: rows[name] for name in events.users}).map(
             lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
         )
-        padded = PaddedContext.from_rows(
+        padded = PaddedBatch.from_rows(
             rows["item_id_list"], rows["item_length"], 5, features=features
         )
-        found = model.states(padded.items, padded, padded.last)
-        torch.testing.assert_close(found, known)
+        torch.testing.assert_close(model.encode(padded), known)
 
 
 @pytest.mark.parametrize("model", ["PosRec", "FGNN", "PosSASRec"])
@@ -350,10 +344,7 @@ def test_a_history_has_the_same_scores_on_every_path(
         else:
             for numbers in loader._get_batches():
                 windows, batch = loader.windows, loader.gather(numbers)
-                ctx = SequenceContext.from_lengths(
-                    batch.lengths, 5, items=batch.items, features=batch.features
-                )
-                states = model.query_states(batch.items, ctx, None)
+                states = model.encode(replace(batch, queries=None))
                 pairs = zip(windows.start[numbers].tolist(), batch.lengths.tolist(), strict=True)
                 bounds = [(start, start + i) for start, n in pairs for i in range(1, n + 1)]
                 compare(states @ vectors.T, bounds)

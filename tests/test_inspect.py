@@ -18,7 +18,7 @@ from recbole_pos.inspect.attention import (
     find_attention_layers,
     inspect_attention,
 )
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 # --- averaged attention ---
 
@@ -35,8 +35,8 @@ def test_attention_maps_average_the_weights(experiment) -> None:
         for row, length in enumerate(batch[0][model.ITEM_SEQ_LEN].tolist()):
             if length >= newest:
                 items = batch[0][model.ITEM_SEQ][row][:length]
-                ctx = SequenceContext.from_lengths(torch.tensor([length]), 12)
-                weights = layer.weights(model.item_embedding(items), ctx)[0, 1].detach().numpy()
+                one = SequenceBatch.from_lengths(items, torch.tensor([length]), 12)
+                weights = layer.weights(model.item_embedding(items), one)[0, 1].detach().numpy()
                 total += weights[-newest:, -newest:]
                 count += 1
     assert [m.shape for m in found] == [(2, newest, newest)] * 2
@@ -92,11 +92,11 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
     for hook in hooks:
         hook.remove()
     inputs = compute_layer_inputs(model, layers, rows)
-    _, ctx = inputs[0]
-    assert ctx.relations.edges and len(inputs) == 3
+    _, batch = inputs[0]
+    assert batch.extras.edges and len(inputs) == 3
     assert all(torch.equal(found, want) for (found, _), want in zip(inputs, seen, strict=True))
-    want = [t for row in range(6) for t in rows["timestamp_list"][row, : ctx.lengths[row]].tolist()]
-    assert ctx.times.tolist() == want
+    is_real = torch.arange(rows["timestamp_list"].size(1)) < batch.lengths[:, None]
+    assert torch.equal(batch.times, rows["timestamp_list"][is_real])
 
 
 @torch.no_grad()
@@ -107,9 +107,9 @@ def test_a_history_does_not_depend_on_its_batch(folder: Path, double, inference:
     layers = find_attention_layers(model)
     rows = made.loaders["valid"]._dataset[np.arange(6)]
     together = compute_layer_inputs(model, layers, rows)
-    _, ctx = together[0]
-    assert (ctx.relations is None) == (inference == "none")
+    _, batch = together[0]
+    assert (batch.extras.heads is None) == (inference == "none")
     for row in range(6):
         alone = compute_layer_inputs(model, layers, rows[row : row + 1])
         for (x, _), (one, _) in zip(together, alone, strict=True):
-            torch.testing.assert_close(x[ctx.row == row], one)
+            torch.testing.assert_close(x[batch.row == row], one)

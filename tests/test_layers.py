@@ -16,14 +16,13 @@ from torch import Tensor
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
-from recbole_pos.layers.attention import MultiHeadAttention
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.gated_blocks import HSTULayer, PointwiseAttention
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.forward import MultiHeadAttention
+from recbole_pos.layers.gated_blocks import BLOCKS, PointwiseAttention
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
-from recbole_pos.model.sasrec import BLOCKS
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position import kernel
-from recbole_pos.position.compose import Compose
+from recbole_pos.position.build import Compose
 from recbole_pos.position.kernel import toeplitz_matrix, toeplitz_product
 from recbole_pos.position.schemes import SCHEMES
 
@@ -33,7 +32,7 @@ REPLACING = [n for n in ATTENTION if replaces_attention(SCHEMES[n])]
 
 
 def by_heads(
-    parts: list[Tensor], ctx: SequenceContext, heads: int, attention: Callable[..., Tensor]
+    parts: list[Tensor], ctx: SequenceBatch, heads: int, attention: Callable[..., Tensor]
 ) -> Tensor:
     """[m, d] the reference for every head of every sequence, of q, k and v [m, d]."""
     out = torch.zeros_like(parts[2])
@@ -47,7 +46,7 @@ def by_heads(
 @torch.no_grad()
 def test_hstu_block_equals_equations_1_to_3(names: list[str], heads: int) -> None:
     position, options = composed(names, heads, N, D, {})
-    layer, ctx, x = HSTULayer(block(n_heads=heads), position), context(), torch.randn(20, D)
+    layer, ctx, x = BLOCKS["hstu"](block(n_heads=heads), position), context(), torch.randn(20, D)
     shake(layer)
     attention = layer.multi_head_attention
     h, parts = attention.LayerNorm(x), position.parts()
@@ -93,12 +92,12 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
     for norm in ("pre", "post"):
         layer = MultiHeadAttention(block(norm=norm, output=False), position).eval()
         read = layer.LayerNorm(x) if norm == "pre" else x
-        mixed = layer.weights(x, ctx) @ layer._apply_hooks(*layer._project(read), ctx)[2]
+        mixed = layer.weights(x, ctx) @ layer.apply_hooks(*layer.project(read), ctx)[2]
         out = ctx.unpad(mixed.transpose(1, 2), "start").reshape(x.shape)
         torch.testing.assert_close(out, layer.attention(read, ctx))
     layer = PointwiseAttention(block(), position)
     query, key, value, gate = layer._project_gated(x)
-    mixed = layer.weights(x, ctx) @ layer._apply_hooks(query, key, value, ctx)[2]
+    mixed = layer.weights(x, ctx) @ layer.apply_hooks(query, key, value, ctx)[2]
     mixed = ctx.unpad(mixed.transpose(1, 2), "start").flatten(1)
     want = x + layer.dense(layer.gate_norm(mixed) * gate.flatten(1))
     torch.testing.assert_close(layer(x, ctx), want)
@@ -140,7 +139,7 @@ class _PlainBias(AttentionPosition):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(shape))
 
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, ctx: SequenceBatch) -> Tensor:
         return self.weight
 
 
@@ -161,16 +160,6 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
         torch.testing.assert_close(compute(elements), whole)
 
 
-@torch.no_grad()
-def test_a_scheme_without_projections_mixes_the_inputs() -> None:
-    position, _ = composed(["token_mixing"], 2, N, D, {})
-    layer, ctx = MultiHeadAttention(block(output=False), position).eval(), context()
-    x = torch.randn(sum(LENGTHS), D)
-    value = x.view(-1, 2, D // 2)
-    want = position.attend(None, None, value, ctx, layer.attn_dropout).flatten(1)
-    torch.testing.assert_close(layer.attention(x, ctx), want)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["nope", "t5", "hstu"])  # no bias, one for all, one a sequence
 @pytest.mark.parametrize("elements", [9 * 50, 9 * 50 - 1, 2 * 50])
@@ -186,7 +175,7 @@ def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool)
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
     normed = attention.LayerNorm(x) if attention.pre_norm else x
     out = attention.attention(normed, ctx)
-    value = attention._project(normed)[2]
+    value = attention.project(normed)[2]
     dropped = attention.weights(x, ctx) * kept / (1 - 102 / 256)  # 0.4 in 256ths
     mixed = dropped @ ctx.pad(value, "start").transpose(1, 2)
     want = attention.dense(ctx.unpad(mixed.transpose(1, 2), "start").flatten(1))
@@ -222,14 +211,6 @@ def test_dropout_keeps_the_expectation(p: float) -> None:
     kept = (out > 0).double().view(-1, 8)
     assert (torch.corrcoef(kept.T) - torch.eye(8)).abs().max() < 0.01
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
-
-
-def test_toeplitz_matrix() -> None:
-    """Weight i - j at [i, j]; zeros above the diagonal and past the band."""
-    for t, band in ((1, 1), (5, 2), (7, 7), (3, 9)):
-        weight = torch.randn(band)
-        for i, row in enumerate(toeplitz_matrix(weight, t).tolist()):
-            assert row == [weight[i - j] if 0 <= i - j < band else 0 for j in range(t)]
 
 
 @pytest.mark.parametrize("t", [33, 64, 101])

@@ -83,8 +83,8 @@ def test_a_folder_in_place_of_a_file(home: Path, suffix: str) -> None:
 class ReadsAll(recbole_pos.PosRecommender):
     """A custom model, which may read any field."""
 
-    def encode(self, items: Any, ctx: Any) -> Any:
-        return self.item_embedding(items)
+    def encode(self, batch: Any) -> Any:
+        return self.item_embedding(batch.items)
 
 
 def read(folder: Path, **options: Any) -> Any:

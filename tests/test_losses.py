@@ -16,8 +16,7 @@ from conftest import make_log, write_atomic
 from torch import Tensor
 
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.layers import chunks, losses, sce
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers import chunks, losses, sampled
 from recbole_pos.layers.sampled import SampledLoss
 
 SIZES = {"n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512, "mix_x": True}
@@ -99,7 +98,7 @@ def test_full_cross_entropy_in_bfloat16(monkeypatch) -> None:
 
 MEMORY: list[tuple[Callable[..., Tensor], int, int, int]] = [
     (losses.full_cross_entropy, 4096, 4000, 8),
-    (functools.partial(sce.scalable_cross_entropy, **SIZES), 1024, 200_000, 4),
+    (functools.partial(sampled.scalable_cross_entropy, **SIZES), 1024, 200_000, 4),
     *((SampledLoss(x, torch.ones(400_000), 1024), 8192, 400_000, 16) for x in ("gBCE", "in_batch")),
 ]
 
@@ -122,7 +121,7 @@ def test_losses_survive_large_logits() -> None:
     weight, counts = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), torch.ones(3)
     targets = torch.tensor([2, 1])
     values = [losses.full_cross_entropy(hidden, weight, targets)]
-    values.append(sce.scalable_cross_entropy(hidden, weight, targets, **SIZES))
+    values.append(sampled.scalable_cross_entropy(hidden, weight, targets, **SIZES))
     for kind in ("gBCE", "sampled_softmax", "in_batch"):
         compute = SampledLoss(kind, counts, 2).compute
         values.append(compute(hidden, weight, targets, torch.tensor([[1, 2]])))
@@ -145,30 +144,22 @@ def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int)
     hidden, weight, targets, buckets = example()
     want, covered = reference.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert (len(covered) == len(targets)) == (size_x >= 30)
-    got = sce.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    got = sampled.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     grad, by_item = compare(got, want, hidden, weight)
     outside = [i for i in range(len(targets)) if i not in covered]
     assert (grad[outside] == 0).all()
-    loss = sce.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
+    loss = sampled.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
     assert torch.equal(torch.autograd.grad(3 * loss, hidden)[0], grad)  # what is requested only
     with torch.no_grad():
         weight[0] = 100 * buckets[0]  # padding is no candidate, however large
-    loss = sce.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    loss = sampled.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert torch.equal(loss, got) and (by_item[0] == 0).all()
-
-
-@pytest.mark.parametrize(("n_buckets", "mix_x"), [(1, True), (4, False)])
-def test_sce_is_exact_when_buckets_hold_everything(n_buckets: int, mix_x: bool) -> None:
-    hidden, weight, targets, _ = example(m=150)
-    options = {"n_buckets": n_buckets, "bucket_size_x": 150, "bucket_size_y": 22, "mix_x": mix_x}
-    got = sce.scalable_cross_entropy(hidden, weight, targets, **options)
-    compare(got, cross_entropy(hidden, weight, targets), hidden, weight)
 
 
 def test_ties_share_the_gradient() -> None:
     hidden, weight, targets, buckets = example()
     once, twice = (
-        sce.bucket_cross_entropy(hidden, weight, targets, given, 9, 4)
+        sampled.bucket_cross_entropy(hidden, weight, targets, given, 9, 4)
         for given in (buckets, torch.cat([buckets, buckets]))
     )
     compare(twice, once, hidden, weight)
@@ -189,7 +180,7 @@ def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str)
         values = values.sort(descending=order == "falling").values
     buckets = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]], dtype=torch.float64)
     rows = torch.stack([values, other], 1)
-    products, index = buckets @ rows.T, sce.find_largest_products(buckets, rows, k)
+    products, index = buckets @ rows.T, sampled.find_largest_products(buckets, rows, k)
     want = products.sort(1, descending=True).values[:, :k]
     assert torch.equal(products.gather(1, index).sort(1, descending=True).values, want)
     assert all(len(set(row)) == len(row) for row in index.tolist())
@@ -200,7 +191,7 @@ def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch) -> None:
     hidden, weight, targets, buckets = (x.detach() for x in example(items=5000))
     weight[1000:] = 0  # no product that would draw the eye to the chunk
     weight[2500, 0] = torch.nan
-    assert sce.bucket_cross_entropy(hidden, weight, targets, buckets, 9, 4).isnan()
+    assert sampled.bucket_cross_entropy(hidden, weight, targets, buckets, 9, 4).isnan()
 
 
 def test_sce_under_autocast_and_by_seed() -> None:
@@ -209,7 +200,8 @@ def test_sce_under_autocast_and_by_seed() -> None:
 
     def compute(seed: int, given: Tensor) -> Tensor:
         torch.manual_seed(seed)
-        return sce.scalable_cross_entropy(given, weight, targets, **{**PAPER, "bucket_size_y": 5})
+        options = {**PAPER, "bucket_size_y": 5}
+        return sampled.scalable_cross_entropy(given, weight, targets, **options)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = compute(1, hidden)
@@ -221,12 +213,13 @@ def test_sce_under_autocast_and_by_seed() -> None:
 def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
     """2 sqrt(m) rounded up where nothing is given; mixtures lie in the span of the positions."""
     seen = []
-    monkeypatch.setattr(sce, "bucket_cross_entropy", lambda *given: seen.append(given))
+    monkeypatch.setattr(sampled, "bucket_cross_entropy", lambda *given: seen.append(given))
     _, weight, targets, _ = example(m=30)
     hidden = torch.zeros(30, 6, dtype=torch.float64)
     hidden[:, 2] = torch.randn(30)
-    for options in ({}, {"n_buckets": 3, "bucket_size_x": 4}):
-        sce.scalable_cross_entropy(hidden, weight, targets, **{**PAPER, "mix_x": mix_x, **options})
+    for changed in ({}, {"n_buckets": 3, "bucket_size_x": 4}):
+        options = {**PAPER, "mix_x": mix_x, **changed}
+        sampled.scalable_cross_entropy(hidden, weight, targets, **options)
     assert [(*given[3].shape, *given[4:]) for given in seen] == [(11, 6, 11, 256), (3, 6, 4, 256)]
     assert ((seen[0][3] != 0).any(0).tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 
@@ -264,11 +257,7 @@ def test_later_targets_end_where_training_does(experiment: Any, shop: Path, opti
     assert (part != TRAIN).any()
     vectors, short = model.item_embedding.weight, 0
     for batch in made.trainer.training_loader(made.loaders["train"]):
-        events = batch.log_rows if batch.positions is None else batch.log_rows[batch.positions]
-        ctx = SequenceContext.from_lengths(
-            batch.lengths, model.max_seq_length, None, batch.items, width=batch.width
-        )
-        states = model.states(batch.items, ctx, batch.positions)
+        events, states = batch.take_queries(batch.log_rows), model.encode(batch)
         pairs = []
         for i, event in enumerate((events + 1).tolist()):
             user_end = int(log.offsets[log.users[event] + 1])
@@ -297,7 +286,7 @@ SAMPLED = [
 ]
 
 
-def sampled(kind: str, sampler: str, n: int, correction: str, items: int = 23) -> SampledLoss:
+def make_sampled(kind: str, sampler: str, n: int, correction: str, items: int = 23) -> SampledLoss:
     """The loss, after counts of which one is zero."""
     counts = torch.randint(0, 9, (items,), generator=torch.Generator().manual_seed(1))
     counts[3] = 0
@@ -312,7 +301,7 @@ def test_sampled_losses_equal_the_loops(monkeypatch, chunk, kind, sampler, n, co
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk // 4)
     monkeypatch.setattr("recbole_pos.layers.sampled.MIN_ROWS", 3)
     hidden, weight, targets, _ = example()
-    loss, m = sampled(kind, sampler, n, correction), len(targets)
+    loss, m = make_sampled(kind, sampler, n, correction), len(targets)
     if kind == "in_batch":
         got, own = loss(hidden, weight, targets), [targets.tolist()] * m
     else:
@@ -343,7 +332,7 @@ def test_items_are_sampled_as_they_should() -> None:
     """Frequencies within five standard deviations; about as many as there are positions."""
     targets = torch.randint(1, 23, (30_000,)) % 7 + 1
     for sampler in ("uniform", "popularity", "in_batch"):
-        loss = sampled("sampled_softmax", sampler, 64, "none")
+        loss = make_sampled("sampled_softmax", sampler, 64, "none")
         items = loss.sample(targets)
         assert len(targets) <= items.numel() < len(targets) + 64
         weights = {

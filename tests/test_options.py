@@ -25,9 +25,9 @@ from recbole_pos.config.options import (
 from recbole_pos.config.posconfig import DERIVED_KEYS, PosConfig
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.layers.attention import ACTIVATIONS
+from recbole_pos.layers.forward import ACTIVATIONS
+from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.model.models import KINDS_OF_MODELS, list_built_in
-from recbole_pos.model.sasrec import BLOCKS
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 OF_PLUGIN = [ROOT / "base.yaml"]

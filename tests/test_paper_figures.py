@@ -17,7 +17,6 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.inspect import attention as inspected
 from recbole_pos.inspect.attention import compute_layer_inputs, find_attention_layers
-from recbole_pos.layers.context import SequenceContext
 
 PNG = b"\x89PNG"
 
@@ -185,25 +184,22 @@ def test_use_of_relations_equals_loops(script, folder: Path, double) -> None:
         assert line["read"] == pytest.approx(len(edges.value) / len(order))
         is_other = order.user[edges.reader] != order.user[edges.source]
         assert line["others"] == pytest.approx(np.mean(is_other))
-    relations, times = model._look_up(rows, model.lookup, torch.device("cpu"))
-    items = torch.from_numpy(model.lookup.items[rows.events])
-    lengths = torch.from_numpy(rows.lengths)
-    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, None, relations)
-    x = model.position_embedding(model.item_embedding(items), ctx)
+    batch = model.gather(rows, None, model.lookup)
+    x = model.position_embedding(model.item_embedding(batch.items), batch)
     for number, layer in enumerate(model.trm_encoder.layer, 1):
         block = layer.multi_head_attention
         normed = block.LayerNorm(x)
-        full, mix = block.attention(normed, ctx), block.relation_mix.clone()
+        full, mix = block.attention(normed, batch), block.relation_mix.clone()
         assert found[f"W^R, layer {number}"].tolist() == mix.tolist()
         block.relation_mix.zero_()
-        alone = block.attention(normed, ctx)
+        alone = block.attention(normed, batch)
         for relation, added in enumerate(found[f"adds, layer {number}"]):
             block.relation_mix.copy_(mix)
             block.relation_mix[relation] = 0
-            missing = full - block.attention(normed, ctx)
+            missing = full - block.attention(normed, batch)
             assert added == pytest.approx(float(missing.norm() / alone.norm()))
         block.relation_mix.copy_(mix)
-        x = layer(x, ctx)
+        x = layer(x, batch)
 
 
 def test_relations_of_a_run(script, folder: Path, tmp_path: Path, capsys) -> None:

@@ -26,9 +26,8 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment import launch
 from recbole_pos.experiment.build import prepare
-from recbole_pos.model.fparec import FPARec
 from recbole_pos.model.models import ADDED, ensure_registered
-from recbole_pos.model.sasrec import PosSASRec
+from recbole_pos.model.sasrec import FPARec, PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
 
@@ -141,7 +140,7 @@ def test_classes_that_are_no_models_are_refused(mine) -> None:
     for model, named in (
         ("TinyGRU", "'TinyGRU'"),
         (nn.Linear, "no recommender"),
-        (type("NoEncoder", (recbole_pos.PosRecommender,), {}), "no encode and no states"),
+        (type("NoEncoder", (recbole_pos.PosRecommender,), {}), "no encode and no calculate_loss"),
         (type("NoScores", sequential, {"calculate_loss": stub}), "no full_sort_predict"),
     ):
         assert named in refusal(recbole_pos.register_model, model)

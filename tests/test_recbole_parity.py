@@ -189,12 +189,12 @@ def test_states_stand_with_their_targets_and_know_no_later_event(made, model: st
     experiment = made(model, **options)
     net, loader = experiment.model, experiment.loaders["train"]
     batch = loader.gather(np.arange(0, len(loader.windows.start), 3))
-    assert batch.positions is not None
+    assert batch.queries is not None
     ends = batch.lengths.cumsum(0)
     with torch.no_grad():
         states = compute_every_state(net, batch)
-        assert len(states) == len(batch.positions) == len(batch)
-        for state, at in zip(states, batch.positions.tolist(), strict=True):
+        assert len(states) == len(batch.queries) == len(batch)
+        for state, at in zip(states, batch.queries.tolist(), strict=True):
             row = int((ends <= at).sum())
             begin = int(ends[row] - batch.lengths[row])
             want = net(batch.items[None, begin : at + 1], torch.tensor([at + 1 - begin]))

@@ -17,9 +17,8 @@ from shop import LOAD, RELATIONS, Cells, all_windows, find, open_shop, similarit
 from recbole_pos.errors import UsageError
 from recbole_pos.relations import search
 from recbole_pos.relations import tables as tables_module
-from recbole_pos.relations.declare import read_relations
 from recbole_pos.relations.search import EventOrder, top_differences, top_relations
-from recbole_pos.relations.tables import WEAKEST, RelationTable
+from recbole_pos.relations.tables import WEAKEST, RelationTable, read_relations
 
 
 @pytest.fixture(scope="module")

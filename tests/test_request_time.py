@@ -20,7 +20,7 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.result import KNOWS_WHEN
-from recbole_pos.layers.context import PaddedContext, SequenceContext
+from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.serve.http import RecommendBody, recommend
 
@@ -51,9 +51,9 @@ def window(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def states(
     model: torch.nn.Module, items: Tensor, lengths: Tensor, times: Tensor, at: Tensor
 ) -> Tensor:
-    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length, times, items, at=at)
+    n = model.max_seq_length
     with torch.no_grad():
-        return model.encode(items, ctx)
+        return model.encode(SequenceBatch.from_lengths(items, lengths, n, times=times, at=at))
 
 
 @pytest.mark.parametrize("name", READS)
@@ -81,14 +81,14 @@ def test_recommending_is_asked_as_training_was(model, name: str) -> None:
     known = states(made, items, lengths, times, at)
     for k in range(6 if name != "tisas" else 0):  # whose positions count from the newest event
         part = slice(0, k + 1)
-        one = made.after(items[part], torch.tensor([k + 1]), times[part], times[k + 1 : k + 2])
+        asked = times[part], times[k + 1 : k + 2]
+        one = made.encode(made.make_batch(items[part], torch.tensor([k + 1]), *asked))
         torch.testing.assert_close(one[0], known[k], rtol=1e-6, atol=1e-6)
     rows, stamps = torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.float64)
     rows[0], rows[1, :4], stamps[0], stamps[1, :4] = items[:7], items[7:], times[:7], times[7:]
-    ctx = PaddedContext.from_rows(rows, lengths, made.max_seq_length, stamps, at)
     with torch.no_grad():
-        padded = made.encode(rows.flatten(), ctx)
-    torch.testing.assert_close(padded[ctx.last], known[[6, 10]], rtol=1e-6, atol=1e-6)
+        padded = made.encode(PaddedBatch.from_rows(rows, lengths, made.max_seq_length, stamps, at))
+    torch.testing.assert_close(padded, known[[6, 10]], rtol=1e-6, atol=1e-6)
     moved = states(made, items, lengths, times + 86400.0 * 7, at + 86400.0 * 7)
     if name != "rote":  # which reads the calendar: month and year move
         torch.testing.assert_close(moved, known, rtol=1e-4, atol=1e-4)
@@ -103,10 +103,9 @@ def test_training_windows_and_rows_carry_it(experiment, augmentation: str, windo
     made = experiment("PosSASRec", augmentation=augmentation, train_windows=windows, **options)
     batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
     if augmentation == "prefix":
-        batch = made.model.pack_rows(batch)
+        batch = made.model.pack(batch)
     log, last = made.dataset.log, batch.lengths.cumsum(0) - 1
-    positions = torch.arange(len(batch.items)) if batch.positions is None else batch.positions
-    target = batch.targets[torch.isin(positions, last)]
+    target = batch.targets[torch.isin(batch.take_queries(torch.arange(len(batch.items))), last)]
     known = set(zip(log.items.tolist(), log.times.tolist(), strict=True))
     assert set(zip(target.tolist(), batch.at.tolist(), strict=True)) <= known
     assert (batch.at >= batch.times[last]).all()

@@ -10,9 +10,8 @@ import torch
 from conftest import CROSS_ENTROPY
 
 from recbole_pos.distributed import Shard
-from recbole_pos.layers import chunks, sce
-from recbole_pos.layers.item_table import ItemTable
-from recbole_pos.layers.row_gradients import kept_gradient, takes_rows
+from recbole_pos.layers import chunks, sampled
+from recbole_pos.layers.item_table import ItemTable, kept_gradient, takes_rows
 from recbole_pos.model import training
 
 SIZES = {"n_buckets": 5, "bucket_size_x": 9, "bucket_size_y": 4, "mix_x": True}
@@ -30,7 +29,7 @@ def example(rows: int = 400, d: int = 8) -> tuple[ItemTable, torch.Tensor, torch
 def loss_of(table: ItemTable, items: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The table is read at both ends, as by a model."""
     torch.manual_seed(1)
-    return sce.scalable_cross_entropy(3 * table(items), table.weight, targets, **SIZES)
+    return sampled.scalable_cross_entropy(3 * table(items), table.weight, targets, **SIZES)
 
 
 def test_a_step_writes_what_a_dense_gradient_has() -> None:

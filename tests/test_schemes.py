@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -31,13 +30,12 @@ from schemes import (
 
 from recbole_pos.errors import UsageError
 from recbole_pos.layers import chunks
-from recbole_pos.layers.attention import TransformerEncoder
-from recbole_pos.layers.context import PaddedContext, SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.forward import TransformerEncoder, build_transformer_layer
 from recbole_pos.layers.hooks import AttentionPosition, InputPosition
-from recbole_pos.position import mixing, time_buckets
-from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import Compose, ComposeInput
+from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
+from recbole_pos.position import mixing, time_intervals
+from recbole_pos.position.build import Compose, ComposeInput, build_schemes
 from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -106,7 +104,7 @@ def assert_equals_reference(
     position: Compose,
     options: dict,
     given: list[torch.Tensor],
-    ctx: SequenceContext,
+    ctx: SequenceBatch,
     rtol: float = 1e-10,
 ) -> None:
     """What attention gives for q, k and v equals the plain loops, head by head."""
@@ -120,7 +118,10 @@ def assert_equals_reference(
 @pytest.mark.parametrize(("names", "options", "heads"), EQUATIONS, ids=str)
 @torch.no_grad()
 def test_attention_equals_its_equation(names: list[str], options: dict, heads: int) -> None:
-    """In batches shorter than the tables; of time, at that of the event and of the request."""
+    """In batches shorter than the tables; of time, at that of the event and of the request.
+
+    And where times fall, as they may in given parts, unless the scheme says that it needs order.
+    """
     d, n = 16, N + 3
     position, options = composed(names, heads, n, d, options)
     given = qkv(sum(LENGTHS), heads, d)
@@ -128,25 +129,9 @@ def test_attention_equals_its_equation(names: list[str], options: dict, heads: i
     asked = [None, last + 5e5] if any(SCHEMES[name].reads_request for name in names) else [None]
     for at in asked:
         assert_equals_reference(position, options, given, context(n=n, at=at))
-
-
-READS_TIME = [row for row in EQUATIONS if any(SCHEMES[name].needs_time for name in row[0])]
-
-
-@pytest.mark.parametrize(("names", "options", "heads"), READS_TIME, ids=str)
-@torch.no_grad()
-def test_attention_equals_its_equation_where_times_fall(
-    names: list[str], options: dict, heads: int
-) -> None:
-    """As they may in given parts, in several chunks; or the scheme says that it needs order."""
-    if any(SCHEMES[name].assumes_order for name in names):
-        assert names in (["fuxi_linear"], ["tisas"])  # a model refuses such data: test_data.py
-        return
-    n = max(LENGTHS) + mixing.CHUNK
-    lengths = [n, 3]
-    position, options = composed(names, heads, n, 16, options)
-    ctx = context(lengths, n, times_of(lengths).flip(0))
-    assert_equals_reference(position, options, qkv(sum(lengths), heads, 16), ctx, rtol=1e-8)
+    if not any(SCHEMES[name].assumes_order for name in names):
+        falling = context(n=n, times=times_of(LENGTHS).flip(0))
+        assert_equals_reference(position, options, given, falling, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["linear_attention", "fuxi_linear"])
@@ -213,15 +198,14 @@ def test_a_sequence_is_the_same_packed_alone_and_padded(
     kept = torch.tensor([3, 0, 19])
     torch.testing.assert_close(model(x, ctx, kept), together[kept])
     for rows in rows_of(LENGTHS):
-        alone = SequenceContext.from_lengths(
-            torch.tensor([rows.stop - rows.start]), N, ctx.times[rows], ctx.items[rows]
-        )
+        length = torch.tensor([rows.stop - rows.start])
+        alone = SequenceBatch.from_lengths(ctx.items[rows], length, N, times=ctx.times[rows])
         torch.testing.assert_close(model(x[rows], alone), together[rows], rtol=1e-9, atol=1e-9)
     real = torch.arange(N) < ctx.lengths[:, None]
     items, times = torch.zeros(real.shape, dtype=torch.long), torch.zeros(real.shape)
     filled = torch.randn(*real.shape, D)  # padding is anything
     items[real], times[real], filled[real] = ctx.items, ctx.times, x
-    padded = PaddedContext.from_rows(items, ctx.lengths, N, times)
+    padded = PaddedBatch.from_rows(items, ctx.lengths, N, times)
     out = model(filled.view(-1, D), padded)[real.view(-1)]
     torch.testing.assert_close(out, together, rtol=1e-9, atol=1e-9)
 
@@ -298,7 +282,11 @@ def test_kernels_share_factors(u: bool, low: bool, count: int) -> None:
     """BK + K(K + 1)/2 parameters (section 3.4), shared as asked; they survive saving."""
     options = {**defaults("kernel"), "kernel_u_shared": bool(u), "kernel_l_shared": bool(low)}
     schemes = [build_schemes("kernel", sizes(2, 11), options, has_attention=True) for _ in range(2)]
-    one, other = (TransformerEncoder(block(), 3, built.attention) for built in schemes)
+
+    one, other = (
+        TransformerEncoder([build_transformer_layer(block(), built.attention()) for _ in range(3)])
+        for built in schemes
+    )
     found = [layer.multi_head_attention.position.schemes["kernel"] for layer in one.layer]
     assert sum(p.numel() for p in {p for kernel in found for p in kernel.parameters()}) == count
     assert (found[0].U is found[2].U, found[1].L is found[2].L) == (bool(u), bool(low))
@@ -313,8 +301,8 @@ def test_layers_share_tables_and_what_depends_on_times_only(monkeypatch) -> None
         layers = Stack([name]).layers.layer
         one, two = (layer.multi_head_attention.position.schemes[name] for layer in layers)
         assert getattr(one, table) is getattr(two, table)
-    made, make = [], time_buckets.bucket_pairs
-    monkeypatch.setattr(time_buckets, "bucket_pairs", lambda *a: made.append(1) or make(*a))
+    made, make = [], time_intervals.bucket_pairs
+    monkeypatch.setattr(time_intervals, "bucket_pairs", lambda *a: made.append(1) or make(*a))
     Stack(["hstu"])(torch.randn(sum(LENGTHS), D), context())
     assert len(made) == 1
 
@@ -336,37 +324,11 @@ def test_split_by_layer_and_by_share() -> None:
             assert share == min(max(round(ratio * whole), 1), whole - 1)
 
 
-def test_periods_of_planes_are_in_seconds() -> None:
-    day, year = 86400.0, 365.2425 * 86400
-    position = scheme("calendar_rope", 1, calendar_parts=["day", "week", "year"])
-    assert position.time_periods().tolist() == [pytest.approx([day, 7 * day, year, day / 2])]
-
-
-def test_numbers_that_schemes_start_with() -> None:
-    slopes = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    assert scheme("alibi", 6, d=12).slopes.flatten().tolist() == pytest.approx(slopes)
-    buckets = [reference.t5_bucket(distance, 32, 128) for distance in range(300)]
-    assert scheme("t5", n=300).bucket.tolist() == buckets
-    start = torch.nn.functional.softplus(scheme("kerple", 4).raw_r1).flatten()
-    assert start.tolist() == pytest.approx([(head + 0.5) / 4 for head in range(4)])
-    days = scheme("time_decay", 2).log_reach.exp() / 86400  # where half of it is left
-    assert days.tolist() == pytest.approx([0.05, 100.0])
-
-
-def test_log_bucket() -> None:
-    edges = [math.exp(0.301 * k) for k in range(1, 80)]
-    seconds = [-5.0, 0.0, 0.5, 1.0, 1.35, 60.0, 1.5e9, 1e300, *range(5000)]
-    seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
-    for buckets in (1, 5, 128):
-        want = [reference.log_bucket(s, buckets) for s in seconds]
-        assert time_buckets.find_bucket(torch.tensor(seconds), buckets).tolist() == want
-
-
 @pytest.mark.parametrize(("elements", "lanes"), [(2**20, 32), (100, 4), (1, 1)])
 def test_gradients_of_tables_over_times(monkeypatch, elements: int, lanes: int) -> None:
     """In one chunk and in several, with more lanes than events and with fewer."""
     monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", elements)
-    monkeypatch.setattr(time_buckets, "LANES", lanes)
+    monkeypatch.setattr(time_intervals, "LANES", lanes)
     position, ctx, q = scheme("hstu", 2), context(), torch.randn(len(LENGTHS), 2, N, D // 2)
     g = torch.randn(len(LENGTHS), 2, N, N).tril()
     got = torch.autograd.grad((position.bias(q, q, ctx) * g).sum(), [position.time])
@@ -463,11 +425,3 @@ def test_schemes_that_cannot_be_used_together_or_by_the_model_are_refused() -> N
     for names in (["parec", "average"], ["nope", "rope"]):
         with pytest.raises(UsageError, match="^position"):
             build_schemes(names, sizes(), defaults(*names), has_attention=True).attention()
-
-
-def test_a_model_without_attention_refuses_schemes_of_attention() -> None:
-    """Which it would ignore; without a position it is built all the same."""
-    with pytest.raises(UsageError, match="^position: found rope, kernel, expected .*no attention"):
-        build_schemes(["learned", "rope", "kernel"], sizes(), defaults("learned", "rope", "kernel"))
-    for name in ("learned", "nope"):
-        build_schemes(name, sizes(), defaults(name))

@@ -21,8 +21,14 @@ from session_logs import CUT, file_phases, session_log
 from shop import shaken
 
 from recbole_pos.config.options import find_option
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, count_distances, weigh_neighbours
+from recbole_pos.layers.graph import (
+    Anchors,
+    SessionGraph,
+    average_weights,
+    count_distances,
+    weigh_neighbours,
+)
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.session_baselines import find_nearest_items, find_reachable_items
 
 N = 12
@@ -37,16 +43,16 @@ many_sessions = st.lists(one_session, min_size=1, max_size=5)
 LONG = torch.randint(1, 40, (20, 50), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def packed(many: list[list[int]]) -> tuple[torch.Tensor, SequenceContext]:
+def packed(many: list[list[int]]) -> SequenceBatch:
     lengths = torch.tensor([len(s) for s in many])
     items = torch.tensor([item for s in many for item in s])
-    return items, SequenceContext.from_lengths(lengths, max(N, *lengths.tolist()))
+    return SequenceBatch.from_lengths(items, lengths, max(N, *lengths.tolist()))
 
 
 def nodes_of(graph: SessionGraph, row: int) -> dict[int, int]:
     """Item -> node of one session."""
     found = (graph.nodes.row == row).nonzero().squeeze(1).tolist()
-    return {int(graph.items[node]): node for node in found}
+    return {int(graph.nodes.items[node]): node for node in found}
 
 
 def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> dict:
@@ -56,7 +62,7 @@ def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> di
     for number, node in enumerate(anchors.node.tolist()):
         if graph.nodes.row[node] == row and getattr(anchors, side)[number]:
             distance = anchors.distance[number].tolist()
-            found[int(graph.items[node])] = {item: distance[n] for item, n in place.items()}
+            found[int(graph.nodes.items[node])] = {item: distance[n] for item, n in place.items()}
     return found
 
 
@@ -65,8 +71,8 @@ def anchors_of(graph: SessionGraph, anchors: Anchors, row: int, side: str) -> di
 @example(LONG)
 @example([[3], [3] * 5, [4, 9, 2, 6], [1, 2, 3, 2, 4, 2, 3, 5]])
 def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
-    graph, alias = SessionGraph.build(*packed(many)), []
-    found = count_distances(graph, torch.arange(len(graph.items))).tolist()  # anchor or not
+    graph, alias = SessionGraph.build(packed(many)), []
+    found = count_distances(graph, torch.arange(len(graph.nodes.items))).tolist()  # anchor or not
     anchors = Anchors.build(graph)
     for row, events in enumerate(many):
         nodes = nodes_of(graph, row)
@@ -101,9 +107,10 @@ def test_graphs_and_distances_equal_dictionaries(many: list[list[int]]) -> None:
 )
 @example([[3], [3] * 5], True, "distance", 0.0, True)
 def test_messages_equal_loops(many, with_anchors: bool, overlap: str, own: float, mean) -> None:
-    graph = SessionGraph.build(*packed(many))
+    graph = SessionGraph.build(packed(many))
     anchors = Anchors.build(graph) if with_anchors else None
-    found = weigh_neighbours(graph, anchors, overlap, own, mean)
+    found = weigh_neighbours(graph, graph.transitions, anchors, overlap, own)
+    found = average_weights(found) if mean else found
     for row, events in enumerate(many):
         place = {i: int(graph.nodes.index[node]) for i, node in nodes_of(graph, row).items()}
         want = reference.message_weights(events, with_anchors, overlap, own, mean)
@@ -113,8 +120,7 @@ def test_messages_equal_loops(many, with_anchors: bool, overlap: str, own: float
 
 
 def states(model, many: list[list[int]]) -> torch.Tensor:
-    items, ctx = packed(many)
-    return model.states(items, ctx, ctx.last)
+    return model.encode(packed(many))
 
 
 def expected(config, model, session: list[int]) -> torch.Tensor:

@@ -330,9 +330,9 @@ FILES = {
     "my_package/unused.py": "FACTOR = 1.0\n",
     "my_base.py": "from recbole_pos.model.sasrec import PosSASRec\n"
     "class Base(PosSASRec):\n"
-    "    def encode(self, items, ctx):\n"
+    "    def encode(self, batch):\n"
     "        import late\n"
-    "        return late.FACTOR * super().encode(items, ctx)\n",
+    "        return late.FACTOR * super().encode(batch)\n",
     "late.py": "FACTOR = 1.0\n",
     "mine.py": "import my_base, my_package.scale\nclass Helped(my_base.Base): ...\n",
 }

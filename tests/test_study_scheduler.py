@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_study import BASE, NOPE, ROWS, plan, study, train
 
-from recbole_pos.config.arguments import CompareArguments
+from recbole_pos.config.arguments import CompareArguments, split_keywords
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED, local_runs
@@ -22,7 +22,6 @@ from recbole_pos.study.results import collect_results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
 from recbole_pos.study.study_report import describe_protocol
-from recbole_pos.values import use_plain_numbers
 from recbole_pos.yaml_files import read_yaml
 
 GRID = {"learning_rate": [0.01, 0.001]}
@@ -138,7 +137,7 @@ def test_more_of_the_command_line_than_the_study_has(tiny: Path, here: Path) -> 
     content = study(tiny, seeds=[7, 8])
     content["base"] |= {"config_files": ["one.yaml", "two.yaml"]}
     more = {"config_files": ["one.yaml", "three.yaml"]}
-    args = use_plain_numbers(CompareArguments(seeds=np.int64(3)))  # of numpy, which no yaml takes
+    args, _ = split_keywords(CompareArguments(), {"seeds": np.int64(3)})  # which no yaml takes
     assert type(args.seeds) is int
     found, _ = _make_plan_and_folder(content, None, more, args)
     assert found.base.config_files == ("two.yaml", "one.yaml", "three.yaml")

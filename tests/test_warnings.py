@@ -88,9 +88,9 @@ class BothWays(recbole_pos.PosRecommender):
         self.gru = nn.GRU(d, d // (1 + self.two), batch_first=True, bidirectional=self.two)
         self.dropout = nn.Dropout(0.5)
 
-    def encode(self, items, ctx):
-        x = ctx.pad(self.dropout(self.item_embedding(items)), "start")
-        return ctx.unpad(self.gru(x)[0], "start")
+    def encode(self, batch):
+        x = batch.pad(self.dropout(self.item_embedding(batch.items)), "start")
+        return batch.take_queries(batch.unpad(self.gru(x)[0], "start"))
 
 
 class OneWay(BothWays):
@@ -100,17 +100,14 @@ class OneWay(BothWays):
 class FromZero(OneWay):
     """Its states are 0 before the first step, so no change is a part of them."""
 
-    def encode(self, items, ctx):
-        return 0.0 * super().encode(items, ctx)
+    def encode(self, batch):
+        return 0.0 * super().encode(batch)
 
 
 class Honest(BothWays):
     """Says that it looks ahead, and has one state for a session."""
 
     causal = False
-
-    def states(self, items, ctx, positions):
-        return self.encode(items, ctx)[ctx.last]
 
 
 class NextHour(recbole_pos.InputPosition):

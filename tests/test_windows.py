@@ -19,7 +19,6 @@ from torch import Tensor
 from recbole_pos.config.options import find_option
 from recbole_pos.data.batch import (
     BatchRequirements,
-    SequenceBatch,
     WindowGatherer,
     fits_on_device,
     prefetch,
@@ -29,7 +28,7 @@ from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.data.windows import Windows, training_windows
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.training import make_adapter
 
 window_case = st.tuples(
@@ -203,7 +202,7 @@ def test_rows_packed_on_the_host(experiment, name: str, options: dict[str, Any])
 def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
     made = experiment("FPARec", augmentation="prefix")
     assert make_adapter(made.config, made.model).requirements().pack is not None
-    own = {"compute_states": lambda self, rows: 0}
+    own = {"calculate_loss": lambda self, rows: 0}
     made.model.__class__ = type("Mine", (type(made.model),), own)
     assert make_adapter(made.config, made.model).requirements().pack is None
 
@@ -261,7 +260,7 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
             events.append(event)
         lengths.append(int(windows.end[w] - windows.start[w]))
     everything = len(positions) == len(events)
-    assert found.positions is None if everything else found.positions.tolist() == positions
+    assert found.queries is None if everything else found.queries.tolist() == positions
     assert found.log_rows.tolist() == events and found.lengths.tolist() == lengths
     assert found.width == max(lengths) and found.targets.tolist() == targets
     assert torch.equal(found.items, log.items[events]) and len(found) == len(targets)

@@ -359,9 +359,11 @@ def _inspect_because(args: argparse.Namespace) -> None:
     unknown = [name for name in args.history or () if name not in recommender.ids]
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
+
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
+
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))

@@ -7,6 +7,7 @@ The command line is made of these fields (``cli/parser.py``), and :func:`recbole
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,9 +196,16 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Return settings with the keywords of a call that are their fields, and the other keywords."""
+    """Return settings with the keywords of a call that are their fields, and the other keywords.
+
+    Numbers of numpy become Python's in the settings, which are written as json.
+    """
     names = {field.name for field in fields(default)}
-    settings = {name: value for name, value in keywords.items() if name in names}
+    settings = {
+        name: value.item() if isinstance(value, Real) and hasattr(value, "item") else value
+        for name, value in keywords.items()
+        if name in names
+    }
     options = {name: value for name, value in keywords.items() if name not in names}
     return replace(default, **settings), options
 

@@ -116,6 +116,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     """
     _check_metrics(config)
     check_sizes(config, model)
+
     loss = config.get("loss_type", "CE")
     is_ours = is_on_our_base(model)
     losses = LOSSES if is_ours else ("CE", "BPR")
@@ -124,9 +125,11 @@ def check_together(config: dict[str, Any], model: str) -> None:
     sampling = config["train_neg_sample_args"]
     mode = config["eval_args"]["mode"]
     modes = mode.values() if isinstance(mode, dict) else [mode]
+
     start_keys = ("init_from", "train_only", "update_from")
     given_starts = [key for key in start_keys if config[key] is not None]
     histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
+
     for is_wrong, message in (
         (
             given_starts and not starts_from_runs(model),
@@ -170,6 +173,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     ):
         if is_wrong:
             raise UsageError(message)
+
     if config["benchmark_filename"] is not None:
         check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])

@@ -132,9 +132,8 @@ class _EvaluatedFunction:
             given["k"] = k
             value = metric.function(**{name: given[name] for name in metric.arguments})
             name = self.key if k is None else f"{self.key}@{k}"
-            mean = (
-                value.mean() if hasattr(value, "mean") else value
-            )  # of numbers, one for each target
+            # an array has a number for each target
+            mean = value.mean() if hasattr(value, "mean") else value
             values[name] = round(float(mean), self.decimal_place)
         return values
 

@@ -144,10 +144,12 @@ class PosConfig(Config):
         self._given = options
         if "item_vectors" in options:  # vectors in memory become a file
             options["item_vectors"] = to_files(options["item_vectors"])
+
         model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
+
         schemes = list_positions(self._merge_given(self.model).get("position"), self.model)
         self.external_config_dict = self._merge_given(self.model, *schemes)
         self.sources = {
@@ -156,20 +158,24 @@ class PosConfig(Config):
             for key in options
             if key not in self._given
         }
+
         self.model_class = self._find_class()
         metrics = self.external_config_dict.get("metrics")
         if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)])):
             # so that a process that reads the configuration of this run knows them
             self.external_config_dict[PLUGINS] = modules
+
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
         if not is_served(self.model):
             position = self.external_config_dict.get("position")
             self.internal_config_dict.update(plugin_defaults(self.model, position))
+
         self.strict = self.strict and not self._find_run_files()
         self.free = free_options(self.model, schemes)
         self._check_given()
         self.final_config_dict = self._merge_defaults()
         self._check_final()
+
         self._set_default_parameters()
         self._init_device()
         if self.model in UNTRAINED:  # not in ``plain``, which names of runs are made of
@@ -257,11 +263,13 @@ class PosConfig(Config):
         final = {**self.internal_config_dict, **external}
         defaults = self.internal_config_dict["eval_args"]
         final["eval_args"] = {**defaults, **(external.get("eval_args") or {})}
+
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         if is_sequential and final.get("loss_type") == "CE":
             # RecBole refuses its own default of one negative under cross-entropy
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
+
         has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if has_windows and "train_batch_size" not in external:
             final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's 2,048 are rows of one target
@@ -359,6 +367,7 @@ class PosConfig(Config):
         defaults = flatten_options(self.internal_config_dict)
         config = flatten_options(self.plain)
         config["mask_history"] = masks_history(self.final_config_dict)
+
         for name, value in config.items():
             key = name.partition(".")[0]
             location = self.sources.get(key, _GIVEN)

@@ -204,6 +204,7 @@ def _split_by_title(
             f"{file}: {FOR}: expected options under names of models or schemes, as in "
             f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
         )
+
     allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,53 +19,11 @@ from torch import Tensor
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.data.windows import Windows
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features, SequenceBatch, map_tensors
 
 # Share of a GPU's free memory that interactions and windows may take.
 MEMORY_SHARE = 0.5
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SequenceBatch:
-    """Windows of b sequences, packed: m interactions in all, none of them padding.
-
-    Attributes:
-        items: [m] int64 item of each input.
-        lengths: [b] int64 number of inputs of each window.
-        targets: [k] int64 the item to predict at each trained position.
-        width: the largest of ``lengths``, known without asking the device.
-        positions: [k] int64 which of the m inputs have a target, or None for all of them (k = m).
-        times: [m] float64 time of each input, or None.
-        at: [b] float64 time of the target of each window's newest input, or None.
-        log_rows: [m] int64 row of each input in the log, or None.
-        features: of the inputs and their users.
-        prepared: result of ``BatchRequirements.prepare``: dataclasses and tuples of tensors, which
-            are copied to a device with the batch.
-    """
-
-    items: Tensor
-    lengths: Tensor
-    targets: Tensor
-    width: int
-    positions: Tensor | None = None
-    times: Tensor | None = None
-    at: Tensor | None = None
-    log_rows: Tensor | None = None
-    features: Features = field(default_factory=Features)
-    prepared: Any = None
-
-    def __len__(self) -> int:
-        """Return the number of targets."""
-        return self.targets.numel()
-
-    def to(self, device: torch.device) -> SequenceBatch:
-        """Return the batch on a device; from pinned memory it is copied asynchronously."""
-        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> SequenceBatch:
-        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
-        return map_tensors(self, Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
@@ -77,6 +35,8 @@ class BatchRequirements:
         causal: whether every interaction has a state of its own, made from those up to it; else a
             window has one target, after its newest interaction.
         times: whether windows carry times.
+        seconds: seconds in one unit of the time field; batches have times in seconds.
+        max_length: n of batches, most interactions that the model is built for.
         requests: whether they carry the time of the newest input's target, too.
         log_rows: whether windows carry the rows of their interactions in the log.
         linked: whether all windows of a user come in one batch, one after the other, oldest first.
@@ -91,26 +51,13 @@ class BatchRequirements:
     windows: bool = False
     causal: bool = True
     times: bool = False
+    seconds: float = 1
+    max_length: int = 0
     requests: bool = False
     log_rows: bool = False
     linked: bool = False
     prepare: Callable[[SequenceBatch], SequenceBatch] | None = None
     pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a nested dataclass, tuple or dict with ``change`` applied to every tensor in it."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: map_tensors(inner, change) for name, inner in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map_tensors(inner, change) for inner in value)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    names = [field.name for field in fields(value)]
-    changed = {name: map_tensors(getattr(value, name), change) for name in names}
-    return replace(value, **changed)
 
 
 def send_to_device(
@@ -169,26 +116,30 @@ class WindowGatherer:
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
         trained_rows = rows
-        positions = None
+        queries = None
         if num_targets < num_inputs:  # some inputs are context
             offsets = lengths.cumsum(0) - lengths  # position of each window's first input
             num_possible = int((windows.end[batch] - windows.first[batch]).sum())
-            positions = concatenate_ranges(first - start + offsets, end - first, num_possible)
+            queries = concatenate_ranges(first - start + offsets, end - first, num_possible)
             if self.is_target is not None:  # sort: a mask would read its size from the device
-                is_context = (~self.is_target[rows[positions] + 1]).byte()
-                positions = positions[is_context.argsort(stable=True)[:num_targets]]
-            trained_rows = rows[positions]
-        request_times = None
-        if self.times is not None and self.requirements.requests:
-            request_times = self.times[end]
+                is_context = (~self.is_target[rows[queries] + 1]).byte()
+                queries = queries[is_context.argsort(stable=True)[:num_targets]]
+            trained_rows = rows[queries]
+        times = at = None
+        if self.times is not None:
+            seconds = self.requirements.seconds  # a product with 1 would be a copy
+            times = self.times[rows] if seconds == 1 else self.times[rows] * seconds
+            if self.requirements.requests:
+                at = self.times[end] if seconds == 1 else self.times[end] * seconds
         return SequenceBatch(
             items=self.items[rows],
             lengths=lengths,
+            max_length=self.requirements.max_length,
             width=int(host_lengths.max()),
             targets=self.items[trained_rows + 1],
-            positions=positions,
-            times=None if self.times is None else self.times[rows],
-            at=request_times,
+            queries=queries,
+            times=times,
+            at=at,
             log_rows=rows if self.requirements.log_rows else None,
             features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
         )

@@ -46,7 +46,7 @@ from recbole_pos.data.windows import (
     training_windows,
 )
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options, shown
 
 Kind = TypeVar("Kind", bound="_ExactTimeMixin")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options
 
 # Field of gathered rows with the row of their target in the log.

@@ -6,15 +6,15 @@ import logging
 import os
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.distributed import current_shard
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import PositionScheme
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
@@ -92,14 +92,13 @@ def looks_ahead(model: Any) -> float:
     generator = torch.Generator().manual_seed(0)
     items = torch.randint(1, model.n_items, (int(lengths.sum()),), generator=generator)
     hours = torch.rand(len(items), generator=generator, dtype=torch.float64).cumsum(0)
-    ctx = SequenceContext.from_lengths(lengths, model.max_seq_length)
-    is_later = ctx.index >= (lengths // 2).clamp(min=1)[ctx.row]
+    batch = SequenceBatch.from_lengths(items, lengths, model.max_seq_length)
+    is_later = batch.index >= (lengths // 2).clamp(min=1)[batch.row]
 
     def encode(items: Tensor, hours: Tensor) -> Tensor:
         """Return states [m, d] of m interactions, hours counted from some day in 2017."""
-        items, times = items.to(device), (1.5e9 + 3600 * hours).to(device)
-        ctx = SequenceContext.from_lengths(lengths.to(device), model.max_seq_length, times, items)
-        return model.encode(items, ctx).cpu()
+        moved = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
+        return model.encode(moved).cpu()
 
     was_training = model.training
     model.eval()

@@ -35,7 +35,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.memory import trim_heap
 from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, compute_learning_rate
 from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
-from recbole_pos.layers.row_gradients import KeptGradient, kept_gradient
+from recbole_pos.layers.item_table import KeptGradient, kept_gradient
 from recbole_pos.model.training import make_adapter
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options

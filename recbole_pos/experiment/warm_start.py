@@ -28,7 +28,7 @@ from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.result import is_unfinished
 from recbole_pos.experiment.state import find_difference, require_vocabulary
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
-from recbole_pos.position.compose import ComposeInput
+from recbole_pos.position.build import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
 

@@ -6,6 +6,7 @@ The figures of the papers are drawn from these weights by scripts in ``studies/`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import load
 from recbole_pos.inspect.pictures import describe_run, draw_maps
-from recbole_pos.layers.attention import MultiHeadAttention
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.hooks import replaces_attention
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.positional_attention import PositionalAttention
 
@@ -69,7 +70,7 @@ def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
 
 
 @torch.no_grad()
-def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: SequenceContext) -> Tensor:
+def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: SequenceBatch) -> Tensor:
     """Return the weights [b, h or 1, t, t] of a layer for its inputs x [m, d].
 
     Histories are aligned at the start; weights of later keys are zero. Rows sum to one but in
@@ -80,18 +81,19 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, ctx: Sequenc
     """
     for name, scheme in layer.position.parts().items():
         if isinstance(scheme, PositionalAttention):
-            return _align_positional_weights(scheme, ctx)
+            return _align_positional_weights(scheme, batch)
         if replaces_attention(type(scheme)):
             raise UsageError(f"{name} mixes interactions without attention weights")
-    return layer.weights(x, ctx)
+    return layer.weights(x, batch)
 
 
-def _align_positional_weights(scheme: PositionalAttention, ctx: SequenceContext) -> Tensor:
+def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch) -> Tensor:
     """Return weights by position [b, h or 1, t, t], of histories aligned at the start."""
     # a history of l interactions has the last l rows and columns of the matrix
-    index = torch.arange(ctx.width, device=ctx.lengths.device) + (ctx.width - ctx.lengths)[:, None]
-    index = index.clamp(max=ctx.width - 1)  # [b, t]; padding gets weights that tril removes
-    weights = scheme.weights(ctx.width)[:, index[:, :, None], index[:, None, :]]
+    first = (batch.width - batch.lengths)[:, None]
+    index = first + torch.arange(batch.width, device=first.device)
+    index = index.clamp(max=batch.width - 1)  # [b, t]; padding gets weights that tril removes
+    weights = scheme.weights(batch.width)[:, index[:, :, None], index[:, None, :]]
     weights = weights.transpose(0, 1).tril()
     if not scheme.normalised:
         return weights
@@ -102,42 +104,44 @@ def _align_positional_weights(scheme: PositionalAttention, ctx: SequenceContext)
 @torch.no_grad()
 def iterate_attention(
     model: PosRecommender, loader: Any, rows: np.ndarray
-) -> Iterator[tuple[list[Tensor], SequenceContext]]:
+) -> Iterator[tuple[list[Tensor], SequenceBatch]]:
     """Yield attention weights for rows [n] of RecBole's loader, in batches, the longest first.
 
     Yields:
         The weights of every layer as :func:`compute_attention_weights` returns them, and the
-        context of the batch, which has times if the rows have them.
+        packed histories of the batch, which have times if the rows have them.
     """
     layers = find_attention_layers(model)
     first_layer = layers[0]
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
     max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
     order = np.argsort(-lengths, kind="stable")
+
     start = 0
     while start < len(order):
         batch_size = max(1, max_weights // int(lengths[order[start]]) ** 2)
-        batch = loader.collate_fn(rows[order[start : start + batch_size]].tolist())[0]
-        inputs = compute_layer_inputs(model, layers, batch.to(model.device))
+        interaction = loader.collate_fn(rows[order[start : start + batch_size]].tolist())[0]
+        inputs = compute_layer_inputs(model, layers, interaction.to(model.device))
         weights = [
-            compute_attention_weights(layer, x, ctx)
-            for layer, (x, ctx) in zip(layers, inputs, strict=True)
+            compute_attention_weights(layer, x, packed)
+            for layer, (x, packed) in zip(layers, inputs, strict=True)
         ]
-        _, context = inputs[0]
-        yield weights, context
+        _, packed = inputs[0]
+        yield weights, packed
         start += batch_size
 
 
 def compute_layer_inputs(
     model: PosRecommender, layers: Sequence[nn.Module], rows: Interaction
-) -> list[tuple[Tensor, SequenceContext]]:
-    """Encode rows of RecBole; return the inputs [m, d] of every layer with their context."""
-    inputs: list[tuple[Tensor, SequenceContext]] = []
+) -> list[tuple[Tensor, SequenceBatch]]:
+    """Encode rows of RecBole; return the inputs [m, d] of every layer with their batch."""
+    inputs: list[tuple[Tensor, SequenceBatch]] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: inputs.append(args)) for layer in layers
     ]
     try:
-        model.encode_rows(rows)
+        # without targets no history reads another one, so that states do not depend on the batch
+        model.encode(model.prepare(replace(model.pack(rows), targets=None)))
     finally:
         for hook in hooks:
             hook.remove()
@@ -164,9 +168,9 @@ def average_attention(
     rows = np.flatnonzero(lengths >= newest)
 
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
-    for weights, ctx in iterate_attention(model, loader, rows):
+    for weights, batch in iterate_attention(model, loader, rows):
         # [b, newest] positions of the newest interactions from the start of each history
-        index = ctx.lengths[:, None] - newest + torch.arange(newest, device=ctx.lengths.device)
+        index = batch.lengths[:, None] - newest + torch.arange(newest, device=batch.lengths.device)
         row = torch.arange(len(index), device=index.device)[:, None, None]
         for layer, by_head in enumerate(weights):
             by_key = by_head.transpose(1, 2)  # [b, t, h, t]

@@ -107,9 +107,11 @@ def draw_maps(
     height = inches * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
+
     style = choose_colors([matrix for _, matrix in panels])
     font_size = 10 if inches > 2.2 else 8
     image: Any = None
+
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
@@ -124,5 +126,6 @@ def draw_maps(
         panel.set_ylabel(axes[1] if is_left else "", fontsize=font_size)
         for axis in (panel.xaxis, panel.yaxis):
             set_whole_ticks(axis, max(2, int(2 * inches)))
+
     figure.colorbar(image, ax=grid, shrink=0.8, label=label, aspect=20 * min(rows, 3))
     return write(figure, file, *titles)

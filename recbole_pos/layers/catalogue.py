@@ -96,12 +96,15 @@ def score_and_rank(
     """
     column = choice.find_columns(ids)
     id_scores = torch.full(ids.shape, torch.nan)
+
     start = 0
     for items, part_scores in score_parts(scores, choice, barred):
         in_part = (column >= start) & (column < start + len(items))
         score = part_scores.gather(1, (column - start).clamp(0, len(items) - 1))
         id_scores = torch.where(in_part, score, id_scores.to(score))
         start += len(items)
+
+    # a rank is one more than the number of items before
     ranks = torch.ones_like(ids)
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
@@ -162,13 +165,17 @@ def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest scores and their columns, [rows, k] each; ties in column order."""
-    # topk leaves open which of several equal scores it returns, and in what order
+    """Return the k highest scores and their columns, [rows, k] each; ties in column order.
+
+    ``topk`` leaves open which of several equal scores it returns, and in what order.
+    """
+    # one more than k: the score that is left out may equal the last one
     value, column = scores.topk(min(k + 1, scores.size(1)))
     equals_next = value[:, 1:] == value[:, :-1]
     value, column = value[:, :k], column[:, :k]
     if not equals_next.any():
         return value, column
+
     # rows where a score that is left out equals the lowest one selected
     is_cut = equals_next[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
     row = is_cut.nonzero()[:, 0]
@@ -179,6 +186,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         is_equal = row_scores == lowest
         is_equal &= is_equal.cumsum(1, dtype=torch.int32) <= k - is_above.sum(1, keepdim=True)
         column[row] = (is_above | is_equal).nonzero()[:, 1].view(len(row), k)
+
     column = column.sort(1)[0]
     value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)
     return value, column.gather(1, order)

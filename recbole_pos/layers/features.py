@@ -7,8 +7,7 @@ size of vectors. A missing value has the vector zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,34 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, embedding_bag
 
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.item_table import ItemPart
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 FREQUENCIES = 16  # k of ``PeriodicField``
-
-
-@dataclass(frozen=True)
-class Features:
-    """Values of fields in a batch of m interactions in b sequences, by name of the field.
-
-    Tokens are int64, 0 for none, lists padded with 0; numbers are float, NaN for none.
-
-    Attributes:
-        events: values [m] or [m, s] of the interactions.
-        users: values [b] or [b, s] of the user of each sequence.
-    """
-
-    events: dict[str, Tensor] = field(default_factory=dict)
-    users: dict[str, Tensor] = field(default_factory=dict)
-
-    def map(
-        self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> Features:
-        """Return features with ``events`` and ``users`` applied to each column of their kind."""
-        return Features(
-            {name: events(column) for name, column in self.events.items()},
-            {name: users(column) for name, column in self.users.items()},
-        )
 
 
 class TokenField(nn.Module):
@@ -178,18 +153,17 @@ class EventFeatures(nn.Module):
         users = dict(zip(self.users, fields[num_events:], strict=True))
         return {"events": events, "user": users}
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return item vectors x [m, d] joined with the fields in ``ctx``; absent ones add zeros."""
-        features = Features() if ctx.features is None else ctx.features
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return item vectors x [m, d] joined with a batch's fields; absent ones add zeros."""
         zeros = torch.zeros_like(x)
         vectors = []
         tables = self.by_table()
         for name, embed in tables["events"].items():
-            values = features.events.get(name)
+            values = batch.features.events.get(name)
             vectors.append(zeros if values is None else embed(values))
         for name, embed in tables["user"].items():
-            values = features.users.get(name)
-            vectors.append(zeros if values is None else embed(values)[ctx.row])
+            values = batch.features.users.get(name)
+            vectors.append(zeros if values is None else embed(values)[batch.row])
         return self.fusion(x, vectors)
 
 

@@ -1,7 +1,7 @@
 """Blocks with gates: HSTU's, without softmax and feed-forward network, and LiGR's.
 
 HSTU's attention has no softmax, and its output is gated. In LiGR's block a gate on the input
-decides how much of a sub-layer's output is added. Shapes as in ``context.py``.
+decides how much of a sub-layer's output is added. Shapes as in ``sequence_batch.py``.
 
 References:
     Jiaqi Zhai et al. "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers
@@ -20,11 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, MultiHeadAttention, TransformerLayer
+from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.chunks import compute_in_chunks
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.forward import (
+    BlockOptions,
+    MultiHeadAttention,
+    TransformerLayer,
+    build_transformer_layer,
+)
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PointwiseAttention(MultiHeadAttention):
@@ -60,39 +65,37 @@ class PointwiseAttention(MultiHeadAttention):
         self.gate = nn.Linear(d, d, bias=options.bias)
         self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Apply the sub-layer with residual, [m, d] to [m, d]."""
         query, key, value, gate = self._project_gated(x)
-        q, k, v, bias = self._apply_hooks(query, key, value, ctx)
+        q, k, v, bias = self.apply_hooks(query, key, value, batch)
         if bias is not None:
             bias = bias[(None,) * (4 - bias.dim())]  # [1 or b, 1 or h, t, t]
-        n = ctx.max_length
+        n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
             mix = functools.partial(_mix_values, n=n)
-            out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * ctx.width**2)
-        out = self.gate_norm(ctx.unpad(out.transpose(1, 2), "start").reshape(x.shape))
+            out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * batch.width**2)
+        out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
         out = self.out_dropout(out * gate.reshape(x.shape))
         return x + (out if self.dense is None else self.dense(out))
 
     def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d]."""
-        product = self._project_jointly(self.LayerNorm(x), [*self.projections, self.gate])
+        product = self.project_jointly(self.LayerNorm(x), [*self.projections, self.gate])
         return F.silu(product).unbind(1)
 
-    def weights(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+    def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
         query, key, value, _ = self._project_gated(x)
-        q, k, _, bias = self._apply_hooks(query, key, value, ctx)
-        return _compute_weights(q, k, bias, ctx.max_length)
+        q, k, _, bias = self.apply_hooks(query, key, value, batch)
+        return _compute_weights(q, k, bias, batch.max_length)
 
 
-class HSTULayer(TransformerLayer):
-    """One block: pointwise attention without a feed-forward layer."""
-
-    attention_class = PointwiseAttention
-    feed_forward_class = nn.Identity
+def build_hstu_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
+    """Build HSTU's layer: pointwise attention without a feed-forward network."""
+    return TransformerLayer(PointwiseAttention(options, position), nn.Identity())
 
 
 def _compute_weights(q: Tensor, k: Tensor, bias: Tensor | None, n: int) -> Tensor:
@@ -114,9 +117,9 @@ class GatedAttention(MultiHeadAttention):
         super().__init__(options, position)
         self.gate = nn.Linear(options.hidden_size, options.hidden_size)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Apply the gated sub-layer, [m, d] to [m, d]."""
-        out = self.out_dropout(self.attention(self.LayerNorm(x), ctx))
+        out = self.out_dropout(self.attention(self.LayerNorm(x), batch))
         return x + self.gate(x).sigmoid() * out
 
 
@@ -140,8 +143,14 @@ class GatedFeedForward(nn.Module):
         return x + self.gate(x).sigmoid() * out
 
 
-class LiGRLayer(TransformerLayer):
-    """One block: gated attention, then a gated feed-forward layer; ``activation`` is not used."""
+def build_ligr_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
+    """Build LiGR's layer: gated attention and feed-forward network; not by ``activation``."""
+    return TransformerLayer(GatedAttention(options, position), GatedFeedForward(options))
 
-    attention_class = GatedAttention
-    feed_forward_class = GatedFeedForward
+
+# The values of the option ``block``.
+BLOCKS = {
+    "transformer": build_transformer_layer,
+    "hstu": build_hstu_layer,
+    "ligr": build_ligr_layer,
+}

@@ -1,9 +1,9 @@
 """Sessions as graphs: a node for each item, an edge for every transition; and layers over them.
 
 PosRec, section 4.3.1 (graph) and 4.3.2 (anchors, gated messages); FGNN (weighted attention,
-Set2Set). Shapes as in ``context.py``, with k nodes in the batch, packed session by session, n nodes
-in the largest session, a anchors in the batch, and h heads that have all d columns each. As in
-PosRec a transition of an item to itself is an edge like any other.
+Set2Set). Shapes as in ``sequence_batch.py``, with k nodes in the batch, packed session by session,
+n nodes in the largest session, a anchors in the batch, and h heads that have all d columns each. As
+in PosRec a transition of an item to itself is an edge like any other.
 
 References:
     Ruihong Qiu et al. "Exploiting Positional Information for Session-based Recommendation."
@@ -20,37 +20,42 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 @dataclass(frozen=True)
 class SessionGraph:
     """Weighted directed graphs of b sessions. Built with :meth:`build`."""
 
-    events: SequenceContext  # of the m interactions
-    nodes: SequenceContext  # of the k nodes; those of a session in order of their items
-    items: Tensor  # [k] int64
+    events: SequenceBatch  # the m interactions
+    nodes: SequenceBatch  # the k nodes as if they were interactions, in order of their items
     first: Tensor  # [k] int64, interactions of the session before the node's first appearance
     age: Tensor  # [k] int64, interactions of the session after the node's last appearance
     count: Tensor  # [k] int64, appearances
     alias: Tensor  # [m] int64, the node of each interaction
 
     @classmethod
-    def build(cls, items: Tensor, events: SequenceContext) -> SessionGraph:
-        """Build the graphs of packed item ids [m]; every distinct item of a session is a node."""
+    def build(cls, batch: SequenceBatch) -> SessionGraph:
+        """Build the graphs of a batch's sessions; every distinct item of a session is a node."""
+        items = batch.items
+        events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
         code = events.row * (items.max() + 1) + items  # by session, then by item
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
         torch.ne(key[1:], key[:-1], out=is_new[1:])
+
+        # the node of each interaction, and the first and last interaction of each node
         alias = torch.empty_like(order).index_copy_(0, order, is_new.cumsum(0) - 1)
         start = is_new.nonzero().squeeze(1)  # the first appearance of each node, in sorted order
         count = torch.diff(start, append=start.new_tensor([order.numel()]))
         first, last = order[start], order[start + count - 1]
+
         lengths = torch.bincount(events.row[first], minlength=events.batch_size)
         return cls(
             events=events,
-            nodes=SequenceContext.from_lengths(lengths, events.max_length),
-            items=items[first],
+            nodes=SequenceBatch.from_lengths(
+                items[first], lengths, batch.max_length, features=batch.features
+            ),
             first=events.index[first],
             age=events.age[last],
             count=count,
@@ -74,7 +79,8 @@ class SessionGraph:
         session = self.events.row
         node = self.nodes.index[self.alias]
         flat_index = (session[:-1] * n + node[:-1]) * n + node[1:]
-        is_edge = self.events.follows[1:].to(torch.get_default_dtype())  # 0 between two sessions
+        follows = self.events.index[1:] > 0  # the interaction before is of the same session
+        is_edge = follows.to(torch.get_default_dtype())
         return is_edge.new_zeros(b * n * n).index_add_(0, flat_index, is_edge).view(b, n, n)
 
 
@@ -98,42 +104,46 @@ class Anchors:
 
 
 def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
-    """Count steps from nodes to all nodes of their session; edges have no weight or direction.
+    """Count the steps from some nodes to all nodes of their session.
 
-    A session is a walk through its graph, so a shortest path is made of stretches of the session,
-    and changes from one to the next where an item occurs again. A sweep along the session and back
-    relaxes all stretches of all paths; one sweep is needed for each repeated item, and one more.
+    Edges have no weight or direction here. A session is a walk through its graph, so a shortest
+    path is made of stretches of the session, and changes from one to the next where an item occurs
+    again. A sweep along the session and back relaxes all stretches of all paths; one sweep is
+    needed for each repeated item, and one more.
+
+    Args:
+        graph: graphs of b sessions.
+        start: [a] int64 nodes.
 
     Returns:
-        [a, n] int64 number of steps from the nodes ``start`` [a]; 0 at padding.
+        [a, n] int64 number of steps; 0 at padding.
     """
     events, nodes, n = graph.events, graph.nodes, graph.nodes.width
     row, start_index = nodes.row[start], nodes.index[start]
-    block = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t], n at padding
-    node = torch.cat((block, block.flip(1)), 1)[row]  # [a, 2t], along the session and back
-    step = torch.arange(events.width, device=start.device)
-    far = 2 * events.width  # longer than any path
-    distance = torch.where(node == start_index[:, None], 0, far)
+    t = events.width
+    step = torch.arange(t, device=start.device)
+    far = 2 * t  # longer than any path
+
+    # the node at each place of the walk, n at padding; columns t.. are the walk backwards
+    walk = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t]
+    node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
+
+    distance = torch.where(node == start_index[:, None], 0, far)  # of each place from its start
     num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()  # in a session
     for _ in range(int(num_repeated) + 1):
-        paths = distance.view(len(start), 2, -1) - step
-        paths = paths.cummin(2).values.add_(step).view_as(node)
+        # along a walk: min over earlier places of their distance plus the steps since
+        reached = (distance.view(-1, 2, t) - step).cummin(2).values.add_(step).view_as(node)
+        # a node is as near as the nearest of its places
         shortest = distance.new_full((len(start), n + 1), far)
-        shortest.scatter_reduce_(1, node, paths, "amin")
-        previous = distance
-        distance = shortest.gather(1, node)
+        shortest.scatter_reduce_(1, node, reached, "amin")
+        previous, distance = distance, shortest.gather(1, node)
         if torch.equal(previous, distance):
             break
     return shortest[:, :n].masked_fill(nodes.padding[row], 0)
 
 
 def weigh_neighbours(
-    graph: SessionGraph,
-    anchors: Anchors | None,
-    overlap: str,
-    self_weight: float,
-    mean: bool,
-    counted: bool = True,
+    graph: SessionGraph, edges: Tensor, anchors: Anchors | None, overlap: str, self_weight: float
 ) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
@@ -144,47 +154,51 @@ def weigh_neighbours(
 
     Args:
         graph: graphs of b sessions.
+        edges: [b, n, n] weight of the edge from node i to node j; 0 for no edge.
         anchors: their anchors, or None for the edges only.
         overlap: weight of an anchor that is a neighbour: its ``distance`` (1), its ``edge`` (w), or
             the ``sum`` of both (w + 1).
         self_weight: weight of an anchor's message to itself; 0 as its distance.
-        mean: whether the weights a node receives are divided by their sum, in and out separately,
-            as in SR-GNN.
-        counted: whether an edge weighs its number of transitions; else 1, as in SR-GNN's code.
 
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
-    edges = graph.transitions if counted else graph.transitions.clamp(max=1)
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
-    if anchors is not None:
-        row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-        sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
-        edges = sending[row, :, index]  # [a, 2, n]
-        is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-        distances = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
-        joined = _join(edges, distances, overlap)
-        if self_weight:  # a self-transition is an edge to another appearance, not this message
-            itself = torch.arange(index.size(0), device=index.device), slice(None), index
-            joined[itself] = edges[itself] + self_weight * is_anchor[:, :, 0]
-        sending[row, :, index] = joined  # in place in ``weights``
-    if mean:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+    if anchors is None:
+        return weights
+
+    # what each anchor sends to the nodes of its session: by edges, and by its distance
+    row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
+    sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
+    by_edge = sending[row, :, index]  # [a, 2, n]
+    is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
+    by_distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
+
+    if overlap == "sum":
+        joined = by_edge + by_distance
+    elif overlap == "distance":
+        joined = torch.where(by_distance > 0, by_distance, by_edge)
+    else:
+        joined = torch.where(by_edge > 0, by_edge, by_distance)
+    if self_weight:  # a self-transition is an edge to another appearance, not this message
+        itself = torch.arange(index.size(0), device=index.device), slice(None), index
+        joined[itself] = by_edge[itself] + self_weight * is_anchor[:, :, 0]
+    sending[row, :, index] = joined  # in place in ``weights``
     return weights
 
 
-def _join(edges: Tensor, anchors: Tensor, overlap: str) -> Tensor:
-    """Combine the weights [a, 2, n] of edges and of anchors, see ``weigh_neighbours``."""
-    if overlap == "sum":
-        return edges + anchors
-    preferred, other = (anchors, edges) if overlap == "distance" else (edges, anchors)
-    return torch.where(preferred > 0, preferred, other)
+def average_weights(weights: Tensor) -> Tensor:
+    """Return weights [b, 2, n, n] divided by the sum of what a node receives, as in SR-GNN.
+
+    Nodes of N_in and of N_out are averaged separately.
+    """
+    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
 
 
 class PGGNN(nn.Module):
     """One layer: messages from in- and out-neighbours, then a GRU update (equations 7 and 8).
 
-        m_t  = sum_t' w_in[t, t'] x_t' W_in  ||  sum_t' w_out[t, t'] x_t' W_out
+        m_t  = W_in sum_t' w_in[t, t'] x_t'  ||  W_out sum_t' w_out[t, t'] x_t'
         x'_t = GRU(x_t, m_t)                       m_t the input, x_t the state
 
     The weights decide whether anchors are among the neighbours, see ``weigh_neighbours``.
@@ -196,7 +210,7 @@ class PGGNN(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
         """Update nodes [k, d] by messages with weights [b, 2, n, n] (``weigh_neighbours``)."""
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
@@ -229,7 +243,7 @@ class WGAT(nn.Module):
             nn.init.xavier_uniform_(head)
         nn.init.xavier_uniform_(self.attention)
 
-    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
         """Return nodes [k, d] updated by attention.
 
         ``weights`` [b, n, n] has the weight of the edge to node i (row) from node j (column), 0 for
@@ -267,7 +281,7 @@ class GRUSet2Set(nn.Module):
         self.steps = steps
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, nodes: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, nodes: SequenceBatch) -> Tensor:
         """Return the summary q* [b, 2d] of every session's nodes [k, d]."""
         block = nodes.pad(x, "start")
         query = x.new_zeros(nodes.batch_size, x.size(1))

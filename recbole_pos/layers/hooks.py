@@ -1,9 +1,9 @@
 """What a position scheme is: a small module that fills in some hooks of a model.
 
-A scheme sees tensors and a :class:`SequenceContext`, never a configuration or RecBole's
+A scheme sees tensors and a :class:`SequenceBatch`, never a configuration or RecBole's
 Interaction. The attention layer has projections, causal mask, softmax and dropout. A scheme that
 mixes along the sequence or replaces attention must itself be causal (``tests/test_schemes.py``
-checks every registered scheme by gradient). Shapes as in ``context.py``.
+checks every registered scheme by gradient). Shapes as in ``sequence_batch.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 PROJECTIONS = ("query", "key", "value")
 # A query or key, [m, h, e]: a Tensor, or None where ``projections`` of the scheme leaves it out.
@@ -58,8 +58,8 @@ class PositionScheme(nn.Module):
     Attributes:
         options: names of the yaml keys handed to the constructor; their defaults stand in
             ``properties/position/<name>.yaml`` and nowhere else.
-        needs_time: whether the scheme reads ``ctx.times``.
-        reads_request: whether queries read ``ctx.request``, the times of their requests.
+        needs_time: whether the scheme reads ``batch.times``.
+        reads_request: whether queries read ``batch.request``, the times of their requests.
         assumes_order: whether times must not fall along a history, as they may from one given part
             to the next.
     """
@@ -79,7 +79,7 @@ class PositionScheme(nn.Module):
 class InputPosition(PositionScheme):
     """Base of encodings before the first layer, once per model: x0 = x + P."""
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return item vectors x [m, d] with positions added, [m, d]."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class AttentionPosition(PositionScheme):
         """Return the schemes by name that this one is composed of; if not composed, only itself."""
         return {type(self).__name__: self}
 
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Rotate packed query and key to R q and R k, [m, h, e] both."""
         return q, k
 
@@ -109,15 +109,15 @@ class AttentionPosition(PositionScheme):
         """
         return None
 
-    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        """Mix packed keys along each sequence, K to U^T K, [m, h, e]."""
+    def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Mix packed keys along each sequence, k to U^T k, [m, h, e]."""
         return k
 
-    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        """Mix packed values along each sequence, V to L V, [m, h, e]."""
+    def mix_values(self, v: Tensor, batch: SequenceBatch) -> Tensor:
+        """Mix packed values along each sequence, v to L v, [m, h, e]."""
         return v
 
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:
         """Return the bias to add to the scaled logits, broadcastable to [b, h, t, t], or None.
 
         ``q`` and ``k`` are [b, h, t, e], rotated and mixed, aligned at the start, zero at padding.
@@ -129,7 +129,7 @@ class AttentionPosition(PositionScheme):
         query: Projected,
         key: Projected,
         value: Tensor,
-        ctx: SequenceContext,
+        batch: SequenceBatch,
         dropout: Dropout,
     ) -> Tensor | None:
         """Return an output that replaces attention's, or None; all are packed [m, h, e]."""
@@ -139,6 +139,11 @@ class AttentionPosition(PositionScheme):
 def replaces_attention(scheme: type[AttentionPosition]) -> bool:
     """Return whether a scheme replaces dot-product attention."""
     return scheme.attend is not AttentionPosition.attend
+
+
+def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
+    """Return x + P, item vectors x [m, d] with the positions of a scheme of the input."""
+    return require_result(scheme(x, batch), x.dtype, x.shape, scheme, "forward")
 
 
 def require_result(

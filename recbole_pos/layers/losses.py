@@ -1,7 +1,6 @@
 """Training losses over the item catalogue.
 
 Shapes: m positions with n targets each, states [m, d], item vectors [items, d]; item 0 is padding.
-Arguments named ``hidden`` are states, those named ``weight`` item vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recbole_pos.layers.chunks import chunk_elements
-from recbole_pos.layers.row_gradients import make_row_gradient
+from recbole_pos.layers.item_table import make_row_gradient
 
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
@@ -23,8 +22,8 @@ _MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
 def _compute_loss_and_gradients(
-    hidden: Tensor,
-    weight: Tensor,
+    states: Tensor,
+    vectors: Tensor,
     targets: Tensor,
     betas: Tensor | None,
     prior: Tensor | None,
@@ -38,48 +37,59 @@ def _compute_loss_and_gradients(
     """
     # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
     # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
-    m, num_items = hidden.size(0), weight.size(0)
-    needs_hidden, needs_weight = needs_gradient
-    chunk_size = max(MIN_ROWS, min(m, chunk_elements(hidden.device) // num_items))
-    buffer = hidden.new_empty(min(chunk_size, m), num_items)
-    grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-    grad_weight = torch.zeros_like(weight) if needs_weight else None
-    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    rounded_hidden = hidden if factor_type is None else hidden.to(factor_type)
-    rounded_weight = weight if factor_type is None else weight.to(factor_type)
+    m, num_items = states.size(0), vectors.size(0)
+    needs_states, needs_vectors = needs_gradient
+    chunk_size = max(MIN_ROWS, min(m, chunk_elements(states.device) // num_items))
+    buffer = states.new_empty(min(chunk_size, m), num_items)
+    grad_states = torch.empty_like(states) if needs_states else None
+    grad_vectors = torch.zeros_like(vectors) if needs_vectors else None
+
+    total = torch.zeros((), dtype=torch.float64, device=states.device)
+    rounded_states = states if factor_type is None else states.to(factor_type)
+    rounded_vectors = vectors if factor_type is None else vectors.to(factor_type)
+
     for start in range(0, m, chunk_size):
         rows = slice(start, start + chunk_size)
-        states, target = rounded_hidden[rows], targets[rows]
-        beta = hidden.new_ones(target.shape) if betas is None else betas[rows]
-        logits = write_product(states, rounded_weight.t(), out=buffer[: len(states)])
+        chunk_states, target = rounded_states[rows], targets[rows]
+        beta = states.new_ones(target.shape) if betas is None else betas[rows]
+        logits = write_product(chunk_states, rounded_vectors.t(), out=buffer[: len(chunk_states)])
         losses, scale = _compute_losses(logits, target, beta, prior)
         total += losses.sum(dtype=torch.float64)
+
         grad_logits = logits  # ``_compute_losses`` has made them probabilities
-        if needs_hidden or needs_weight:
+        if needs_states or needs_vectors:
             if betas is not None or prior is not None:  # otherwise scale is 1
                 grad_logits *= scale
             if prior is not None:
                 grad_logits -= prior
             grad_logits.scatter_add_(1, target, -beta)
+
         if factor_type is not None:
             grad_logits = grad_logits.to(factor_type)
-        if grad_hidden is not None:
-            write_product(grad_logits, rounded_weight, out=grad_hidden[rows])
-        if grad_weight is not None:
+        if grad_states is not None:
+            write_product(grad_logits, rounded_vectors, out=grad_states[rows])
+        if grad_vectors is not None:
             # rounded factors are not divided by m before the end: float16 would underflow
-            scaled = states / m if factor_type is None else states
-            add_product(grad_weight, grad_logits.t(), scaled)
-    if grad_hidden is not None:
-        grad_hidden.div_(m)
-    if grad_weight is not None and factor_type is not None:
-        grad_weight.div_(m)
-    return (total / m).to(hidden.dtype), grad_hidden, grad_weight
+            scaled = chunk_states / m if factor_type is None else chunk_states
+            add_product(grad_vectors, grad_logits.t(), scaled)
+
+    if grad_states is not None:
+        grad_states.div_(m)
+    if grad_vectors is not None and factor_type is not None:
+        grad_vectors.div_(m)
+    return (total / m).to(states.dtype), grad_states, grad_vectors
 
 
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return losses and factors of log-sum-exp, [rows, 1] each; logits become their softmax."""
+    """Return the loss of each position and its factor of log-sum-exp, [rows, 1] each.
+
+    Args:
+        logits: [rows, items] products of states and item vectors, overwritten by their softmax.
+        target, beta: [rows, n] targets of each position, and their weights.
+        prior: [items] weight of each item at every position, or None.
+    """
     linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     scale = beta.sum(1, keepdim=True)
     if prior is not None:
@@ -99,13 +109,13 @@ class EarlyGradients(torch.autograd.Function):
     @staticmethod
     def keep(
         ctx: Any,
-        grad_hidden: Tensor | None,
-        grad_weight: Tensor | None,
+        grad_states: Tensor | None,
+        grad_vectors: Tensor | None,
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
         """Save both gradients; that to item vectors may be of ``rows`` of a table of ``size``."""
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_states, grad_vectors)
         ctx.rows, ctx.size = rows, size
 
     @staticmethod
@@ -117,11 +127,11 @@ class EarlyGradients(torch.autograd.Function):
         is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
         if not is_readable or grad.item() != 1:
             grads = [None if saved is None else saved * grad for saved in grads]
-        grad_hidden, grad_weight = grads
-        if grad_weight is not None and ctx.rows is not None:
-            grad_weight = make_row_gradient(ctx.rows, grad_weight, ctx.size)
+        grad_states, grad_vectors = grads
+        if grad_vectors is not None and ctx.rows is not None:
+            grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
-        return grad_hidden, grad_weight, *other_grads
+        return grad_states, grad_vectors, *other_grads
 
 
 class _CatalogueLoss(EarlyGradients):
@@ -130,24 +140,24 @@ class _CatalogueLoss(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
+        states: Tensor,
+        vectors: Tensor,
         targets: Tensor,
         betas: Tensor | None,
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
         """Return the scalar mean loss of states [m, d] over all items; keep its gradients."""
-        loss, grad_hidden, grad_weight = _compute_loss_and_gradients(
-            hidden, weight, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
+        loss, grad_states, grad_vectors = _compute_loss_and_gradients(
+            states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )
-        EarlyGradients.keep(ctx, grad_hidden, grad_weight)
+        EarlyGradients.keep(ctx, grad_states, grad_vectors)
         return loss
 
 
 # ``_compute_loss_and_gradients`` as one operation: a compiled graph would unroll its chunks.
 _SCHEMA = (
-    "(Tensor hidden, Tensor weight, Tensor targets, Tensor? betas, Tensor? prior, "
+    "(Tensor states, Tensor vectors, Tensor targets, Tensor? betas, Tensor? prior, "
     "ScalarType? factor_type) -> (Tensor, Tensor, Tensor)"
 )
 _compiled_loss = torch.library.custom_op(
@@ -156,9 +166,9 @@ _compiled_loss = torch.library.custom_op(
 
 
 @_compiled_loss.register_fake
-def _make_fake_outputs(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _make_fake_outputs(states: Tensor, vectors: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors of the outputs' shapes and types, which tracing needs."""
-    return hidden.new_empty(()), torch.empty_like(hidden), torch.empty_like(weight)
+    return states.new_empty(()), torch.empty_like(states), torch.empty_like(vectors)
 
 
 def _save_gradients(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -174,19 +184,19 @@ def _scale_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None,
 _compiled_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
-def full_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean of -log softmax(hidden @ weight[1:].T)[target] (FPARec, equation 11).
+def full_cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of -log softmax(states @ vectors[1:].T)[target] (FPARec, equation 11).
 
     Args:
-        hidden: [m, d] one vector per position that has a target.
-        weight: [items, d] item embeddings; row 0 is padding and is never a candidate.
+        states: [m, d] one vector per position that has a target.
+        vectors: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m] int64 item of each position, in 1..items-1.
     """
-    return weighted_cross_entropy(hidden, weight, targets[:, None], None, None)
+    return weighted_cross_entropy(states, vectors, targets[:, None], None, None)
 
 
 def weighted_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, betas: Tensor | None, prior: Tensor | None
+    states: Tensor, vectors: Tensor, targets: Tensor, betas: Tensor | None, prior: Tensor | None
 ) -> Tensor:
     """Return the mean cross-entropy of positions with several targets, and with every item.
 
@@ -194,23 +204,23 @@ def weighted_cross_entropy(
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
-    Under autocast factors of products have its type, and sums have the type of ``weight``.
+    Under autocast factors of products have its type, and sums have the type of ``vectors``.
 
     Args:
-        hidden, weight: see :func:`full_cross_entropy`.
+        states, vectors: see :func:`full_cross_entropy`.
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
     """
-    device_type = hidden.device.type
+    device_type = states.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
     factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
     with torch.autocast(device_type, enabled=False):
-        hidden = hidden.to(weight.dtype)
-        betas, prior = (x if x is None else x.to(weight.dtype) for x in (betas, prior))
+        states = states.to(vectors.dtype)
+        betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
         if torch.compiler.is_compiling():
-            return _compiled_loss(hidden, weight, targets, betas, prior, factor_type)[0]
-        return _CatalogueLoss.apply(hidden, weight, targets, betas, prior, factor_type)
+            return _compiled_loss(states, vectors, targets, betas, prior, factor_type)[0]
+        return _CatalogueLoss.apply(states, vectors, targets, betas, prior, factor_type)
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -237,8 +247,8 @@ def dirichlet_prior(counts: Tensor) -> Tensor:
 
 
 def posterior_loss(
-    hidden: Tensor,
-    weight: Tensor,
+    states: Tensor,
+    vectors: Tensor,
     targets: Tensor,
     betas: Tensor,
     prior: Tensor,
@@ -247,14 +257,14 @@ def posterior_loss(
     """Return the posterior loss, the mean over positions of AttrFormer's equation 17.
 
     Args:
-        hidden, weight: see :func:`full_cross_entropy`.
+        states, vectors: see :func:`full_cross_entropy`.
         targets: [m, n] int64 items after each position, the next one first.
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
         prior_weight: factor of the prior: 1 in the paper, 0 for no prior.
     """
     if prior_weight == 0:
-        return weighted_cross_entropy(hidden, weight, targets, betas, None)
+        return weighted_cross_entropy(states, vectors, targets, betas, None)
     entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
-    loss = weighted_cross_entropy(hidden, weight, targets, betas, prior_weight * prior)
+    loss = weighted_cross_entropy(states, vectors, targets, betas, prior_weight * prior)
     return loss + (prior_weight * entropy).to(loss.dtype)

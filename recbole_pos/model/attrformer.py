@@ -10,10 +10,10 @@ Where its equations are:
 equation        code
 =============== ===================================================================
 1, 10, A.2      ``relate_categorical``, ``similarity`` in ``relations/tables.py``
-2 to 5          ``MultiHeadAttention`` in ``layers/attention.py``
+2 to 5          ``MultiHeadAttention`` in ``layers/forward.py``
 6, degrees      ``_normalise`` in ``relations/lookup.py``
-6 to 8          ``RelationAttention.compute_heads`` in ``layers/relations.py``
-9               ``RelationAttention.attention``, same file
+6 to 8          ``RelationAttention.compute_heads``
+9               ``RelationAttention.attention``
 top-K           ``top_relations`` in ``relations/search.py``
 section 3.1.3   ``RelationLookup.build_relations`` (R^U), ``RelationLayer`` (its place)
 section 3.2.2   ``RelationLookup.pack_histories``; ``linked`` in ``data/loaders.py``
@@ -21,42 +21,38 @@ section 3.2.2   ``RelationLookup.pack_histories``; ``linked`` in ``data/loaders.
 13 to 17        ``posterior_loss``, same file; ``LaterTargets`` in ``data/targets.py``
 =============== ===================================================================
 
-Baselines of Table 6 are PosSASRec with another ``position``: [tisas] (TiSASRec), [difsr] (DIF-SR).
-
 Only ``RelationLookup.make_order`` decides what an interaction may read; ``relations/lookup.py``
-explains why nothing of a user's future comes back to the user. The batch is the neighbourhood, so
-batches are of random windows (``length_pool: 1``). Section 3.1.3 counts positions from the oldest
-interaction of a window. Shapes as in ``layers/relations.py``, and B rows of RecBole's batches, k
-targets.
+explains why nothing of a user's future comes back to the user. Shapes as in
+``layers/sequence_batch.py``; M relations of items and behaviour, M' relation heads of size e'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import ClassVar
 
 import numpy as np
 import torch
-from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.clock import check_clock, require_order
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.data.targets import LaterTargets
-from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.forward import (
+    BlockOptions,
+    FeedForward,
+    MultiHeadAttention,
+    TransformerLayer,
+)
 from recbole_pos.layers.hooks import AttentionPosition
 from recbole_pos.layers.losses import dirichlet_prior, posterior_loss
-from recbole_pos.layers.relations import BatchRelations, RelationLayer
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.sasrec import PosSASRec
-from recbole_pos.relations.declare import TIME, read_relations
-from recbole_pos.relations.lookup import PackedSequences, RelationLookup
+from recbole_pos.relations.lookup import BatchRelations, PackedSequences, RelationLookup
+from recbole_pos.relations.tables import TIME, read_relations
 from recbole_pos.values import Options, is_number, shown
 
 MOST_EVENTS = 1 << 16  # interactions of histories that are encoded at once
@@ -65,10 +61,13 @@ MOST_EVENTS = 1 << 16  # interactions of histories that are encoded at once
 class AttrFormer(PosSASRec):
     """The backbone with relation-augmented heads, aggregation by users, and posterior targets
     (Liu et al., "Learning Attribute as Explicit Relation for Sequential Recommendation", KDD 2025).
+
+    The batch is the neighbourhood, so batches are of random windows (``length_pool: 1``). Relations
+    are the ``extras`` of a batch. Baselines of Table 6 are PosSASRec with another ``position``:
+    [tisas] (TiSASRec), [difsr] (DIF-SR).
     """
 
     needs_events = True
-    prepares = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("event_features", "user_features"), "relations are what it reads of such"),
         "target_events": "in training it relates interactions that have a target only",
@@ -96,6 +95,19 @@ class AttrFormer(PosSASRec):
             )
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
+        self.relates_times = any(relation.table == TIME for relation in self.declared)
+        self.attach(dataset, config)
+
+        betas, self.prior_weight = read_posterior(config)
+        # without a prior and with one target for a state the loss is that of the backbone
+        is_plain = self.prior_weight == 0 and betas == [1.0]
+        self.later_targets = None if is_plain else LaterTargets(dataset.split, betas)
+        counts = torch.from_numpy(dataset.popularity)
+        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
+        self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+
+    def attach(self, dataset: Dataset, config: Options) -> None:
+        """Set the log whose interactions batches name by ``log_rows`` and predictions read."""
         self.lookup = RelationLookup(
             self.declared,
             dataset,
@@ -106,232 +118,158 @@ class AttrFormer(PosSASRec):
             default_self_relation=float(config["user_update"] == "replace"),
         )
         self.notices += self.lookup.notices
-        self._check_clock(config, dataset)
-        self.bank_users = self._choose_bank_users(config["bank_size"])
-        betas, self.prior_weight = read_posterior(config)
-        # without a prior and with one target for a state the loss is that of the backbone
-        is_plain = self.prior_weight == 0 and betas == [1.0]
-        self.later_targets = None if is_plain else LaterTargets(dataset.split, betas)
-        counts = torch.from_numpy(dataset.popularity)
-        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
-        self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
+        if self.relates_times:  # of one sequence the interactions nearest in order are compared
+            require_order(dataset.log, "relations: time", "leave the time out of relations")
+        if not self.needs_time and (self.relates_times or self.lookup.clock == "time_respecting"):
+            instead = "set cross_sequence: random_order"
+            if self.relates_times:
+                instead = "leave the time out of relations"
+            unit, across = config["timestamp_unit"], not self.relates_times
+            self.notices += check_clock(dataset.log, unit, instead=instead, across=across)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.item_embedding.weight.device
+        # up to bank_size users with training interactions, sampled by the seed
+        users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
+        rng = np.random.default_rng(self.seed)
+        bank_size = min(config["bank_size"], len(users))
+        self.bank_users = np.sort(rng.choice(users, bank_size, replace=False))
 
-    @property
-    def _relates_times(self) -> bool:
-        return any(relation.table == TIME for relation in self.declared)
+    def build_layer(
+        self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
+    ) -> RelationLayer:
+        """Build layer ``number``, from 1; ``user_layers`` says which aggregate by users."""
+        num_user_relations = sum(relation.is_of_users for relation in self.declared)
+        remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
+        return RelationLayer(
+            options,
+            position,
+            num_relations=len(self.declared) - num_user_relations,
+            num_heads=config["relation_heads"],
+            head_size=config["relation_size"],
+            aggregates=num_user_relations > 0 and number % 2 in remainders,
+            gated=config["user_update"] == "gated",
+        )
 
     @property
     def histories_need_time(self) -> bool:
-        """Whether a scheme reads times, or those relations that :meth:`after` looks up."""
+        """Whether a scheme reads times, or those relations that :meth:`encode` looks up."""
         if self.lookup.clock == "time_respecting" and self.inference == "training_bank":
             return True  # ``batch`` has no training interactions of users that are not in the log
-        return self.needs_time or (self._relates_times and self.inference != "none")
-
-    def _check_clock(self, config: Options, dataset: Dataset) -> None:
-        """Check the timestamps if relations need them."""
-        reads_time = self._relates_times
-        if reads_time:  # of one sequence the interactions nearest in order are compared
-            require_order(dataset.log, "relations: time", "leave the time out of relations")
-        if self.needs_time:
-            return
-        if reads_time:
-            instead = "leave the time out of relations"
-        elif config["cross_sequence"] == "time_respecting":
-            instead = "set cross_sequence: random_order"
-        else:
-            return
-        unit = config["timestamp_unit"]
-        self.notices += check_clock(dataset.log, unit, instead=instead, across=not reads_time)
-
-    def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """Return the function that builds the next block, with relations by ``user_layers``."""
-        num_user_relations = sum(relation.is_of_users for relation in self.declared)
-        remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
-        layer_number = count(1)
-
-        def build_layer(options: BlockOptions, position: AttentionPosition) -> RelationLayer:
-            """Build the next block; each call is for one block, from the first to the last."""
-            return RelationLayer(
-                options,
-                position,
-                relations=len(self.declared) - num_user_relations,
-                heads=config["relation_heads"],
-                head_size=config["relation_size"],
-                aggregates=num_user_relations > 0 and next(layer_number) % 2 in remainders,
-                gated=config["user_update"] == "gated",
-            )
-
-        return build_layer
-
-    def _choose_bank_users(self, size: int) -> np.ndarray:
-        """Return ids of up to ``size`` users with training interactions, sampled by the seed."""
-        users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
-        rng = np.random.default_rng(self.seed)
-        return np.sort(rng.choice(users, min(size, len(users)), replace=False))
-
-    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its relations ``prepared``."""
-        rows = self.pack_windows(batch)
-        relations, _ = self._look_up(rows, self.lookup, batch.items.device)
-        return replace(batch, prepared=relations)
-
-    def pack_rows(self, interaction: Interaction) -> SequenceBatch:
-        """Return RecBole's rows as packed windows with a target each, prepared on the host."""
-        rows, last = self._pack_histories(interaction)
-        batch = SequenceBatch(
-            items=torch.from_numpy(self.lookup.items[rows.events]),
-            lengths=torch.from_numpy(rows.lengths),
-            targets=interaction[self.POS_ITEM_ID],
-            width=int(rows.lengths.max()),
-            positions=torch.from_numpy(last),
-            times=torch.from_numpy(self.lookup.times[rows.events]) if self.needs_time else None,
-            log_rows=torch.from_numpy(rows.events),
-        )
-        return self.prepare(batch)
-
-    def pack_windows(self, batch: SequenceBatch) -> PackedSequences:
-        """Return the rows of a training batch."""
-        assert batch.log_rows is not None  # ``needs_events``
-        events = batch.log_rows.cpu().numpy()
-        # windows may overlap; an interaction is a source where it has a target
-        is_source = np.ones(len(events), dtype=bool)
-        if batch.positions is not None:
-            is_source = np.isin(np.arange(len(events)), batch.positions.cpu().numpy())
-        lengths = batch.lengths.cpu().numpy()
-        return self.lookup.pack_windows(events, lengths, is_source, self.linked)
+        return self.needs_time or (self.relates_times and self.inference != "none")
 
     def average_losses(
-        self, hidden: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
+        self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
         """Return the mean of equation 17 over states [k, d] with targets and betas [k, n]."""
         return posterior_loss(
-            hidden, vectors, targets, target_weights, self.prior, self.prior_weight
+            states, vectors, targets, target_weights, self.prior, self.prior_weight
         )
 
-    def encode_packed(
-        self, rows: PackedSequences, positions: Tensor | None, lookup: RelationLookup | None = None
-    ) -> Tensor:
-        """Return the states [k, d] at ``positions`` of packed rows that read each other.
+    # --- training: the rows of a batch read each other ---
 
-        Without positions they are [m, d]. ``lookup`` defaults to the model's own.
+    def prepare(self, batch: SequenceBatch) -> SequenceBatch:
+        """Return a batch with the relations among its rows as ``extras``."""
+        rows = self.locate(batch)
+        return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
+
+    def locate(self, batch: SequenceBatch) -> PackedSequences:
+        """Return the rows of a batch, where they are in the log, and what others may read of them.
+
+        Windows may overlap, so an interaction may be read where it has a target.
         """
-        lookup = lookup or self.lookup
-        relations, times = self._look_up(rows, lookup, self._device)
-        lengths = torch.from_numpy(rows.lengths).to(self._device)
-        items = torch.from_numpy(lookup.items[rows.events]).to(self._device)
-        ctx = SequenceContext.from_lengths(
-            lengths, self.max_seq_length, times, items, relations, int(rows.lengths.max())
-        )
-        return self.query_states(items, ctx, positions)
+        assert batch.log_rows is not None  # ``needs_events``
+        events = batch.log_rows.cpu().numpy()
+        is_source = np.full(len(events), batch.targets is not None and batch.queries is None)
+        if batch.targets is not None and batch.queries is not None:
+            is_source[batch.queries.cpu().numpy()] = True
+        return self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), is_source, self.linked)
 
-    def _look_up(
+    def _relate(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
-    ) -> tuple[BatchRelations | None, Tensor]:
-        """Return the relations of rows, None if they are off, and times [m] in seconds."""
-        relations = None
-        if self.training or self.inference != "none":
-            # in training from torch's generator, whose state checkpoints keep
-            seed = int(torch.randint(2**62, ())) if self.training else self.seed
-            rng = np.random.default_rng(seed)
-            relations = lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
-        times = torch.from_numpy(lookup.times[rows.events]) * self.time_unit
-        return relations, times.to(device)
+    ) -> BatchRelations:
+        """Return the relations of rows; none of them if predictions read none."""
+        if not self.training and self.inference == "none":
+            return BatchRelations(None, None)
+        # in training from torch's generator, whose state checkpoints keep
+        seed = int(torch.randint(2**62, ())) if self.training else self.seed
+        rng = np.random.default_rng(seed)
+        return lookup.build_relations(rows, rng, device, self.item_embedding.weight.dtype)
 
-    def _pack_histories(self, interaction: Interaction) -> tuple[PackedSequences, np.ndarray]:
-        """Return RecBole's rows as packed windows, and indices [B] of their last interactions."""
-        target = interaction[TARGET_EVENT].cpu().numpy()
-        lengths = interaction[self.ITEM_SEQ_LEN].cpu().numpy()
-        rows = self.lookup.pack_histories(target - lengths, target, is_bank=False)
-        return rows, np.cumsum(lengths) - 1
+    # --- prediction: rows read the bank, and not each other ---
 
-    def encode_rows(self, rows: Interaction) -> Tensor:
-        """Return the states [B, d] after RecBole's rows, to inspect the model.
+    def encode(self, batch: SequenceBatch) -> Tensor:
+        """Return the states [k, d] of the batch's queries.
 
-        Interactions are related within their row only, so that states do not depend on the batch.
+        A batch with relations is encoded as it is. For any other one the whole histories before its
+        newest interactions are looked up, and ``inference_relations`` says whether they read the
+        bank: training interactions only, all older than a held-out target of their user. Prefixes
+        of the training part have no such guarantee, and read each other as in training.
         """
-        histories, last = self._pack_histories(rows)
-        return self.encode_packed(histories, torch.from_numpy(last).to(self._device))
+        if batch.extras is not None:
+            return super().encode(batch)
+        newest_index = batch.last.cpu().numpy()
+        if batch.log_rows is not None:
+            newest = batch.log_rows.cpu().numpy()[newest_index]
+            if self.lookup.is_followed_in_training(newest).any():
+                return super().encode(self.prepare(batch))
+            return self._encode_histories(newest, self.lookup)
 
-    def pack_prefixes(self, interaction: Interaction) -> tuple[PackedSequences, Tensor]:
-        """Return RecBole's rows as in training, and the indices [B] of their last interactions.
+        # histories that are not in the log come after it
+        times = None if batch.times is None else batch.times.cpu().numpy()
+        items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
+        lookup = self.lookup.with_histories(items, lengths, times)
+        return self._encode_histories(lookup.num_events + newest_index, lookup)
 
-        Other rows may read these last interactions only.
-        """
-        rows, last = self._pack_histories(interaction)
-        is_source = np.zeros(len(rows.events), dtype=bool)
-        is_source[last] = True
-        rows = self.lookup.pack_windows(rows.events, rows.lengths, is_source, linked=False)
-        return rows, torch.from_numpy(last).to(self._device)
-
-    def compute_states(self, interaction: Interaction) -> Tensor:
-        """Return the states [B, d] that predict each row's target.
-
-        Rows of held-out targets do not read each other. ``inference_relations`` says whether they
-        read the bank: training interactions only, all older than a held-out target of their user.
-        Rows of training targets have no such guarantee, and read each other as in training.
-        """
-        target = interaction[TARGET_EVENT].cpu().numpy()
-        if self.lookup.is_trained[target].any():
-            return self.encode_packed(*self.pack_prefixes(interaction))
-        return self._encode_histories(target - self.lookup.ranks[target], target, self.lookup)
-
-    def after(
-        self,
-        items: Tensor,
-        lengths: Tensor,
-        times: Tensor | None = None,
-        at: Tensor | None = None,
-        features: Features | None = None,
-    ) -> Tensor:
-        """Return the states [B, d] after histories, as for held-out targets; see the base class.
-
-        Histories are whole: their chunks are linked here.
-        """
-        known_times = None if times is None else times.cpu().numpy()
-        sizes = lengths.cpu().numpy()
-        lookup = self.lookup.with_histories(items.cpu().numpy(), sizes, known_times)
-        end = self.lookup.num_events + np.cumsum(sizes)
-        return self._encode_histories(end - sizes, end, lookup)
-
-    def after_users(self, users: np.ndarray) -> Tensor:
-        """Return the states [B, d] after all interactions of users, given by their ids [B]."""
-        offsets = self.lookup.offsets
-        return self._encode_histories(offsets[users], offsets[users + 1], self.lookup)
-
-    def _encode_histories(
-        self, start: np.ndarray, target: np.ndarray, lookup: RelationLookup
-    ) -> Tensor:
-        """Return the states [B, d] after the histories start : target of the log, [B] each."""
+    def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
+        """Return the states [b, d] after the histories that end with the rows ``newest`` [b]."""
+        target = newest + 1
+        start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
-        bank = self._pack_bank(target, lookup)
+        bank = self._pack_bank(lookup.users[newest], lookup)
         states = []
         # rows do not read each other, so a batch of long histories is encoded part by part
         part = np.cumsum(target - start) // MOST_EVENTS
         for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
-            first, end = start[histories], target[histories]
-            rows = lookup.pack_histories(first, end, is_bank=False)
-            last = torch.from_numpy(np.cumsum(end - first) - 1).to(self._device)
-            rows = rows if bank is None else rows + bank
-            states.append(self.encode_packed(rows, last, lookup))
+            packed = lookup.pack_histories(start[histories], target[histories], is_bank=False)
+            queries = np.cumsum(target[histories] - start[histories]) - 1
+            packed = packed if bank is None else packed + bank
+            states.append(super().encode(self.gather(packed, torch.from_numpy(queries), lookup)))
         return torch.cat(states)
 
-    def _pack_bank(self, target: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the packed training histories that those before ``target`` [b] read; None: none.
+    def gather(
+        self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
+    ) -> SequenceBatch:
+        """Return rows of the log as a batch with their relations; ``queries`` may be None."""
+        device = self.item_embedding.weight.device
+        relations = self._relate(rows, lookup, device)
+        batch = SequenceBatch.from_lengths(
+            torch.from_numpy(lookup.items[rows.events]),
+            torch.from_numpy(rows.lengths),
+            self.max_seq_length,
+            times=torch.from_numpy(lookup.times[rows.events]),
+            queries=queries,
+        )
+        return replace(batch.to(device), extras=relations)
+
+    def find_histories(self, users: np.ndarray) -> SequenceBatch:
+        """Return all interactions of users, given by their ids [b], as a batch to predict from."""
+        start, end = self.lookup.offsets[users], self.lookup.offsets[users + 1]
+        rows = gather_index(start, end - start)
+        items, lengths = torch.from_numpy(self.lookup.items[rows]), torch.from_numpy(end - start)
+        batch = self.make_batch(items, lengths)
+        return replace(batch, log_rows=torch.from_numpy(rows))
+
+    def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
+        """Return the packed training histories that predictions for users [b] read; None: none.
 
         They are of ``bank_users``, or of the batch's own users (``inference_relations: batch``).
         """
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
-        users = self.bank_users
-        if self.inference == "batch":
-            users = np.unique(lookup.users[target - 1])
-            users = users[users < len(lookup.train_end)]  # given histories have no training rows
-        return lookup.pack_bank(users)
+        if self.inference == "training_bank":
+            return lookup.pack_bank(self.bank_users)
+        users = np.unique(users)  # given histories have no training interactions
+        return lookup.pack_bank(users[users < len(lookup.train_end)])
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
@@ -349,6 +287,7 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
     is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
+
     if config["loss_type"] != "CE" and not is_plain:
         raise UsageError(
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "
@@ -356,3 +295,109 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
         )
     betas = [1.0] if is_plain else [float(beta) for beta in betas]
     return betas, float(prior_weight)
+
+
+class RelationAttention(MultiHeadAttention):
+    """Self-attention with relation-augmented heads beside its own.
+
+    W^O of equation 9 is in two parts, ``dense`` for the self-attention heads and ``relation_dense``
+    for the others: Concat(H_MSA, H_RAH) W^O = H_MSA W_1 + H_RAH W_2. Without relations this is the
+    backbone's attention, weights and all.
+    """
+
+    def __init__(
+        self,
+        options: BlockOptions,
+        position: AttentionPosition,
+        num_relations: int,
+        num_heads: int,
+        head_size: int,
+    ) -> None:
+        """Create the self-attention, and value, mixture and output of the heads of relations."""
+        super().__init__(options, position)
+        self.num_relations, self.num_relation_heads = num_relations, num_heads
+        if num_relations:
+            d, size = options.hidden_size, num_heads * head_size
+            self.relation_value = nn.Linear(d, size, bias=options.bias)
+            # heads start as the mean of all relations
+            fresh_mix = torch.full((num_relations, num_heads), 1 / num_relations)
+            self.relation_mix = nn.Parameter(fresh_mix)
+            self.relation_dense = nn.Linear(size, d, bias=False)
+
+    def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return Concat(H_MSA, H_RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
+        out = super().attention(x, batch)
+        relations: BatchRelations = batch.extras
+        if relations.heads is None:
+            return out
+        return out + self.relation_dense(self.compute_heads(x, relations.heads))
+
+    def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return H_RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8).
+
+        ``multiply`` is the product with the relations, see :class:`BatchRelations`. Equation 6
+        normalises the relation of each attribute, equation 7 reads as if it were their mixture.
+        Here it is each attribute's, or one of many large relations would leave little of the
+        others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
+
+            ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
+
+        one sparse product for all heads, E M' e' multiplications, and a small dense one. The
+        relations have no gradient; W^R gets its own from the dense part. Heads have values V_h of
+        their own, as "relation dimension" (B.3) suggests.
+        """
+        value = self.relation_value(x)  # [m, M' e']
+        related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r, head h
+        related = related.view(self.num_relations, x.size(0), self.num_relation_heads, -1)
+        return torch.einsum("rmhe,rh->mhe", related, self.relation_mix).reshape(x.size(0), -1)
+
+
+class RelationLayer(TransformerLayer):
+    """One layer of AttrFormer: relation-augmented attention, feed-forward, aggregation by users.
+
+    Relations of heads leave out the interaction itself, whose value the residual and self-attention
+    carry; for users it is kept. Section 3.1.3 prints x' = Norm(R^U) x, which keeps little of the
+    own state: ``user_update: replace``. Added at weight 1 instead, the items of ten other users
+    would stay in every state; so the weight of the aggregate is learned, from 0.
+
+    Args:
+        options, position: see :class:`~recbole_pos.layers.forward.MultiHeadAttention`.
+        num_relations, num_heads, head_size: M, M' and e', the paper's relation dimension.
+        aggregates: whether the layer aggregates from position to position.
+        gated: whether the aggregate is added to the state with a learned weight; else it replaces
+            the state.
+    """
+
+    user_gate: nn.Parameter | None
+
+    def __init__(
+        self,
+        options: BlockOptions,
+        position: AttentionPosition,
+        *,
+        num_relations: int,
+        num_heads: int,
+        head_size: int,
+        aggregates: bool,
+        gated: bool,
+    ) -> None:
+        """Build the layer and, if the aggregate is gated, a scalar gate that is 0 when fresh."""
+        # the plain attention is replaced at once; it keeps the random numbers of earlier versions
+        super().__init__(MultiHeadAttention(options, position), FeedForward(options))
+        self.multi_head_attention = RelationAttention(
+            options, position, num_relations, num_heads, head_size
+        )
+        self.aggregates = aggregates
+        # the gate is 0 when fresh, so that training starts at the backbone's states
+        gate = nn.Parameter(torch.zeros(())) if aggregates and gated else None
+        self.register_parameter("user_gate", gate)
+
+    def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
+        """Apply the layer to x [m, d]; return all states, or those at packed ``queries`` [k]."""
+        relations: BatchRelations = batch.extras
+        if not self.aggregates or relations.users is None:
+            return super().forward(x, batch, queries)
+        x = super().forward(x, batch)
+        aggregate = relations.users(x)
+        x = aggregate if self.user_gate is None else x + self.user_gate * aggregate
+        return x if queries is None else x[queries]

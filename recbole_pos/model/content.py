@@ -148,15 +148,18 @@ class Statistics:
             squares += (chunk**2).sum()
             if needs_products:
                 products += chunk.T @ chunk
+
         mean = total / num_rows
         if not needs_products:
             variance = (squares / num_rows - (mean**2).sum()) / c
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
+
         variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
         if not size:
             return cls(mean, (axes * scale) @ axes.T)
+
         # the sign of an eigenvector is arbitrary: make its largest entry positive
         axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
         return cls(mean, (axes * scale if whiten else axes)[:, :size])
@@ -198,6 +201,7 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
         if not measured.size or measured.var() < _TINY:  # fewer than two different vectors
             measured = values[has_content]
         values *= config["initializer_range"] / max(float(measured.std()), _TINY)
+
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()

@@ -29,10 +29,10 @@ MODELS = Registry(
     "model",
     {
         "PosSASRec": "recbole_pos.model.sasrec:PosSASRec",
-        "KernelAttention": "recbole_pos.model.kernel_attention:KernelAttention",
-        "TORoPE": "recbole_pos.model.to_rope:TORoPE",
-        "FPARec": "recbole_pos.model.fparec:FPARec",
-        "PARec": "recbole_pos.model.fparec:PARec",
+        "KernelAttention": "recbole_pos.model.sasrec:KernelAttention",
+        "TORoPE": "recbole_pos.model.sasrec:TORoPE",
+        "FPARec": "recbole_pos.model.sasrec:FPARec",
+        "PARec": "recbole_pos.model.sasrec:PARec",
         "PosRec": "recbole_pos.model.posrec:PosRec",
         "AttrFormer": "recbole_pos.model.attrformer:AttrFormer",
     },
@@ -48,7 +48,7 @@ BASELINES = Registry(
         "TransitionGraph": "recbole_pos.model.session_baselines:TransitionGraph",
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
-        "FGNN": "recbole_pos.model.fgnn:FGNN",
+        "FGNN": "recbole_pos.model.posrec:FGNN",
         "EncodedSTAMP": "recbole_pos.model.recbole_variants:EncodedSTAMP",
         "EncodedSASRec": "recbole_pos.model.recbole_variants:EncodedSASRec",
         "AnchoredSRGNN": "recbole_pos.model.recbole_variants:AnchoredSRGNN",
@@ -232,7 +232,7 @@ def _require_recommender(model: Any) -> None:
     base: type = AbstractRecommender
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
-        base, required = PosRecommender, [("encode", "states", "calculate_loss")]
+        base, required = PosRecommender, [("encode", "calculate_loss")]
     for names in required:
         if all(getattr(model, name) is getattr(base, name) for name in names):
             raise UsageError(f"model {path} defines no {' and no '.join(names)}")

@@ -1,29 +1,13 @@
-"""PosRec: sessions as graphs, with anchors, read out by a transformer that knows both ends.
+"""PosRec and FGNN: sessions as graphs, read out with positions from both ends or in learned order.
 
-Reference:
+References:
     Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
-    Session-based Recommendation." ACM Transactions on Information Systems 2021.
+    Session-based Recommendation." ACM Transactions on Information Systems 2021 (PosRec).
+    Ruihong Qiu, Jingjing Li, Zi Huang, Hongzhi Yin. "Rethinking the Item Order in Session-based
+    Recommendation with Graph Neural Networks." CIKM 2019 (FGNN).
 
-Where its equations are:
-
-=============== ===================================================================
-equation        code
-=============== ===================================================================
-5, 6            the schemes ``dpe`` and ``ldpe`` under ``position/``
-section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
-7, weights w    ``weigh_neighbours`` in ``layers/graph.py``; anchors: ``Anchors``
-7, 8            ``PGGNN`` in ``layers/graph.py``
-9               ``PosRec.encode_nodes``; the transformer is that of ``layers/attention.py``
-10              ``PosRec.states``
-11              ``PosRecommender.full_sort_predict`` in ``model/base.py``
-12              ``full_cross_entropy`` in ``layers/losses.py``
-=============== ===================================================================
-
-The model is not causal: a session's graph, and each node's distance to its end, change with every
-interaction, so each prefix is an example (``train_windows: prefix``). The encodings of Figures 3
-and 4 are ``position``, PosRec-ANC of Figures 5 and 6 is ``anchors: False``.
-
-Shapes as in ``layers/graph.py``.
+A session's graph changes with every interaction, so neither model is causal: each prefix of a
+session is an example (``train_windows: prefix``). Shapes as in ``layers/graph.py``.
 """
 
 from __future__ import annotations
@@ -32,31 +16,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import SequenceBatch
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.layers.attention import BlockOptions, TransformerEncoder
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.graph import PGGNN, Anchors, SessionGraph, weigh_neighbours
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, build_transformer_layer
+from recbole_pos.layers.graph import (
+    PGGNN,
+    WGAT,
+    Anchors,
+    GRUSet2Set,
+    SessionGraph,
+    average_weights,
+    weigh_neighbours,
+)
 from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.position.additive import PositionEncoding
-from recbole_pos.position.build import build_row_encodings
-from recbole_pos.position.compose import Compose
+from recbole_pos.position.build import Compose, build_row_encodings
 from recbole_pos.values import Options
 
 
 class GraphRecommender(PosRecommender):
-    """Base of PosRec and FGNN. A session's graph changes with every interaction, so none is causal.
+    """Base of models of graphs, which are the ``extras`` of a batch.
 
     The number of nodes depends on the values of a session, so the host makes the graphs of a batch
     while the device trains on the batch before.
     """
 
     causal = False
-    prepares = True
     refuses: ClassVar[Mapping[str, str]] = {
         "event_features": "a node of its graphs is an item, whatever interactions it stands for"
     }
@@ -65,35 +55,35 @@ class GraphRecommender(PosRecommender):
         super().__init__(config, dataset)
         self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
 
-    def embed_nodes(self, graph: SessionGraph, ctx: SequenceContext) -> Tensor:
-        """Return the vectors [k, d] of the nodes of a batch, with the features of their users."""
-        return self.embed(graph.items, replace(graph.nodes, features=ctx.features))
+    def build_graphs(self, batch: SequenceBatch) -> tuple[SessionGraph, Anchors | None]:
+        """Return the graphs of a batch's sessions, and their anchors if the model has any."""
+        graph = SessionGraph.build(batch)
+        return graph, Anchors.build(graph) if self.anchors else None
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its graphs ``prepared``."""
-        ctx = SequenceContext.from_lengths(
-            batch.lengths, self.max_seq_length, items=batch.items, width=batch.width
-        )
-        return replace(batch, prepared=self.build_graphs(batch.items, ctx))
-
-    def build_graphs(
-        self, items: Tensor, ctx: SequenceContext
-    ) -> tuple[SessionGraph, Anchors | None]:
-        """Return the graphs of packed item ids [m], and their anchors if the model has any.
-
-        A prepared batch brings both in ``ctx.relations``.
-        """
-        if ctx.relations is not None:
-            prepared: tuple[SessionGraph, Anchors | None] = ctx.relations
-            return prepared
-        graph = SessionGraph.build(items, ctx)
-        return graph, Anchors.build(graph) if self.anchors else None
+        """Return a batch on the host with its graphs as ``extras``."""
+        return replace(batch, extras=self.build_graphs(batch))
 
 
 class PosRec(GraphRecommender):
     """Gated graph layers over a session's items, then a bidirectional transformer (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021,
-    section 4.3)."""
+    section 4.3).
+
+    The encodings of Figures 3 and 4 are ``position``, PosRec-ANC of Figures 5 and 6 is
+    ``anchors: False``.
+
+    =============== ===================================================================
+    equation        code
+    =============== ===================================================================
+    5, 6            the schemes ``dpe`` and ``ldpe`` in ``position/additive.py``
+    section 4.3.1   ``SessionGraph`` in ``layers/graph.py``
+    7, weights w    ``weigh_neighbours`` in ``layers/graph.py``; anchors: ``Anchors``
+    7, 8            ``PGGNN`` in ``layers/graph.py``
+    9, 10           ``PosRec.encode``; the transformer is that of ``layers/forward.py``
+    11, 12          ``layers/forward.py``, steps 6 and 7
+    =============== ===================================================================
+    """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position encodings, the graph layers and the bidirectional transformer."""
@@ -107,38 +97,84 @@ class PosRec(GraphRecommender):
             initializer_range=self.initializer_range,
             n_layers=config["n_layers"],
         )
+
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.self_weight = float(config["anchor_self_weight"])
         self.averages_messages = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
-        self.trm_encoder = TransformerEncoder(options, config["n_layers"], lambda: Compose({}))
+        self.trm_encoder = TransformerEncoder(
+            build_transformer_layer(options, Compose({})) for _ in range(config["n_layers"])
+        )
         self.dropout = Dropout(options.hidden_dropout)
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
-    def encode_nodes(
-        self, items: Tensor, ctx: SequenceContext
-    ) -> tuple[SessionGraph, Tensor, Tensor]:
-        """Return the graphs of packed item ids [m], and the states of their nodes.
+    def encode(self, batch: SequenceBatch) -> Tensor:
+        """Return the states [b, d] that predict the next interaction of each session."""
+        graph, anchors = batch.extras or self.build_graphs(batch)
+        nodes = graph.nodes
 
-        The states are X' [k, d] after the graph layers (equations 7 and 8), and H [k, d] after the
-        transformer (equation 9).
-        """
-        graph, anchors = self.build_graphs(items, ctx)
-        x = self.embed_nodes(graph, ctx)
+        # X' after the graph layers (equations 7 and 8)
+        x = self.embed(nodes)  # [k, d]
         weights = weigh_neighbours(
-            graph, anchors, self.overlap, self.self_weight, mean=self.averages_messages
-        ).to(x)
+            graph, graph.transitions, anchors, self.overlap, self.self_weight
+        )
+        weights = (average_weights(weights) if self.averages_messages else weights).to(x)
         for layer in self.graph_layers:
-            x = layer(x, weights, graph.nodes)
+            x = layer(x, weights, nodes)
+
+        # H = Transformer(X' + P) (equation 9)
         encoded = x
-        length = ctx.lengths[graph.nodes.row]
+        length = batch.lengths[nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             encoded = encoded + scheme.rows(graph.first, graph.age, length)
-        return graph, x, self.trm_encoder(self.dropout(encoded), graph.nodes)
+        hidden = self.trm_encoder(self.dropout(encoded), nodes)
 
-    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [b, d] that predict each session's next interaction (equation 10)."""
-        graph, x, hidden = self.encode_nodes(items, ctx)
+        # lambda_0 x'_last + lambda_1 H_last + lambda_2 H_first (equation 10)
         readouts = (x[graph.last_node], hidden[graph.last_node], hidden[graph.first_node])
         return sum(weight * readout for weight, readout in zip(self.mixture, readouts, strict=True))
+
+
+class FGNN(GraphRecommender):
+    """Weighted graph attention with self-loops over a session's items, GRU-Set2Set readout
+    (Qiu et al., "Rethinking the Item Order in Session-based Recommendation with Graph Neural
+    Networks", CIKM 2019).
+
+    With w_ij the number of transitions from item j to item i, and 1 from an item to itself if it
+    never follows itself:
+
+        e_ij = LeakyReLU(a^T [W x_i || W x_j || w_ij])                 j with an edge to i
+        x'_i = 1/h sum over heads of  sum_j softmax_j(e_ij) W x_j      ReLU between layers
+        q*   = GRU-Set2Set(x')                                         order of the items, learned
+        s    = W_out q*,    z = s . x_v                                x_v the initial item vectors
+
+    In ``layers/graph.py`` ``WGAT`` is the first two lines and ``GRUSet2Set`` the third. With
+    ``anchors: True`` the anchors of PosRec that send, the first and repeated items, have edges to
+    all nodes, their distances the weights (Figures 5 and 6 of the PosRec paper). Nodes attend to
+    N_in only, so the last item is no anchor here.
+    """
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        d, n_heads = config["hidden_size"], config["n_heads"]
+        self.graph_layers = nn.ModuleList(WGAT(d, n_heads) for _ in range(config["graph_layers"]))
+        self.readout = GRUSet2Set(d, config["readout_steps"])
+        self.out = nn.Linear(2 * d, d, bias=False)
+        self.init_weights()
+
+    def encode(self, batch: SequenceBatch) -> Tensor:
+        """Return the states s [b, d] that predict the next interaction of each session."""
+        graph, anchors = batch.extras or self.build_graphs(batch)
+        weights = self.compute_weights(graph, anchors)
+        x = self.embed(graph.nodes)
+        for layer_index, layer in enumerate(self.graph_layers):
+            x = layer(x.relu() if layer_index else x, weights, graph.nodes)
+        return self.out(self.readout(x, graph.nodes))
+
+    def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
+        """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
+        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, 0.0)
+        incoming = by_side[:, 0]  # by N_in
+        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
+        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
+        return weights.to(self.item_embedding.weight)

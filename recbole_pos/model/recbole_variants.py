@@ -29,9 +29,14 @@ from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
 from recbole_pos.data.protocols import Dataset
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
+from recbole_pos.layers.graph import (
+    Anchors,
+    SessionGraph,
+    average_weights,
+    weigh_neighbours,
+)
 from recbole_pos.layers.hooks import Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import build_row_encodings
 from recbole_pos.values import Options
 
@@ -132,16 +137,21 @@ class _Anchored(_Trimmed):
         """
         is_real = item_seq > 0
         lengths = is_real.sum(1)
-        ctx = SequenceContext.from_lengths(lengths, self.max_seq_length)
-        graph = SessionGraph.build(item_seq[is_real], ctx)
+        batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
+        graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.anchors else None
-        weights = weigh_neighbours(
-            graph, anchors, self.overlap, self.self_weight, mean=True, counted=False
-        )
-        incoming, outgoing = weights.to(self.item_embedding.weight).unbind(1)
+        edges = graph.transitions.clamp(max=1)  # an edge weighs 1, as in SR-GNN's code
+        weights = weigh_neighbours(graph, edges, anchors, self.overlap, self.self_weight)
+        weights = average_weights(weights).to(self.item_embedding.weight)
+        incoming, outgoing = weights.unbind(1)
+
         alias = torch.zeros_like(item_seq)
-        alias[ctx.row, ctx.index] = graph.nodes.index[graph.alias]
-        return alias, torch.cat((incoming, outgoing), 2), graph.nodes.pad(graph.items, "start")
+        alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
+        return (
+            alias,
+            torch.cat((incoming, outgoing), 2),
+            graph.nodes.pad(graph.nodes.items, "start"),
+        )
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

@@ -1,13 +1,13 @@
-"""PosSASRec: the causal transformer backbone on which every position scheme runs.
+"""PosSASRec, the causal transformer on which every position scheme runs, and models made of it.
 
-Reference:
-    Wang-Cheng Kang and Julian McAuley. "Self-Attentive Sequential Recommendation." ICDM 2018.
+Its forward pass is ``layers/forward.py``. PARec, FPARec, KernelAttention and TORoPE are the same
+class with other defaults, ``properties/model/<name>.yaml``, above all another ``position``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -16,18 +16,19 @@ from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.clock import check_clock, require_order
 from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.attention import BlockOptions, TransformerEncoder, TransformerLayer
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
-from recbole_pos.layers.gated_blocks import HSTULayer, LiGRLayer
+from recbole_pos.layers.attention import Dropout
+from recbole_pos.layers.forward import (
+    BlockOptions,
+    TransformerEncoder,
+    encode_by_attention,
+)
+from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.side_features import has_log
-from recbole_pos.position.build import build_schemes
-from recbole_pos.position.compose import add_positions, find_shortest_period
+from recbole_pos.position.build import build_schemes, find_shortest_period
 from recbole_pos.values import Options
-
-BLOCKS = {"transformer": TransformerLayer, "hstu": HSTULayer, "ligr": LiGRLayer}
 
 
 class PosSASRec(PosRecommender):
@@ -41,7 +42,7 @@ class PosSASRec(PosRecommender):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the schemes and the blocks with them; check the times if a scheme reads times."""
+        """Build the schemes and the layers with them; check the times if a scheme reads times."""
         super().__init__(config, dataset)
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
@@ -56,19 +57,21 @@ class PosSASRec(PosRecommender):
             request_time=config["request_time"] == "target",
             attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
         )
-        self.dimensions = dimensions
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
         self.reads_request = dimensions.request_time and schemes.reads_request
         self.position_embedding = schemes.input
-        block = self._block(config)
-        self.trm_encoder = TransformerEncoder(options, config["n_layers"], schemes.attention, block)
+        self.trm_encoder = TransformerEncoder(
+            self.build_layer(config, options, schemes.attention(), number)
+            for number in range(1, config["n_layers"] + 1)
+        )
         # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout)
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
+
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
@@ -76,36 +79,18 @@ class PosSASRec(PosRecommender):
                 readers = f"position: {', '.join(schemes.assume_order)}"
                 require_order(dataset.log, readers, "take a scheme such as time_rope")
 
-    def _block(self, config: Options) -> Callable[[BlockOptions, AttentionPosition], nn.Module]:
-        """Return the function that builds a block; it is called once a layer, from the first."""
+    def build_layer(
+        self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
+    ) -> nn.Module:
+        """Build layer ``number``, from 1, around its position scheme, of the kind ``block``."""
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":
             raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")
-        return BLOCKS[block]
+        return BLOCKS[block](options, position)
 
-    def encode(self, items: Tensor, ctx: SequenceContext) -> Tensor:
-        """Return the states [m, d] of packed item ids [m]."""
-        return self._run_blocks(items, ctx, None)
-
-    def states(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [k, d] that predict the interaction after each of ``positions``.
-
-        The last block computes its feed-forward network for these positions only.
-        """
-        # in training dropout must sample all positions, and an overridden ``encode`` must be called
-        if self.training or type(self).encode is not PosSASRec.encode:
-            return super().states(items, ctx, positions)
-        return self._run_blocks(items, ctx, positions)
-
-    def _run_blocks(self, items: Tensor, ctx: SequenceContext, positions: Tensor | None) -> Tensor:
-        """Return the states [k, d] at ``positions``, or all of them [m, d] if None."""
-        x = self.embed(items, ctx)
-        if self.scale != 1:
-            x = x * self.scale
-        x = add_positions(self.position_embedding, x, ctx)
-        if self.pre_norm:
-            return self.LayerNorm(self.trm_encoder(self.dropout(x), ctx, positions))
-        return self.trm_encoder(self.dropout(self.LayerNorm(x)), ctx, positions)
+    def encode(self, batch: SequenceBatch) -> Tensor:
+        """Return the states [k, d] of the batch's queries, see ``layers/forward.py``."""
+        return encode_by_attention(self, batch)
 
 
 def _read_attribute(dataset: Dataset, fields: list[str], field: str) -> Tensor:
@@ -113,3 +98,83 @@ def _read_attribute(dataset: Dataset, fields: list[str], field: str) -> Tensor:
     if field not in fields:
         fields.append(field)
     return read_item_attribute(dataset, field)
+
+
+class PARec(PosSASRec):
+    """Positional attention with one learned [n, n] matrix per layer (Luo et al.,
+    "Learning Positional Attention for Sequential Recommendation", 2024, equation 6).
+
+    The class is PosSASRec with ``position: [learned, parec]``, pre-norm, ReLU and no query, key or
+    output projection. Learned input positions are in the authors' public code, not in the paper.
+
+    =========== ===================================================================
+    equation    code
+    =========== ===================================================================
+    5, 6        ``PositionMatrix`` in ``position/positional_attention.py``
+    7           ``FactorizedPositionMatrix``, same file
+    8 to 11     ``layers/forward.py``, steps 4 to 7
+    12 to 15    ``FixedPattern`` and its subclasses, with ``position/positional_attention.py``
+    =========== ===================================================================
+
+    Reference:
+        Fan Luo, Juan Zhang, Shenghui Xu. "Learning Positional Attention for Sequential
+        Recommendation." 2024 (arXiv 2407.02793).
+    """
+
+
+class FPARec(PosSASRec):
+    """Positional attention with the matrix factorized into two [n, k] factors (Luo et al.,
+    "Learning Positional Attention for Sequential Recommendation", 2024, equation 7).
+
+    The class is PosSASRec with ``position: [learned, fparec]``; the rest is as in :class:`PARec`.
+    """
+
+
+class KernelAttention(PosSASRec):
+    """Single-head transformer with a positional kernel on logits and values (Nabiev and Frolov,
+    "Position-Aware Sequential Attention for Accurate Next Item Recommendations", 2026,
+    equation 9).
+
+    The class is PosSASRec with ``position: [kernel]``, one head and ``embedding_scale: True``.
+    Baselines of the paper have another ``position``: nope, learned (Classic), rope and cape. Table
+    4's variants are ``kernel_u``, ``kernel_l``, ``kernel_u_shared`` and ``kernel_l_shared``.
+    Fine-tuning only the kernel of a trained model (section 6.1) is ``recbole-pos attach``.
+
+    =========== ===================================================================
+    equation    code
+    =========== ===================================================================
+    1           ``MultiHeadAttention`` in ``layers/forward.py``
+    section 2.3 ``LearnedPosition`` in ``position/additive.py`` (the Classic baseline)
+    6 to 9      ``PositionalKernel`` in ``position/kernel.py``
+    10, 11      ``Factor``, ``ToeplitzFactor``, ``FullFactor``, same file
+    =========== ===================================================================
+
+    Reference:
+        Timur Nabiev, Evgeny Frolov. "Position-Aware Sequential Attention for Accurate Next Item
+        Recommendations." 2026 (arXiv 2602.21052).
+    """
+
+
+class TORoPE(PosSASRec):
+    """Pre-norm decoder (GPT-2 style) whose heads turn by order and by time (Wei et al., "Rotate
+    Both Ways: Time-and-Order RoPE for Generative Recommendation", 2025, equation 4).
+
+    The class is PosSASRec with ``position: [to_rope]``. Baselines of Tables 3 and 4 have another
+    ``position``: [learned] (index APE), [learned, time_learned] (and time APE), [hstu] (relative
+    bias), [rope], [time_rope], and [rope, time_learned].
+
+    =========== ===================================================================
+    equation    code
+    =========== ===================================================================
+    1           ``rotate_pairs`` in ``position/rotary.py``
+    2           ``RotaryPosition``, same file (index-only RoPE)
+    3, sec. 3.2 ``base_form``, ``wavelength_form`` in ``position/rotary.py``;
+                ``TimeRotaryPosition`` in ``position/time_rotary.py`` (time-only RoPE)
+    4, 5, 6     ``TimeOrderRotaryPosition``, same file; 5 and 6 are ``fusion: early``
+    9, sec. 4.3 same class, ``fusion: split_dim``; section 4.4: ``split_head``
+    =========== ===================================================================
+
+    Reference:
+        Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
+        Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
+    """

@@ -115,6 +115,7 @@ def find_reachable_items(
     num_items = transitions.shape[0]
     totals = np.asarray(transitions.sum(axis=1)).ravel()
     probability = diags(1 / np.maximum(totals, 1)) @ transitions
+
     block = max(max_cells // num_items, 1)
     found = []
     for start in range(0, num_items, block):
@@ -128,8 +129,10 @@ def find_reachable_items(
             new.eliminate_zeros()
             parts.append((new.row, new.col, hops - hop + new.data))
             reached = reached + new.tocsr()
+
         row, column, score = map(np.concatenate, zip(*parts, strict=True))
         found.append(_take_best(row, column, score, walk.shape[0], k))
+
     items, scores = map(np.concatenate, zip(*found, strict=True))
     return items, scores
 

@@ -11,7 +11,7 @@ interactions while the one that predicts has none; PosRec trains on each prefix 
 own example.
 
 Entries of the fixed ones are of size 1, so item vectors should be too: ``embedding_scale: True``.
-Shapes as in ``layers/context.py``.
+Shapes as in ``layers/sequence_batch.py``.
 
 Reference:
     Ruihong Qiu, Zi Huang, Tong Chen, Hongzhi Yin. "Exploiting Positional Information for
@@ -25,8 +25,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import Dimensions, InputPosition
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionEncoding(InputPosition):
@@ -51,8 +51,8 @@ class PositionEncoding(InputPosition):
         """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""
         return self.rows(position, length - 1 - position, length)
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
-        return x + self.rows(ctx.index, ctx.age)
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        return x + self.rows(batch.index, batch.age)
 
 
 def make_table(dimensions: Dimensions, width: int) -> nn.Parameter:
@@ -77,14 +77,16 @@ def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = 
 
 
 class CountedEncoding(PositionEncoding):
-    """Base of encodings from a table ``weight`` [n, w] with a slice of columns for each count.
+    """Base of encodings that are rows of a table, found by counting interactions.
 
-    Added slices have d columns each. Otherwise slices side by side are the d columns of P; of two
-    halves the first is the wider one if d is odd.
+    The table ``weight`` [n, w] has a slice of columns for each count. Slices are added, with d
+    columns each, or they stand side by side and are the d columns of P together. Of two halves the
+    first is the wider one if d is odd.
 
     Attributes:
-        counts: the count that indexes each slice: ``forward`` is pos; ``backward`` is l - pos - 1,
-            and ``newest`` the same from the last row up; ``length`` is l, with l = 1 in row 0.
+        counts: what gives the row of each slice: ``forward`` is pos, the number of older
+            interactions; ``backward`` is l - pos - 1, that of newer ones; ``newest`` is the same
+            from the last row up; ``length`` is l, with l = 1 in row 0.
         added: whether slices are added.
         widths: columns of each slice.
     """
@@ -117,7 +119,7 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` [n, w], a slice of columns for each count, side by side."""
+        """Compute the table ``weight`` [n, w], a slice of columns for each count."""
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)

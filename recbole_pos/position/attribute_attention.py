@@ -1,7 +1,7 @@
 """Attention of two attribute-aware models, as schemes: TiSASRec's intervals, DIF-SR's attributes.
 
 The baselines of AttrFormer's Table 6 that RecBole does not have. Shapes as in
-``layers/context.py``, and r intervals.
+``layers/sequence_batch.py``, and r intervals.
 
 References:
     Jiacheng Li, Yujie Wang, Julian McAuley. "Time Interval Aware Self-Attention for Sequential
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext, future_mask
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.additive import make_table
-from recbole_pos.position.time_buckets import pad_times
+from recbole_pos.position.time_intervals import pad_times
 
 
 class TimeIntervalAttention(AttentionPosition):
@@ -59,39 +59,42 @@ class TimeIntervalAttention(AttentionPosition):
             setattr(self, name, table)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return sum_j a_ij (v_j + P^V_j + R^V[r_ij]), packed [m, h, e].
 
         a is the softmax of q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) over j, up to i.
         """
         _, h, e = value.shape
-        row = self.max_length - 1 - ctx.age  # the newest interaction has the last row
+        row = self.max_length - 1 - batch.age  # the newest interaction has the last row
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        block = ctx.pad(torch.stack((query, key, value), 1), "start")
+        block = batch.pad(torch.stack((query, key, value), 1), "start")
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
+
         longest = self.longest
-        intervals = ctx.cached(("tisas", longest), lambda: count_intervals(ctx, longest))
+        intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
-        future = future_mask(ctx.width, q.device)
+
+        future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
+
         interval_weights = weights.new_zeros(*weights.shape[:-1], longest + 1)
         interval_weights = interval_weights.scatter_add(-1, intervals, weights)
         time_value = self.time_value.view(-1, h, e)
         out = weights @ v + torch.einsum("bhtr,rhe->bhte", interval_weights, time_value)
-        return ctx.unpad(out.transpose(1, 2), "start")
+        return batch.unpad(out.transpose(1, 2), "start")
 
 
-def count_intervals(ctx: SequenceContext, longest: int) -> Tensor:
+def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
     """Return r_ij = min(floor((t_i - t_j) / u_i), longest), [b, t, t] int64 aligned at the start.
 
     u_i is the shortest gap between two interactions up to i. Entries of the future and of padding
     have no meaning.
     """
-    query_times, key_times = pad_times(ctx)
+    query_times, key_times = pad_times(batch)
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     # without a gap so far: intervals of interactions are 0, that to a later request is in seconds
@@ -128,12 +131,14 @@ class DecoupledAttributes(AttentionPosition):
         self.fields = list(difsr_fields)
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
         self.position = make_table(dimensions, dimensions.hidden_size)
+
         self.tables = nn.ParameterList()
         for index, field in enumerate(self.fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
+
         sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
         self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
@@ -141,21 +146,21 @@ class DecoupledAttributes(AttentionPosition):
     def share_with(self, first: DecoupledAttributes) -> None:
         self.position, self.tables = first.position, first.tables
 
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the sum over fields f of (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f), [b, h, t, t]."""
         logits: list[Tensor] = []
-        for vector, query, key in zip(self._embed(ctx), self.queries, self.keys, strict=True):
+        for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
-            block = ctx.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
+            block = batch.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
             field_q, field_k = block.unbind(2)  # [b, h, t, e_f]
             logits.append(field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1)))
         return sum(logits[1:], logits[0]).to(q.dtype)
 
-    def _embed(self, ctx: SequenceContext) -> list[Tensor]:
+    def _embed(self, batch: SequenceBatch) -> list[Tensor]:
         """Return the vectors [m, d] of positions, then those [m, difsr_size] of each field."""
-        vectors = [self.position[self.max_length - 1 - ctx.age]]
+        vectors = [self.position[self.max_length - 1 - batch.age]]
         for index, table in enumerate(self.tables):
-            tokens = getattr(self, f"tokens_{index}")[ctx.items]  # [m, s]
+            tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]
             is_token = (tokens > 0).to(table.dtype)
             total = (table[tokens] * is_token[..., None]).sum(1)
             vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))

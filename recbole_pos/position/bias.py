@@ -1,7 +1,7 @@
 """Terms added to the logits, by the distance of two interactions or by their context; and none.
 
 Distances i - j of query i and key j count interactions. The causal mask comes later, so entries
-above the diagonal do not matter. Shapes as in ``layers/context.py``.
+above the diagonal do not matter. Shapes as in ``layers/sequence_batch.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class NoPosition(AttentionPosition):
@@ -28,8 +28,8 @@ class DistanceBias(AttentionPosition):
         """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
         raise NotImplementedError
 
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
-        t = ctx.width
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        t = batch.width
         distance = torch.arange(t, device=q.device)
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
@@ -147,18 +147,18 @@ class ContextualPosition(AttentionPosition):
         num_rows = dimensions.max_length if cape_positions is None else cape_positions
         self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))
 
-    def bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
             dtype = self.weight.dtype
-            return self._compute_bias(q.to(dtype), k.to(dtype), ctx).to(q.dtype)
+            return self._compute_bias(q.to(dtype), k.to(dtype), batch).to(q.dtype)
 
-    def _compute_bias(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> Tensor:
+    def _compute_bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         """Return B_ij = q_i . e[p_ij], [b, h, t, t], in the type of the table e, for q, k alike."""
         # 1 - sigmoid(q . k), and 0 for the future
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
         # a sum of t gates below one stays below t, so rows beyond t are never read
-        num_rows = min(len(self.weight), ctx.block_width("end") + 1)
+        num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
         floor = position.detach().floor()
         fraction = position - floor

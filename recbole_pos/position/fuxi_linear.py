@@ -1,6 +1,6 @@
 """Content, order and time in separate channels, each with its own weights and values.
 
-Shapes as in ``layers/context.py``.
+Shapes as in ``layers/sequence_batch.py``.
 
 Reference:
     Yufei Ye et al. "FuXi-Linear: Unleashing the Power of Linear Attention in Long-term Time-aware
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.mixing import sum_past
 from recbole_pos.position.rotary import (
     FrequencyBank,
@@ -99,6 +99,7 @@ class FuXiLinear(AttentionPosition):
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
+
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
@@ -107,33 +108,35 @@ class FuXiLinear(AttentionPosition):
         self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha and beta
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return the sums of the parts of values by content, order and time, packed [m, h, e].
 
         Weights are decaying products q_i . k_j, products of learned p_i and p_j, and periodic ones.
         """
-        e, dtype, align = query.size(-1), value.dtype, ctx.any_alignment
+        e, dtype, align = query.size(-1), value.dtype, batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
-        block = ctx.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
+        block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
+
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
-        log_decay = -rate * ctx.pad(ctx.index.double(), align)[:, None]
-        p = ctx.pad(self.positions[ctx.index].to(dtype), align)[:, None]
+        log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
+        p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
+
         channels = (
             sum_past(q, k, F.silu(content), (log_decay, log_decay)),
             alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,
-            self._sum_periodically(time, ctx),
+            self._sum_periodically(time, batch),
         )
         out = torch.cat([x.to(dtype) for x in channels], -1)
-        return ctx.unpad(out.transpose(1, 2), align)
+        return batch.unpad(out.transpose(1, 2), align)
 
-    def _sum_periodically(self, values: Tensor, ctx: SequenceContext) -> Tensor:
+    def _sum_periodically(self, values: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the sums of ``values`` [b, h, t, columns] by periodic weights, of this shape."""
         b, h, t, columns = values.shape
         dtype, num_pairs = values.dtype, self.num_pairs
-        times = (ctx.pad(x.elapsed.detach(), ctx.any_alignment) for x in (ctx.request, ctx))
+        times = (batch.pad(x.elapsed.detach(), batch.any_alignment) for x in (batch.request, batch))
         # angles of queries and of keys, [b, h num_pairs, t] each
         a, c = (seconds[:, None] * self.bank()[:, None] for seconds in times)
         cos, sin = a.cos(), a.sin()

@@ -1,9 +1,9 @@
 """The positional kernel C = UL inside attention (Nabiev and Frolov, section 3).
 
-Equation 9 reads softmax((Q K^T U) / sqrt(d) under the causal mask) L V, with U upper and L lower
-triangular. Since (Q K^T) U = Q (U^T K)^T, it is scaled-dot-product attention on (Q, U^T K, L V),
-and both factors are lower-triangular matrices that mix a sequence with its past (U^T for keys, L
-for values). Shapes as in ``layers/context.py``.
+Equation 9 reads softmax( M + q k^T U / sqrt(d) ) L v, with U upper and L lower triangular. Since
+(q k^T) U = q (U^T k)^T, it is scaled-dot-product attention on q, U^T k and L v, and both factors
+are lower-triangular matrices that mix a history with its past (U^T for keys, L for values). Shapes
+as in ``layers/sequence_batch.py``.
 
 Rows and columns count from the newest interaction, as with the authors' padding on the left: a
 sequence of t interactions uses the last t rows and columns. For a Toeplitz factor that makes no
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class Factor(nn.Module):
@@ -34,12 +34,12 @@ class Factor(nn.Module):
         """Return the product [t, c] of the last t rows and columns with x [t, c]."""
         return self.matrix(len(x)) @ x
 
-    def forward(self, x: Tensor, ctx: SequenceContext) -> Tensor:
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Mix packed x [m, h, e] along each sequence, to the same shape (equations 10 and 11)."""
         with torch.autocast(x.device.type, enabled=False):
-            block = ctx.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
+            block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self.product(block.flatten(1)).view(block.shape)
-            return ctx.unpad(mixed, "end", time_major=True).to(x.dtype)
+            return batch.unpad(mixed, "end", time_major=True).to(x.dtype)
 
 
 class FullFactor(Factor):
@@ -124,11 +124,11 @@ class PositionalKernel(AttentionPosition):
             if shared:
                 setattr(self, name, getattr(first, name))
 
-    def mix_keys(self, k: Tensor, ctx: SequenceContext) -> Tensor:
-        return k if self.U is None else self.U(k, ctx)
+    def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:
+        return k if self.U is None else self.U(k, batch)
 
-    def mix_values(self, v: Tensor, ctx: SequenceContext) -> Tensor:
-        return v if self.L is None else self.L(v, ctx)
+    def mix_values(self, v: Tensor, batch: SequenceBatch) -> Tensor:
+        return v if self.L is None else self.L(v, batch)
 
 
 def _build_factor(kind: str, n: int, band: int | None) -> Factor | None:
@@ -143,9 +143,15 @@ FFT_LENGTH = 768
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """Return [t, t] with ``weight[i - j]`` at [i, j]; zero above the diagonal and past the band."""
-    # The same weights in every row, read as rows that are one longer, shift by a column per row.
-    # No index is used, so that the gradient is a plain sum.
+    """Return the matrix [t, t] that has ``weight[i - j]`` at [i, j], and zero where there is none.
+
+    For weights a, b and t = 3 it is [[a, 0, 0], [b, a, 0], [0, b, a]].
+    """
+    # No index is used, so that the gradient is a plain sum. The weights of a row are 0 0 a b 0, the
+    # same in each of t rows. Read with one number more in a row, each row shifts by one column:
+    #     0 0 a b 0 0        a 0 0   (its first t columns, reversed)
+    #     0 a b 0 0 0   ->   b a 0
+    #     a b 0 . . .        0 b a
     padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)

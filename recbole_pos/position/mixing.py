@@ -1,6 +1,6 @@
 """Two replacements of dot-product attention that FPARec is compared with (its section 4.2).
 
-Shapes as in ``layers/context.py``.
+Shapes as in ``layers/sequence_batch.py``.
 
 References:
     Angelos Katharopoulos et al. "Transformers are RNNs: Fast Autoregressive Transformers with
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 CHUNK = 64  # interactions of a chunk in ``sum_past``
 
@@ -29,15 +29,15 @@ class LinearAttention(AttentionPosition):
     """
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
         # as a further value column, ones sum to the denominator
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = ctx.pad(features, ctx.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
+        block = batch.pad(features, batch.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        out = ctx.unpad(sum_past(q, k, v).transpose(1, 2), ctx.any_alignment)
+        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), batch.any_alignment)
         # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
 
@@ -51,7 +51,9 @@ def sum_past(
 ) -> Tensor:
     """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
-    Pairs within a chunk are a masked product; earlier chunks are summed as states k v^T.
+    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. What
+    comes from earlier chunks is q_i times the sum of their states k v^T, [f, w], so that the cost
+    grows with t and not with its square.
 
     Args:
         q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
@@ -59,34 +61,39 @@ def sum_past(
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
     """
+    # cut into chunks, [b, h, num_chunks, size, ...]
     t = v.size(2)
     size = min(chunk or CHUNK, t)
     num_chunks = (t + size - 1) // size
     filled = num_chunks * size - t  # columns that fill up the last chunk
     shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
-    weights = q @ k.transpose(-1, -2)
+    weights = q @ k.transpose(-1, -2)  # of pairs within a chunk
+
+    # the states of each chunk, and their sums over earlier chunks
     if log_decays is None:
         past_q = q
         state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
         # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
         past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
-
-        def decay(exponent: Tensor) -> Tensor:
-            """Return exp, at most 1: padding and the future, which is masked, may rise."""
-            return exponent.clamp(max=0).exp().to(v.dtype)
-
         a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
-        weights = weights * decay(a[..., None] - c[..., None, :])
-        state = (k * decay(end - c)[..., None]).transpose(-1, -2) @ v
-        carried = decay(start - end.transpose(-1, -2)).tril(-1)  # [b, h, num_chunks, num_chunks]
+        weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
+        state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
+        # of a chunk's state on its way to a later chunk, [b, h, num_chunks, num_chunks]
+        carried = _decay(start - end.transpose(-1, -2), v.dtype).tril(-1)
         past_state = (carried @ state.flatten(3)).view_as(state)
-        past_q = q * decay(a - start)[..., None]
+        past_q = q * _decay(a - start, v.dtype)[..., None]
+
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
+
+
+def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return exp(exponent), at most 1: padding and the future, which is masked, may rise."""
+    return exponent.clamp(max=0).exp().to(dtype)
 
 
 class TokenMixing(AttentionPosition):
@@ -108,11 +115,11 @@ class TokenMixing(AttentionPosition):
         nn.init.xavier_uniform_(self.W2)
 
     def attend(
-        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
-        block = ctx.pad(value, "end", time_major=True)  # [t, b, h, e]
-        t = ctx.block_width("end")
+        block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+        t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))
         mixed = (self.W2[-t:, -t:].tril() @ dropout(hidden)).view(block.shape)
-        return ctx.unpad(mixed, "end", time_major=True)
+        return batch.unpad(mixed, "end", time_major=True)

@@ -1,13 +1,13 @@
 """Attention whose weights depend on positions only: PARec, FPARec and fixed patterns.
 
-The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and a
-padding mask m, the normalised attention over real interactions is
+The weights do not depend on the batch. With unnormalised weights A (zero above the diagonal) and
+``is_real``, 1 at interactions and 0 at padding, the normalised attention is
 
-    out = (A (m * V)) / (A m)
+    o = (A (is_real * v)) / (A is_real)
 
 which is one product of [t, t] with [t, b * e] per head; no [b, t, t] tensor exists. Sequences are
 aligned at the end: the newest interaction has the last row of the position matrix, and a batch uses
-the last t rows and columns. Shapes as in ``layers/context.py``.
+the last t rows and columns. Shapes as in ``layers/sequence_batch.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.layers.context import SequenceContext, future_mask
-from recbole_pos.layers.dropout import Dropout
+from recbole_pos.layers.attention import Dropout, future_mask
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionalAttention(AttentionPosition):
-    """Base of out_i = sum_j A_ij V_j / sum_j A_ij over the real interactions j <= i."""
+    """Base of o_i = sum_j A_ij v_j / sum_j A_ij over the real interactions j <= i."""
 
     projections = ("value",)
     normalised = True  # whether sums are divided by the sum of their weights
@@ -33,21 +33,21 @@ class PositionalAttention(AttentionPosition):
         raise NotImplementedError
 
     def attend(
-        self, query: None, key: None, value: Tensor, ctx: SequenceContext, dropout: Dropout
+        self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
         """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            weights = self.weights(ctx.block_width("end"))
+            weights = self.weights(batch.block_width("end"))
             value = value.to(weights.dtype)
-            mixed = self._mix(dropout(weights), ctx.pad(value, "end", time_major=True))
-            out = ctx.unpad(mixed, "end", time_major=True)  # [m, h, e]
+            mixed = self._mix(dropout(weights), batch.pad(value, "end", time_major=True))
+            out = batch.unpad(mixed, "end", time_major=True)  # [m, h, e]
             if not self.normalised:
                 return out
-            if ctx.is_full:
-                total = weights.sum(-1)[:, ctx.column("end")]  # [h or 1, m]
+            if batch.is_full:
+                total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
             else:
-                is_real = ctx.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
-                total = (weights @ is_real).flatten(1)[:, ctx.slots("end", time_major=True)]
+                is_real = batch.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
+                total = (weights @ is_real).flatten(1)[:, batch.slots("end", time_major=True)]
             # not 0: all weights of a short sequence may underflow beside those of a long one
             return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
 
@@ -62,12 +62,12 @@ class PositionalAttention(AttentionPosition):
 
 
 class LearnedAttention(PositionalAttention):
-    """Base of PARec and FPARec: A = exp(R / sqrt(d)) for a learned R.
+    """Base of PARec and FPARec: A = exp(R / sqrt(e)) for a learned R.
 
     Args:
-        dimensions: sizes of the model; R has one [n, n] matrix per head, scaled by the head size
-            (the papers have one head, where it is d).
-        positional_mask: equation 6 writes Mask(softmax(R / sqrt(d))) V: softmax over all n
+        dimensions: sizes of the model; R has one [n, n] matrix per head (the papers have one head,
+            whose size e is d).
+        positional_mask: equation 6 writes Mask(softmax(R / sqrt(e))) v: softmax over all n
             positions, then future ones zeroed, so rows sum to less than one. ``after_softmax``
             does that. ``before_softmax`` (default, as in the authors' public code) removes future
             positions and padding first, so each row sums to one over the interactions that exist.
@@ -79,7 +79,7 @@ class LearnedAttention(PositionalAttention):
         self.scale = 1 / math.sqrt(dimensions.head_size)
 
     def logits(self, t: int) -> Tensor:
-        """Return R / sqrt(d) of the newest t queries and keys, [h, t, t].
+        """Return R / sqrt(e) of the newest t queries and keys, [h, t, t].
 
         If weights are not normalised, all n positions are keys, [h, t, n].
         """

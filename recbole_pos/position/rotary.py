@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 def base_form(planes: int, base: float, scale: float) -> Tensor:
-    """Return RoFormer's bank scale * base^(-k / planes), [planes] float64 (TO-RoPE, eq. 3)."""
+    """Return RoFormer's bank scale * base^(-c / planes), [planes] float64 (TO-RoPE, eq. 3)."""
     return scale * base ** (-torch.arange(planes, dtype=torch.float64) / planes)
 
 
@@ -59,16 +59,19 @@ class FrequencyBank(nn.Module):
 
     Args:
         start: [planes] float64 fresh frequencies; if empty, nothing is learned.
-        learn: ``fixed``; ``ladder``, learned and always falling (w_k = w_(k-1) / e^s_k, s_k > 0 by
+        learn: ``fixed``; ``ladder``, learned and always falling (w_c = w_(c-1) / e^s_c, s_c > 0 by
             softplus); or ``free``, learned one by one (in logarithms, so positive).
         scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_k and b_k. Scaled frequencies need not fall, even with a ladder.
+            paper's a_c and b_c. Scaled frequencies need not fall, even with a ladder.
     """
 
     start: Tensor  # exists only if frequencies are fixed
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
-        """Create the parameters from which :meth:`forward` computes ``start`` when fresh."""
+        """Keep the frequencies ``start`` [planes], or create parameters that give them when fresh.
+
+        See the class for the ways to learn them.
+        """
         super().__init__()
         if not len(start):
             learn, scaled = "fixed", False
@@ -79,9 +82,10 @@ class FrequencyBank(nn.Module):
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
-        else:
+        else:  # the ladder: the first frequency, and how far each falls below the one before
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
+
         raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
         self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
 
@@ -154,7 +158,7 @@ def count_planes(dimensions: Dimensions, scheme: str) -> int:
 class RotaryPosition(AttentionPosition):
     """Rotary positions, (R_i q_i) . (R_j k_j) (Su et al., RoFormer, 2021).
 
-    The pair number l of a head turns by position * base^(-2l/e).
+    Plane c of a head turns by position * base^(-2c/e).
 
     Args:
         rope_base: the base.
@@ -171,6 +175,6 @@ class RotaryPosition(AttentionPosition):
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
             self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
 
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        cos, sin = self.cos[ctx.index, None], self.sin[ctx.index, None]
+    def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos[batch.index, None], self.sin[batch.index, None]
         return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)

@@ -4,16 +4,17 @@ Reference:
     Xiaokai Wei, Jiajun Wu, Daiyao Yi, Reza Shirkavand, Michelle Gong. "Rotate Both Ways:
     Time-and-Order RoPE for Generative Recommendation." 2025 (arXiv 2510.20455).
 
-Equation 4, from its description in section 4.1: plane k of a head turns interaction number n at
-time t_n by
+Equation 4, from its description in section 4.1: plane c of a head turns interaction i at time t_i
+by
 
-    angle_k = (1 - g_k) a_k w^p_k n + g_k b_k w^t_k t_n
+    angle_c(i) = (1 - g_c) a_c w_c i  +  g_c b_c f_c t_i
 
-with frequencies w^p of order and w^t of time, positive scales a and b, and a gate g in [0, 1].
+with frequencies w of order and f of time (a bank each, which has the positive scales a or b), and a
+gate g in [0, 1].
 
 A key turns by the time of its interaction. So does a query, or, with ``request_time: target``, by
-the time of the request that it answers: t_{n+1} for the state after interaction n. Shapes as in
-``layers/context.py``; the planes of a head are e / 2.
+the time of the request that it answers: t_{i+1} for the state after interaction i. Shapes as in
+``layers/sequence_batch.py``; the planes of a head are e / 2.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.context import SequenceContext
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
+from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.rotary import (
     FrequencyBank,
     base_form,
@@ -66,31 +67,31 @@ class AngularPosition(AttentionPosition):
     time_unit: str
     cache_key: tuple | None = None
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
+    def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle of every plane, [m, h or 1, e / 2] float64."""
         raise NotImplementedError
 
-    def rotate(self, q: Tensor, k: Tensor, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
-        key_turns = self._cached_turns(ctx)
-        query_turns = key_turns if ctx.request is ctx else self._cached_turns(ctx.request)
+    def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        key_turns = self._cached_turns(batch)
+        query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
 
-    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the cosines and the sines of the angles, [m, h or 1, e / 2] each."""
-        angle = self.angles(ctx).to(torch.get_default_dtype())
+        angle = self.angles(batch).to(torch.get_default_dtype())
         return angle.cos(), angle.sin()
 
-    def _cached_turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def _cached_turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return :meth:`turns`, computed once per batch if they depend on no parameter."""
         if self.cache_key is None:
-            return self.turns(ctx)
+            return self.turns(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
-        return ctx.cached(key, lambda: self.turns(ctx))
+        return batch.cached(key, lambda: self.turns(batch))
 
-    def time(self, ctx: SequenceContext) -> Tensor:
+    def time(self, batch: SequenceBatch) -> Tensor:
         """Return [m] float64 the time since the sequence's oldest interaction, in ``time_unit``."""
         # times may count from any point: products depend on the difference of two times only
-        return ctx.elapsed / SECONDS[self.time_unit]
+        return batch.elapsed / SECONDS[self.time_unit]
 
 
 class BankRotaryPosition(AngularPosition):
@@ -108,8 +109,8 @@ class BankRotaryPosition(AngularPosition):
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
         self.cache_key = None if list(bank.parameters()) else cache_key
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
-        return make_angles(self.time(ctx), self.bank())[:, None]
+    def angles(self, batch: SequenceBatch) -> Tensor:
+        return make_angles(self.time(batch), self.bank())[:, None]
 
     @torch.no_grad()
     def time_periods(self) -> Tensor:
@@ -170,10 +171,10 @@ class CalendarRotaryPosition(BankRotaryPosition):
 class MultiLevelRotaryPosition(AngularPosition):
     """Rotary positions of year, month and day at once, added up (RoTE, Zhang et al. 2026).
 
-    With t in days since 1970, p planes and R(a) the rotation of plane k by an angle a_k,
+    With t in days since 1970 and R(angle) the rotation of plane c by an angle,
 
-        q_i becomes sum over levels l of w_l R(b_l^(-k / p) t_i / d_l) q_i, and so do keys
-        d = 365.25, 30.4375 and 1; w and b are weights and bases, coarse to fine
+        q_i becomes the sum over year, month and day of
+        weight * R(base^(-c / planes) * t_i / days) q_i, and so do keys; days: 365.25, 30.4375, 1
 
     as in the authors' code, where parts of a year or a month count and nothing is learned. Products
     of two levels depend on when both interactions happened, not only on the time between them.
@@ -208,13 +209,13 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
         self.cache_key = (*rote_bases, *rote_weights)
 
-    def turns(self, ctx: SequenceContext) -> tuple[Tensor, Tensor]:
+    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the weighted sums over levels of cosines and of sines, [m, 1, e / 2] each.
 
         They rotate and stretch a pair as the weighted sum of its rotations does.
         """
-        assert ctx.times is not None  # because of ``needs_time``
-        days = ctx.times / SECONDS["days"]
+        assert batch.times is not None  # because of ``needs_time``
+        days = batch.times / SECONDS["days"]
         angles = [make_angles(days, bank())[:, None] for bank in self.banks]
         weighted = zip(self.level_weights, angles, strict=True)
         levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
@@ -225,7 +226,7 @@ class MultiLevelRotaryPosition(AngularPosition):
 class TimeOrderRotaryPosition(AngularPosition):
     """Rotary positions of time and order at once, in five forms (Wei et al., TO-RoPE, section 4).
 
-    ``early``: both angles in every plane, weighted by the gate (equation 5). ``split_dim``: some
+    ``early``: both angles in every plane, weighted by the gate g (equation 5). ``split_dim``: some
     planes of every head turn by time, the others by order (4.3); ``split_head``: some heads do;
     ``split_layer``: some layers do (4.1.2). ``effective``: the frequencies of both are learned
     directly, gates and scales folded in (end of 4.1.1).
@@ -246,7 +247,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             factor of the first frequencies, as in early fusion.
         learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
         learn_scales: whether planes have learned positive factors a and b, outside the ladder.
-        rope_base: the bank of order: rope_scale * rope_base^(-k / planes) per interaction.
+        rope_base: the bank of order: w_c = rope_scale * rope_base^(-c / planes) per interaction.
         rope_scale: see ``rope_base``.
         time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
     """
@@ -277,7 +278,11 @@ class TimeOrderRotaryPosition(AngularPosition):
         planes = count_planes(dimensions, "to_rope")
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
+        self.n_time_heads = 0  # the last heads, of ``split_head``
+        if fusion == "split_head":
+            self.n_time_heads = _count_by_time(time_ratio, self.n_heads, "heads", "n_heads")
         order_planes, time_planes = self._assign_planes(planes, time_ratio, dimensions)
+
         # the effective form learns the products of gate and frequency: they start where early does
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
@@ -285,6 +290,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         start = base_form(order_planes, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
         self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
+
         self.gate_logit = None
         if gate != "fixed":
             shapes = {"global": (1, 1), "plane": (1, planes), "head": (self.n_heads, 1)}
@@ -293,12 +299,15 @@ class TimeOrderRotaryPosition(AngularPosition):
         self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
 
     def _assign_planes(self, planes: int, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
-        """Return how many planes turn by order, and by time; ``split_head`` sets n_time_heads."""
+        """Return how many planes of a head turn by order, and how many by time.
+
+        Under ``split_head`` these are of different heads, under ``split_layer`` one number is 0,
+        and under ``early`` and ``effective`` all planes turn by both.
+        """
         if self.fusion == "split_dim":
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
             return planes - time_planes, time_planes
         if self.fusion == "split_head":
-            self.n_time_heads = _count_by_time(ratio, self.n_heads, "heads", "n_heads")
             order_planes = 0 if self.n_time_heads == self.n_heads else planes
             return order_planes, planes if self.n_time_heads else 0
         if self.fusion == "split_layer":
@@ -329,11 +338,15 @@ class TimeOrderRotaryPosition(AngularPosition):
             order, time = (1 - share) * order, share * time
         return order, time
 
-    def angles(self, ctx: SequenceContext) -> Tensor:
-        """Return the angles of order and of time, joined as ``fusion`` says: [m, h or 1, e / 2]."""
+    def angles(self, batch: SequenceBatch) -> Tensor:
+        """Return the angle of every plane by order and time, [m, h or 1, e / 2] float64.
+
+        The planes of both stand side by side (``split_dim``), in different heads (``split_head``)
+        or layers (``split_layer``), or their angles are added (``early``, ``effective``).
+        """
         order_frequency, time_frequency = self.frequencies()
-        order = make_angles(ctx.index.double(), order_frequency)
-        time = make_angles(self.time(ctx), time_frequency)
+        order = make_angles(batch.index.double(), order_frequency)
+        time = make_angles(self.time(batch), time_frequency)
         has_both = order.size(-1) > 0 and time.size(-1) > 0
         if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)
@@ -357,9 +370,17 @@ class TimeOrderRotaryPosition(AngularPosition):
 
 
 def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
-    """Return how many of ``total`` planes, heads or layers turn by time: the ratio, rounded.
+    """Return how many of the planes, heads or layers turn by time: a share of them, rounded.
 
-    ``units`` and ``option`` are what is divided, and the option that sets its number, for messages.
+    There is at least one of either kind, unless the ratio is 0 or 1.
+
+    Args:
+        ratio: the share.
+        total: number of planes, heads or layers.
+        units, option: their name, and the option that sets their number, for the message.
+
+    Raises:
+        UsageError: if there is only one to be split.
     """
     if ratio in (0, 1):
         return total * int(ratio)

@@ -71,6 +71,7 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
     fields = ("reviewerID", "asin", "unixReviewTime")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
     reviewed = set(interactions["item_id"])
+
     items = []
     for line in _read_lines(products):
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
@@ -88,6 +89,7 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
         for name in _RELATED:
             item[name] = [asin for asin in related.get(name) or [] if asin in reviewed]
         items.append(item)
+
     kinds = {"brand": "token", "price": "float"}
     kinds |= dict.fromkeys(("categories", *_RELATED), "token_seq")
     return Tables(interactions, pd.DataFrame(items), None, kinds)

@@ -81,16 +81,21 @@ class _Runs:
 
 
 class _ReadableRuns:
-    """The interactions of a cell (class and column as one number) that a reader may read, as runs.
+    """Finds the interactions of a cell that a reader may read, which are runs of sorted arrays.
 
-    ``cell`` is [m], ``classified`` are the interactions that have a class, ascending, and
-    ``across_users`` is whether interactions of other users are read at all.
+    A cell is a class and a column as one number. Interactions are sorted by cell and chain, for
+    those of the reader's own chain, and by cell and rank, for those of other users.
+
+    Args:
+        cell: [m] cell of each interaction.
+        classified: interactions that have a class, ascending.
+        order: who may read whom.
+        across_users: whether interactions of other users are read at all.
     """
 
     def __init__(
         self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
     ) -> None:
-        """Sort interactions by cell and chain, and those that others may read by cell and rank."""
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
         self.num_users = int(order.user.max(initial=0)) + 1
@@ -107,18 +112,22 @@ class _ReadableRuns:
         self.shared_by_user = _Runs(shared, user_code * self.num_ranks + rank)
 
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return ends and sizes of the own runs, then of the shared runs, of readers [n] and cells.
+        """Return the runs of the interactions in ``cell`` [n] that each ``reader`` [n] may read.
 
-        The last array is how many of a shared run to skip, since they are of the reader's user.
+        Returns:
+            Ends and sizes of the runs of the own chain, ends and sizes of the runs of all users,
+            and how many interactions of the latter are of the reader's own user; [n] each.
         """
-        rank = self.order.rank[reader]
-        start = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
-        own = self.own.locate(start, start + reader)
-        start = cell * self.num_ranks
-        shared = self.shared.locate(start, start + rank)
-        start = (cell * self.num_users + self.order.user[reader]) * self.num_ranks
-        _, skipped = self.shared_by_user.locate(start, start + rank)
-        return *own, *shared, skipped
+        # a run begins at the code of its first possible interaction, and ends before the reader's
+        chain_code = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
+        own_end, own_size = self.own.locate(chain_code, chain_code + reader)
+
+        rank, rank_code = self.order.rank[reader], cell * self.num_ranks
+        shared_end, shared_size = self.shared.locate(rank_code, rank_code + rank)
+
+        user_code = (cell * self.num_users + self.order.user[reader]) * self.num_ranks
+        _, num_own_user = self.shared_by_user.locate(user_code, user_code + rank)
+        return own_end, own_size, shared_end, shared_size, num_own_user
 
 
 def top_relations(
@@ -192,15 +201,24 @@ def _allocate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return [n] how many interactions to take of each own run, and of each shared run.
 
-    Sizes [n] are of the runs, reader by reader and class by class. ``remaining`` [n] is how many a
-    reader lacks; ``num_classes`` is [readers].
+    Runs are listed reader by reader and class by class. A reader takes from them in this order, and
+    in each class from its own chain first, until it has all that it lacks. For example, one reader
+    that lacks 4, with two classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and 1 of
+    its own and 2 and 0 of the shared.
+
+    Args:
+        own_size, shared_size: [n] sizes of the runs.
+        remaining: [n] how many the reader of each run lacks.
+        num_classes: [readers] number of classes of each reader.
     """
-    # a reader fills its classes in order, and in each takes from its own chain first
-    sizes = np.stack((own_size, shared_size), 1).reshape(-1)
+    sizes = np.stack((own_size, shared_size), 1).reshape(-1)  # own and shared runs in turn, [2n]
     num_before = np.cumsum(sizes) - sizes
-    first = 2 * (np.cumsum(num_classes) - num_classes)
+
+    # subtract what stands before the reader's first run, so that each reader counts from 0
+    first_run = 2 * (np.cumsum(num_classes) - num_classes)
     has_class = num_classes > 0
-    num_before -= np.repeat(num_before[first[has_class]], 2 * num_classes[has_class])
+    num_before -= np.repeat(num_before[first_run[has_class]], 2 * num_classes[has_class])
+
     num_taken = np.clip(np.repeat(remaining, 2) - num_before, 0, sizes)
     return num_taken[::2], num_taken[1::2]
 
@@ -208,9 +226,11 @@ def _allocate(
 def _restrict_table(
     table: RelationTable, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return offsets [classes + 1], related classes and values [pairs] among sorted ``classes``.
+    """Return the part of a table that relates the given classes to each other.
 
-    Related classes are indices of ``classes``.
+    Returns:
+        Offsets [classes + 1] of each class among the pairs, the related classes [pairs] as indices
+        of the ascending ``classes``, and the relations [pairs].
     """
     class_index = np.full(len(table.indptr) - 1, -1)
     class_index[classes] = np.arange(len(classes))
@@ -232,13 +252,24 @@ def _take_newest(
     value: np.ndarray,
     user: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return edges to the ``taken`` newest interactions of runs [n] that end at ``end``.
+    """Return the edges from readers to the newest interactions of their runs.
 
-    With ``user`` [m], interactions of the reader's user are skipped, which are among the
-    ``inspected`` newest of a run. The edges are readers, sources and values.
+    Args:
+        runs: the sorted interactions, of which a run is a stretch.
+        end: [n] where each run ends.
+        taken: [n] how many interactions to take of each run.
+        inspected: [n] how many to look at: more than are taken where some are to be skipped.
+        reader: [n] the reader of each run.
+        value: [n] the relation of the reader to each run.
+        user: [m] user of each interaction, to skip those of the reader's own user; None skips none.
+
+    Returns:
+        Readers, sources and values of the edges, [edges] each.
     """
     run = np.repeat(np.arange(len(inspected)), inspected)
-    event = runs.events[end[run] - 1 - gather_index(np.zeros_like(inspected), inspected)]
+    place_from_end = gather_index(np.zeros_like(inspected), inspected)  # 0 is the newest of a run
+    event = runs.events[end[run] - 1 - place_from_end]
+
     if user is not None:
         is_other = user[event] != user[reader[run]]
         event, run = event[is_other], run[is_other]
@@ -278,6 +309,7 @@ def top_differences(
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
         relation[~(is_in_chain & (relation >= WEAKEST))] = 0  # of missing numbers, too
+
         strongest = np.argsort(-relation, axis=1, kind="stable")[:, :k]  # equal: the nearest first
         relation = np.take_along_axis(relation, strongest, 1)
         source = np.take_along_axis(source, strongest, 1)

@@ -36,6 +36,7 @@ def connect(address: str | None) -> bool:
     job = ray.job_config.JobConfig()
     # else Ray's processes search the working directory first, which may be a stranger's folder
     job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
+
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": count_cores()}
@@ -45,6 +46,7 @@ def connect(address: str | None) -> bool:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     else:
         _require_answer(address)
+
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", configure_logging=True, job_config=job, **options)
@@ -60,6 +62,7 @@ def connect(address: str | None) -> bool:
             "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
             f"or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token ({reason})"
         ) from error
+
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
     return True

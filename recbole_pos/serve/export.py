@@ -28,8 +28,8 @@ from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.run import NeedsDataset, load, load_without_data
 from recbole_pos.files import name_write_errors, replace_folder
-from recbole_pos.layers.context import PaddedContext
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.forward import encode_queries
+from recbole_pos.layers.sequence_batch import Features, PaddedBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ensure_registered
 from recbole_pos.serve.scorer import require_k
@@ -276,11 +276,10 @@ class Encoder(nn.Module):
             {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
             for prefix in ("events_", "user_")
         )
-        ctx = PaddedContext.from_rows(
+        batch = PaddedBatch.from_rows(
             items, lengths, model.max_seq_length, times, at, Features(events, users)
         )
-        assert ctx.items is not None
-        return model.query_states(ctx.items, ctx, ctx.last)
+        return encode_queries(model, batch)
 
     def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the inputs by name for random histories of the given lengths [B]."""
@@ -340,14 +339,14 @@ def make_encoder(model: Any) -> Encoder:
     name = ensure_registered(type(model))
     overrides = isinstance(model, PosRecommender) and any(
         getattr(type(model), method) is not getattr(PosRecommender, method)
-        for method in ("forward", "compute_states", "full_sort_predict")
+        for method in ("compute_states", "full_sort_predict")
     )
     # a model that prepares its batches makes graphs of them, or relations to other users
     if not isinstance(model, PosRecommender) or model.prepares or overrides:
         raise UsageError(
             f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
-            "RecBole's models, AttrFormer, models of graphs and models with a forward of their own "
-            "do not; `recbole-pos serve` answers with any model"
+            "RecBole's models, AttrFormer, models of graphs and models with states or scores of "
+            "their own do not; `recbole-pos serve` answers with any model"
         )
     return Encoder(model.to("cpu"))
 

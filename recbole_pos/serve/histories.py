@@ -35,7 +35,7 @@ from torch import Tensor
 
 from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.serve.scorer import NO_FIELDS, Fields, Histories, TokenIds, TokenLists
 from recbole_pos.values import listed, nearest, shown, suggest
 

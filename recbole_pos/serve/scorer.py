@@ -27,7 +27,8 @@ from recbole_pos.layers.catalogue import (
     score_parts,
     select_best,
 )
-from recbole_pos.layers.features import Features
+from recbole_pos.layers.forward import encode_queries
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.values import Options, is_number, is_whole, read_names, shown
 
@@ -337,7 +338,7 @@ class Scorer:
     def encode(self, histories: Histories) -> Tensor:
         """Return the states [b, d] that predict the item after each history, none empty."""
         if self.model.needs_events and histories.users is not None:
-            return self.model.after_users(histories.users)
+            return encode_queries(self.model, self.model.find_histories(histories.users))
         histories = self.drop_unread(histories)
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
@@ -345,7 +346,8 @@ class Scorer:
         tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in arrays)
         padded = histories.features.map(pad_lists, pad_lists)
         features = map_tensors(padded, lambda x: x.to(self.device))
-        return self.model.after(*tensors, features if any(self.fields.values()) else None)
+        batch = self.model.make_batch(*tensors, features if any(self.fields.values()) else None)
+        return encode_queries(self.model, batch)
 
     def drop_unread(self, histories: Histories, extra: int = 0) -> Histories:
         """Return histories without the interactions that are older than the model reads.

@@ -51,7 +51,7 @@ from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
 from recbole_pos.study.study_report import draw_charts, write_results
-from recbole_pos.values import check_choice, listed, use_plain_numbers
+from recbole_pos.values import check_choice, listed
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +143,6 @@ def compare(
         KeyboardInterrupt: if it was interrupted; says how to resume.
     """
     args, options = split_keywords(settings or CompareArguments(), keywords)
-    args = use_plain_numbers(args)
     base = {**(config_dict or {}), **options}
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
@@ -305,6 +304,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
+
     search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)" if num_trials else ""
     reporter.line(
         f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
@@ -312,6 +312,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
         f"differences are from {plan.reference}"
     )
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
+
     if folder.runs.is_dir() or scheduler.packed:
         scheduler.take_finished(restore=False)  # reads the data, on which the names of runs depend
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)

@@ -242,6 +242,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
             detail = f"{difference.text} {difference.detail}".strip()
             cells.append(Cell(text, detail, bool(text) and text == best))
         columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
+
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
     note = f"Below each figure: the difference to {table.reference} with its 95% interval."
     title = f"{table.title}: {format_metric(main)} {grouping}"
@@ -280,6 +281,7 @@ def make_search_table(results: Results) -> RenderedTable | None:
         columns.setdefault("trials", []).append(Cell(f"{len(trials)}"))
         columns.setdefault("chosen", []).append(Cell(options))
         columns.setdefault(value_title, []).append(Cell(value, metric))
+
     seeds = results.plan.search_seeds
     average = f", the mean of {seeds} seeds" if seeds > 1 else ""
     note = f"Chosen by {join_names(metrics)} on validation only{average}, before testing."

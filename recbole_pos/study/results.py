@@ -241,6 +241,7 @@ class _Collector:
         row, seed, path = facts["row"], facts["seed"], run.path
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
+
         line = {
             **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
             **(facts.get("test") or {}),
@@ -254,6 +255,7 @@ class _Collector:
             "request_time": facts.get("request_time", "none"),
             "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
         }
+
         self.lines.append(line)
         for package, version in (facts.get("versions") or {}).items():
             rows = self.rows_by_version.setdefault(package, {}).setdefault(version, [])
@@ -316,6 +318,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     digests = folder.find_current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
+
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
         run_facts = folder.read_fit(digest)
@@ -330,6 +333,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             chosen[fit.row] = run_facts.get("searched")
             run_facts = {"status": "", **run_facts, **identity}
             collector.add(run_facts, folder.run(digest), is_trained=fit.stage != "retest")
+
     plugins = [str(name) for name in as_list(plan.base.options.get(PLUGINS) or [])]
     command = make_resume_command(folder.path, plugins, "compare")
     return collector.make_results(

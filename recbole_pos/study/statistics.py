@@ -351,6 +351,7 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
             is_flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
             sums = np.abs((1 - 2 * is_flipped) @ values)
             p_values[comparison] = (sums >= _just_below(abs(values.sum()))).mean()
+
     if sampled:
         columns = differences[:, sampled]
         p_values[sampled] = _sample_flips(columns[(columns != 0).any(1)])

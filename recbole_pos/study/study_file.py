@@ -112,14 +112,17 @@ def make_plan(source: Source) -> Plan:
         _check_row(plan, name)
         if row.search is True:
             row.search = None if row.parent else plan.search
+
     if plan.split is not None:
         eval_args = plan.base.options.get("eval_args") or {}
         plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
+
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
     plan.reference = plan.reference or next(iter(plan.rows))
     source.require_choice(("reference",), plan.reference, plan.rows)
     for name in plan.paper:
         source.require_choice(("paper", name), name, plan.rows)
+
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
@@ -155,6 +158,7 @@ def _check_row(plan: Plan, name: str) -> None:
             hint = f" (is {similar[0]!r} the model?)" if similar else ""
             raise plan.source.error(path, f"{name}: it has no model{hint}")
         return
+
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}

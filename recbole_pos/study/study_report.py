@@ -276,12 +276,14 @@ def draw_differences(comparison: Comparison) -> Chart | None:
             dash = "-" if line["seed_noise"] == "own" else ":"
             axes.plot([line["low"], line["high"]], [y, y], color=color, lw=2, ls=dash)
         axes.plot(line["difference"], y, "o", color=color, mfc=color if line["star"] else "white")
+
     axes.axvline(0, color="black", lw=0.8)
     axes.set_yticks(range(len(lines)), [shorten(line["row"], _MAX_NAME) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
     axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
+
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, "
         + ("no CI" if math.isnan(line["low"]) else f"{line['low']:+.4f} to {line['high']:+.4f}")
@@ -306,12 +308,14 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     points = points[points["cost"] > 0].reindex(table.rows).dropna()
     if len(points) < 2:
         return None
+
     cost_name, format_cost = _COSTS[column]
     metric = format_metric(table.metrics[0])
     figure, axes = _make_figure(_compute_height(len(points)))
     for row, point in points.iterrows():
         style = {**_make_style(results, row), "ls": "none", "ms": 7}
         axes.plot(point["cost"], point["mean"], **style)
+
     if points["cost"].max() > 10 * points["cost"].min():
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -320,6 +324,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_cost(value)))
     axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
     figure.legend(**_LEGEND)
+
     values = "; ".join(
         f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
         for row, point in points.iterrows()
@@ -336,6 +341,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     curves = results.curves[results.curves["row"].isin(rows)].dropna(subset=["value"])
     if curves.empty:
         return None
+
     metric = format_metric(results.plan.metrics[0])
     drawn_rows = [row for row in rows if row in set(curves["row"])]
     figure, axes = _make_figure(_compute_height(len(drawn_rows)))
@@ -345,9 +351,11 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
             curve = curve.sort_values("epoch")
             axes.plot(curve["epoch"], curve["value"], markevery=max(len(curve) // 6, 1), **style)
             style["label"] = None  # only the first run of a row is in the legend
+
     axes.set(xlabel="epoch", ylabel=f"{metric}, validation")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     figure.legend(**_LEGEND)
+
     best = curves.groupby("row", sort=False)["value"].max()
     values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
     title = f"Validation {metric}, one line per run"

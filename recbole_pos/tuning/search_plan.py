@@ -136,11 +136,13 @@ def plan_search(
                 f"{parts[0]}: a search that tries or sets position does not take options of "
                 "one scheme from there; write them into the space, with `when: {position: ..}`"
             )
+
     searched = whole_space.without(given)
     if not searched.parameters:
         raise UsageError(
             f"nothing is left to search: all of {', '.join(whole_space.names)} are given"
         )
+
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()
@@ -181,6 +183,7 @@ def resume_search(
     if not (content := read_json(folder / SEARCH)):
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
+
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
     refused = [name for name in list_changed(args) if name not in allowed]
     refused += [name for name, value in not_allowed.items() if value]
@@ -193,6 +196,7 @@ def resume_search(
             f"--resume takes everything from its folder but {names}; leave out "
             f"{', '.join(map(shown, refused))}"
         )
+
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
     space = parse_space(facts.space, {})

@@ -320,6 +320,7 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
     if kind is None and "when" not in value and not hint:
         return None  # nothing in the mapping looks like a way to sample
+
     when = value.get("when", {})
     if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
         raise UsageError(

@@ -344,11 +344,12 @@ class TrialSearch(OptunaSearch):
         facts, space = search.facts, search.space
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
         shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
+
         study = create_study(search.mode, sampler, **shared)
         for trial in table.trials:
             values = space.encode(trial.options)
             if trial.has_result:
-                distributions = {
+                distributions: dict[str, Any] = {
                     p.name: p.distribution for p in space.parameters if p.name in values
                 }
                 study.add_trial(

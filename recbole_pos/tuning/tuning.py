@@ -51,7 +51,6 @@ from recbole_pos.tuning.trials import (
     quiet_tune,
     run_trial,
 )
-from recbole_pos.values import use_plain_numbers
 
 
 @dataclass(repr=False)
@@ -123,7 +122,6 @@ def tune(
     """
     began = time.perf_counter()
     args, options = split_keywords(settings or SearchArguments(), keywords)
-    args = use_plain_numbers(args)
     config_dict = {**(config_dict or {}), **options}
     allow(config_dict.get("plugins"))
     check_arguments(args)
@@ -140,9 +138,11 @@ def tune(
             not_allowed["config_file_list"] = config_file_list
             search = resume_search(folder, args, config_dict, not_allowed)
             stack.enter_context(lock_folder(folder, "searched"))
+
         data = _prepare_data(search)
         table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
         runs = _Runs(search, folder, table, data, args)
+
         if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
@@ -150,11 +150,13 @@ def tune(
                 args.cpus_per_trial, args.gpus_per_trial, search.config["use_gpu"]
             )
             runs.num_slots = count_concurrent_runs(runs.resources)
+
         if args.resume is None:  # only now, so that wrong arguments leave no folder behind
             RunFolder.create(path, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
         write_json(folder / SEARCH, asdict(search.facts))
         _print_settings(runs, reporter)
+
         try:
             runs.train(reporter)
             best = runs.require_best()
@@ -164,6 +166,7 @@ def tune(
                 f"interrupted; {table.file} has the trials so far; the last checkpoints of trials "
                 f"that have not ended are kept; {runs.advice}"
             ) from None
+
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
@@ -175,6 +178,7 @@ def tune(
         )
         for file in (folder / "best.yaml", table.file, picture):
             reporter.line(str(file))
+
         seconds = time.perf_counter() - began
         return SearchResult(folder, table.trials, best, test, seconds, dataset)
 
@@ -258,8 +262,10 @@ class _Runs:
         except Exception as error:  # Ray raises errors of searchers as text with their stack
             problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise TrainingError(f"the search stopped: {problem}; then {self.advice}") from error
+
         if searcher.active:
             raise KeyboardInterrupt  # Ray has caught it and returned early
+
         trials = self.table.trials
         if lost := [trial for trial in trials if trial.state == LOST]:
             raise TrainingError(
@@ -321,10 +327,12 @@ class _Runs:
         run = self.find_test(best)
         if run.result.is_file():
             return run
+
         make_folder(run.path.parent)
         task: Any = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )
+
         facts = ray.get(
             task.remote(
                 self.search.make_config(best.options).plain,
@@ -364,6 +372,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
     plain = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
+
     test = read_result(tested).test or None  # there may be no test data
     content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
     content["test"] = test

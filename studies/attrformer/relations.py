@@ -34,20 +34,20 @@ def measure(model: AttrFormer, rows: PackedSequences) -> pd.DataFrame:
     columns = {"read": [len(edge.value) / len(order) for edge in edges], "others": others}
     table = pd.DataFrame(columns, index=names)
     layers = [layer.multi_head_attention for layer in model.trm_encoder.layer]
-    calls: list[tuple] = []  # of the layers: inputs [m, d] and their context
+    calls: list[tuple] = []  # of the layers: inputs [m, d] and their batch
     hooks = [x.register_forward_pre_hook(lambda _, args: calls.append(args)) for x in layers]
-    model.encode_packed(rows, None)
+    model.encode(model.gather(rows, None, model.lookup))
     for hook in hooks:
         hook.remove()
-    for number, (layer, (x, ctx)) in enumerate(zip(layers, calls, strict=True), 1):
+    for number, (layer, (x, batch)) in enumerate(zip(layers, calls, strict=True), 1):
         x = layer.LayerNorm(x) if layer.pre_norm else x
         weights = layer.relation_mix.clone()  # W^R [relations, heads]
         layer.relation_mix.zero_()
-        alone = layer.attention(x, ctx)
+        alone = layer.attention(x, batch)
         adds = []
         for relation, weight in enumerate(weights):
             layer.relation_mix[relation] = weight
-            adds.append(float((layer.attention(x, ctx) - alone).norm() / alone.norm()))
+            adds.append(float((layer.attention(x, batch) - alone).norm() / alone.norm()))
             layer.relation_mix[relation] = 0
         layer.relation_mix.copy_(weights)
         table[f"adds, layer {number}"] = adds
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, loader = trained.model, trained.loaders["train"]
     model.inference = "batch"  # as in training, also where predictions read no relations
     batch = next(iter(loader)).to(model.device)
-    rows = model.pack_windows(batch) if loader.packed else model.pack_prefixes(batch)[0]
+    rows = model.locate(batch if loader.packed else model.pack(batch))
     table = measure(model, rows)
     print(table.round(3).to_string())
     for number, layer in enumerate(model.trm_encoder.layer, 1):

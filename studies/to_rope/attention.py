@@ -23,12 +23,12 @@ from torch import Tensor
 
 import recbole_pos as rp
 from recbole_pos.inspect.attention import find_attention_layers, iterate_attention
-from recbole_pos.layers.context import SequenceContext
+from recbole_pos.layers.sequence_batch import SequenceBatch
 
 MEASURES = ("distance (interactions)", "entropy (nats)", "distance (hours)")
 
 
-def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
+def measure(weights: Tensor, batch: SequenceBatch) -> Tensor:
     """Return distance, entropy and hours of attention weights, for each history.
 
     With a_ij the absolute weights, each row divided by its sum: distance sum_j a_ij (i - j) in
@@ -36,7 +36,7 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
 
     Args:
         weights: [b, h, t, t] aligned at the start, zero for later keys; of any sign and sum.
-        ctx: context of the batch, with times.
+        batch: the histories, with times.
 
     Returns:
         [b, 2, 3, h] float64: first the mean over all queries of a history, then the value of its
@@ -44,8 +44,8 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
     """
     a = weights.double().abs()
     a = a / a.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
-    index = torch.arange(ctx.width, dtype=a.dtype, device=a.device)
-    hours = ctx.pad(ctx.elapsed.to(a.dtype) / 3600, "start")[:, None]  # [b, 1, t]
+    index = torch.arange(batch.width, dtype=a.dtype, device=a.device)
+    hours = batch.pad(batch.elapsed.to(a.dtype) / 3600, "start")[:, None]  # [b, 1, t]
     past_hours = (a @ hours[..., None]).squeeze(-1)
     total = a.sum(-1)  # 1, but 0 for a row of zeros
     measures = [
@@ -54,9 +54,9 @@ def measure(weights: Tensor, ctx: SequenceContext) -> Tensor:
         total * hours - past_hours,
     ]
     by_query = torch.stack(measures, 1)  # [b, 3, h, t]
-    last = (ctx.lengths - 1)[:, None, None, None].expand(*by_query.shape[:3], 1)
-    padding = index >= ctx.lengths[:, None, None, None]
-    mean = by_query.masked_fill(padding, 0).sum(-1) / ctx.lengths[:, None, None]
+    last = (batch.lengths - 1)[:, None, None, None].expand(*by_query.shape[:3], 1)
+    padding = index >= batch.lengths[:, None, None, None]
+    mean = by_query.masked_fill(padding, 0).sum(-1) / batch.lengths[:, None, None]
     return torch.stack((mean, by_query.gather(-1, last).squeeze(-1)), 1)
 
 
@@ -77,10 +77,11 @@ def measure_run(trained: rp.Recommender, rows: np.ndarray) -> tuple[np.ndarray, 
     They are averaged over ``rows`` [users] of the test loader.
     """
     total, uniform = torch.zeros(()), torch.zeros(())
-    for weights, ctx in iterate_attention(trained.model, trained.loaders["test"], rows):
-        total = total + torch.stack([measure(layer, ctx).sum(0) for layer in weights]).cpu()
-        equal = torch.ones(ctx.batch_size, 1, ctx.width, ctx.width, device=ctx.lengths.device)
-        uniform = uniform + measure(equal.tril(), ctx).sum(0).cpu()
+    for weights, batch in iterate_attention(trained.model, trained.loaders["test"], rows):
+        total = total + torch.stack([measure(layer, batch).sum(0) for layer in weights]).cpu()
+        b, t = batch.batch_size, batch.width
+        equal = torch.ones(b, 1, t, t, device=batch.lengths.device)
+        uniform = uniform + measure(equal.tril(), batch).sum(0).cpu()
     return (total / len(rows)).numpy(), (uniform / len(rows))[..., 0].numpy()
 
 

@@ -1,0 +1,280 @@
+"""The forward pass, from the items of a batch to its loss: the one file to read from the top.
+
+A batch has m interactions of b histories, packed, the longest of length t (``sequence_batch.py``).
+E [items, d] are the item vectors, h heads have e = d / h columns each.
+
+    (1)  x  = E[items] + P                                    input          [m, d]
+    (2)  a  = x + W_O heads(LayerNorm(x))                     every layer    [m, d]
+    (3)  o  = softmax( M + B( R q . U^T (R k) ) ) . L v       every head     [m, h, e]
+    (4)  x' = a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2       every layer    [m, d]
+    (5)  s  = LayerNorm(x) at the queries                     states         [queries, d]
+    (6)  z  = s E^T                                           scores         [queries, items]
+    (7)  loss = mean of -log softmax(z)[target]                              scalar
+
+q, k and v are W_Q, W_K and W_V times LayerNorm(x). P, R, U, B and L are the hooks of position
+schemes (``hooks.py``), by default zero or the identity: P is added to the input, R rotates query
+and key, U mixes keys and L values with older interactions, B adds a bias to the dot products over
+sqrt(e). M hides newer interactions. This is with ``norm: pre``; ``post`` normalises sums instead.
+Modules carry RecBole's names (``query``, ``dense``, ...), so weights of its SASRec load strictly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.layers.attention import Dropout, make_mask, masked_attention
+from recbole_pos.layers.hooks import AttentionPosition, Projected, add_positions, require_result
+from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.values import Options
+
+
+def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
+    """Return the scalar loss of a batch with targets: steps 1 to 7, for every model of ours.
+
+    ``model`` is a :class:`~recbole_pos.model.base.PosRecommender`.
+    """
+    with model.shared_items() as item_vectors:  # E [items, d], computed once for input and scores
+        states = encode_queries(model, batch)  # steps 1 to 5
+        if model.later_targets is not None and batch.log_rows is not None:
+            return model.compare_with_later_targets(states, item_vectors, batch)
+        candidates, targets = model.training_candidates(item_vectors, batch.targets)
+        # steps 6 and 7 at once, for a chunk of states at a time; the default is full_cross_entropy
+        return model.loss(states, candidates, targets)
+
+
+def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
+    """Return the states [queries, d] of a batch by the ``encode`` of any model (steps 1 to 5).
+
+    Raises:
+        UsageError: if the ``encode`` of a custom model returns anything else.
+    """
+    weight = model.item_embedding.weight
+    shape = batch.num_queries, model.item_embedding.embedding_dim
+    return require_result(model.encode(batch), weight.dtype, shape, model, "encode")
+
+
+def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
+    """Return the states [queries, d] of a batch as PosSASRec encodes it (steps 1 to 5)."""
+    x = model.embed(batch)  # E[items], with features of interactions and users, [m, d]
+    if model.scale != 1:
+        x = x * model.scale  # sqrt(d), for embedding_scale
+    x = add_positions(model.position_embedding, x, batch)  # + P
+
+    # the last layer needs its feed-forward network at the queries only, but in training dropout
+    # must draw the same numbers for every choice of queries
+    queries = None if model.training else batch.queries
+    if model.pre_norm:
+        states = model.LayerNorm(model.trm_encoder(model.dropout(x), batch, queries))
+    else:
+        states = model.trm_encoder(model.dropout(model.LayerNorm(x)), batch, queries)
+    return batch.take_queries(states) if queries is None else states
+
+
+class TransformerEncoder(nn.Module):
+    """A stack of layers, each with a position scheme of its own (steps 2 to 4, once a layer)."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
+        """Apply all layers to x [m, d]; return all states, or those at packed ``queries``."""
+        *first, last = self.layer
+        for layer in first:
+            x = layer(x, batch)
+        return last(x, batch) if queries is None else last(x, batch, queries)
+
+
+class TransformerLayer(nn.Module):
+    """One layer: attention, then a feed-forward network, each with its residual (steps 2 to 4)."""
+
+    def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.multi_head_attention = attention
+        self.feed_forward = feed_forward
+
+    def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
+        """Apply the layer to x [m, d]; return all states, or those at packed ``queries``."""
+        x = self.multi_head_attention(x, batch)
+        return self.feed_forward(x if queries is None else x[queries])
+
+
+def build_transformer_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
+    """Build SASRec's layer around a position scheme."""
+    return TransformerLayer(MultiHeadAttention(options, position), FeedForward(options))
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention sub-layer with residual, layer norm and one position scheme (2, 3).
+
+    The scheme also names the projections that the layer needs.
+    """
+
+    def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
+        """Create the projections that the scheme needs, d to d, with layer norm and dropout."""
+        super().__init__()
+        d, bias = options.hidden_size, options.bias
+        self.n_heads = options.n_heads
+        self.head_size = d // options.n_heads
+        names = position.projections
+        self.query = nn.Linear(d, d, bias=bias) if "query" in names else None
+        self.key = nn.Linear(d, d, bias=bias) if "key" in names else None
+        self.value = nn.Linear(d, d, bias=bias) if "value" in names else None
+        self.dense = nn.Linear(d, d, bias=bias) if options.output else None
+        self.position = position
+        self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
+        self.out_dropout = Dropout(options.hidden_dropout)
+        self.attn_dropout = Dropout(options.attn_dropout)
+        self.pre_norm = options.norm == "pre"
+        self.causal = options.causal
+
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return a = x + W_O heads(LayerNorm(x)), [m, d] (step 2)."""
+        out = self.attention(self.LayerNorm(x) if self.pre_norm else x, batch)
+        out = x + self.out_dropout(out)
+        return out if self.pre_norm else self.LayerNorm(out)
+
+    def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return W_O heads(x) [m, d] of inputs x [m, d], before residual and post-norm (step 3)."""
+        query, key, value = self.project(x)
+        out = self.position.attend(query, key, value, batch, self.attn_dropout)  # or None
+        if out is None:
+            q, k, v, bias = self.apply_hooks(query, key, value, batch)
+            block = masked_attention(q, k, v, bias, batch, self.causal, self.attn_dropout)
+            out = batch.unpad(block.transpose(1, 2), "start")
+        out = out.reshape(x.shape)  # heads side by side: [m, h, e] to [m, d]
+        return out if self.dense is None else self.dense(out)
+
+    def project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
+        """Return q, k and v, [m, h, e] each, of inputs x [m, d].
+
+        A query or key that the scheme does not need is None, such a value is x itself.
+        """
+        layers = self.projections
+        projected = iter(self.project_jointly(x, layers).unbind(1) if layers else ())
+        query = None if self.query is None else next(projected)
+        key = None if self.key is None else next(projected)
+        if self.value is None:
+            return query, key, x.view(x.size(0), self.n_heads, self.head_size)
+        return query, key, next(projected)
+
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """The layers that the scheme needs among query, key and value, in this order."""
+        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
+
+    def project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
+        """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+        return F.linear(x, weight, bias).view(-1, len(layers), self.n_heads, self.head_size)
+
+    def apply_hooks(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return R q, U^T (R k) and L v, padded to [b, h, t, e] each, and the bias, or None."""
+        position = self.position
+        query, key = position.rotate(query, key, batch)
+        key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
+        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
+        q, k, v = block.transpose(1, 3).unbind(2)
+        return q, k, v, position.bias(q, k, batch)
+
+    def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return softmax( M + B( R q . U^T (R k) ) ) [b, h, t, t] alone, for inspection.
+
+        Histories are aligned at the start. In training :func:`masked_attention` computes the same
+        weights and their product with the values, without keeping them.
+        """
+        query, key, value = self.project(self.LayerNorm(x) if self.pre_norm else x)
+        q, k, _, bias = self.apply_hooks(query, key, value, batch)
+        logits = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
+        logits = logits if bias is None else logits + bias
+        return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class FeedForward(nn.Module):
+    """Position-wise feed-forward sub-layer with residual and layer norm (4; FPARec, equation 8)."""
+
+    def __init__(self, options: BlockOptions) -> None:
+        """Create the layers d to inner_size and back, with layer norm and dropout."""
+        super().__init__()
+        self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
+        self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)
+        self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
+        self.dropout = Dropout(options.hidden_dropout)
+        self.activation = ACTIVATIONS[options.activation]
+        self.pre_norm = options.norm == "pre"
+
+    def forward(self, a: Tensor) -> Tensor:
+        """Return a + W_2 act(W_1 LayerNorm(a) + b_1) + b_2, [m, d] (step 4)."""
+        hidden = self.LayerNorm(a) if self.pre_norm else a
+        out = a + self.dropout(self.dense_2(self.activation(self.dense_1(hidden))))
+        return out if self.pre_norm else self.LayerNorm(out)
+
+
+def score_items(states: Tensor, item_vectors: Tensor) -> Tensor:
+    """Return the scores z = s E^T [queries, items] (step 6; FPARec, equation 10)."""
+    return states @ item_vectors.t()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOptions:
+    """Sizes and switches of a layer.
+
+    Attributes:
+        hidden_size: d.
+        inner_size: inner size of the feed-forward network.
+        n_heads: h, a divisor of d.
+        hidden_dropout: dropout on sub-layer outputs.
+        attn_dropout: dropout on attention weights. In dot-product attention any value above 0 rules
+            out torch's fused kernel: on CPU attention is then slower, most for long windows.
+        activation: name in ``ACTIVATIONS``.
+        norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
+        bias: whether query, key and value have a bias.
+        output: whether a linear layer (``dense``) follows the heads.
+        layer_norm_eps: epsilon of the layer norms.
+        causal: whether an interaction sees only itself and older ones, or all of its history.
+    """
+
+    hidden_size: int
+    inner_size: int
+    n_heads: int
+    hidden_dropout: float
+    attn_dropout: float
+    activation: str
+    norm: str
+    bias: bool
+    output: bool
+    layer_norm_eps: float
+    causal: bool = True
+
+    @classmethod
+    def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
+        """Return the options: from ``config``, and from ``fixed`` where it has no key."""
+        return cls(
+            hidden_size=config["hidden_size"],
+            inner_size=config["inner_size"],
+            n_heads=config["n_heads"],
+            hidden_dropout=config["hidden_dropout_prob"],
+            attn_dropout=config["attn_dropout_prob"],
+            activation=config["hidden_act"],
+            norm=config["norm"],
+            layer_norm_eps=config["layer_norm_eps"],
+            **fixed,
+        )

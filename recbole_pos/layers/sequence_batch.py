@@ -1,0 +1,363 @@
+"""The one batch type: histories of users, packed, with all that models and schemes read of them.
+
+Shapes, here and in every layer: b histories in the batch, m real interactions in the batch (no
+padding), k queries, t the length of the longest history, n the maximum length a model is built for,
+d the hidden size, h heads of size e = d / h.
+
+Interactions are *packed*: [m, ...] tensors hold the histories one after the other, so that no layer
+computes on padding. A padded block exists only where interactions meet. Its *alignment* is a choice
+of the layer:
+
+- ``start``: every history begins at column 0 and padding follows it. Under a causal mask no real
+  query can see that padding, so no further mask is needed.
+- ``end``: every history ends at column t - 1, as in the papers of SASRec's line, so row i of a
+  position matrix means the same distance to the newest interaction in all histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+Alignment = Literal["start", "end"]
+
+
+class lazy_attribute:  # noqa: N801  (as ``property`` is written)
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = self.compute(instance)
+        return value
+
+
+@dataclass(frozen=True)
+class Features:
+    """Values of fields in a batch of m interactions in b histories, by name of the field.
+
+    Tokens are int64, 0 for none, lists padded with 0; numbers are float, NaN for none.
+
+    Attributes:
+        events: values [m] or [m, s] of the interactions.
+        users: values [b] or [b, s] of the user of each history.
+    """
+
+    events: dict[str, Tensor] = field(default_factory=dict)
+    users: dict[str, Tensor] = field(default_factory=dict)
+
+    def map(
+        self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Features:
+        """Return features with ``events`` and ``users`` applied to each column of their kind."""
+        return Features(
+            {name: events(column) for name, column in self.events.items()},
+            {name: users(column) for name, column in self.users.items()},
+        )
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nested dataclass, tuple or dict with ``change`` applied to every tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: map_tensors(inner, change) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map_tensors(inner, change) for inner in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {x.name: map_tensors(getattr(value, x.name), change) for x in fields(value)}
+    return replace(value, **changed)
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Histories of b users, packed one after the other, and the queries that are asked of them.
+
+    A query asks for the next item after one of the interactions. In training every interaction of
+    a window may be a query, and ``targets`` are the answers; in prediction the newest one is.
+
+    Attributes:
+        items: [m] int64 item of each interaction.
+        lengths: [b] int64 number of interactions of each history, at least 1.
+        max_length: n.
+        width: t, the largest of ``lengths``, known without asking the device.
+        times: [m] float64 seconds since 1970, or None.
+        at: [b] float64 seconds, when the item after each history is requested, or None.
+        features: of the interactions and users.
+        queries: [k] int64 index among the m interactions of the one that each query follows, or
+            None for a query after each interaction (k = m).
+        targets: [k] int64 item to predict for each query, or None.
+        log_rows: [m] int64 row of each interaction in the dataset's log, or None.
+        extras: what ``prepare`` of a model has computed of the batch on the host, as dataclasses
+            and tuples of tensors; None before.
+    """
+
+    items: Tensor
+    lengths: Tensor
+    max_length: int
+    width: int
+    times: Tensor | None = None
+    at: Tensor | None = None
+    features: Features = field(default_factory=Features)
+    queries: Tensor | None = None
+    targets: Tensor | None = None
+    log_rows: Tensor | None = None
+    extras: Any = None
+
+    any_alignment: ClassVar[Alignment] = "start"  # the cheaper one, where a layer accepts both
+
+    @classmethod
+    def from_lengths(
+        cls, items: Tensor, lengths: Tensor, max_length: int, **columns: Any
+    ) -> SequenceBatch:
+        """Return a batch whose width is computed; ``columns`` are further attributes."""
+        return cls(items, lengths, max_length, int(lengths.max()), **columns)
+
+    def __len__(self) -> int:
+        """Return k, the number of queries."""
+        return self.num_queries
+
+    @property
+    def num_queries(self) -> int:
+        """k; a symbol where a model is traced, of which ``len`` would make a number."""
+        return (self.items if self.queries is None else self.queries).numel()
+
+    def to(self, device: torch.device) -> SequenceBatch:
+        """Return the batch on a device; from pinned memory it is copied asynchronously."""
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> SequenceBatch:
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
+        return map_tensors(self, Tensor.pin_memory)
+
+    def take_queries(self, states: Tensor) -> Tensor:
+        """Return the states [k, ...] of the queries among those of all interactions, [m, ...]."""
+        return states if self.queries is None else states[self.queries]
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of histories."""
+        return self.lengths.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all histories have the same length, so that a block holds no padding."""
+        return self.items.numel() == self.batch_size * self.width
+
+    @lazy_attribute
+    def row(self) -> Tensor:
+        """[m] int64, the history that an interaction belongs to."""
+        rows = torch.arange(self.batch_size, device=self.lengths.device)
+        return rows.repeat_interleave(self.lengths, output_size=self.items.numel())
+
+    @lazy_attribute
+    def index(self) -> Tensor:
+        """[m] int64, how many interactions of the history are older: 0 for the oldest."""
+        position = torch.arange(self.items.numel(), device=self.lengths.device)
+        return position - self.first[self.row]
+
+    @lazy_attribute
+    def first(self) -> Tensor:
+        """[b] index of the oldest interaction of each history among the packed interactions."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @lazy_attribute
+    def last(self) -> Tensor:
+        """[b] index of the newest interaction of each history among the packed interactions."""
+        return self.lengths.cumsum(0) - 1
+
+    @lazy_attribute
+    def age(self) -> Tensor:
+        """[m] how many interactions of the history are newer: 0 for the newest."""
+        return self.lengths[self.row] - 1 - self.index
+
+    @lazy_attribute
+    def padding(self) -> Tensor:
+        """[b, t] boolean, True at the padding of a block aligned at the start."""
+        return torch.arange(self.width, device=self.lengths.device) >= self.lengths[:, None]
+
+    @lazy_attribute
+    def elapsed(self) -> Tensor:
+        """[m] float64, seconds since the oldest interaction of the history.
+
+        If they counted from a later one, rounding would let later times change earlier numbers.
+        """
+        if self.times is None:
+            raise ValueError("this batch carries no times: the model must set needs_time")
+        return self.times - self.times[self.first][self.row]
+
+    @lazy_attribute
+    def request(self) -> SequenceBatch:
+        """The same interactions at the times of their requests, for queries (``request_time``).
+
+        The state after interaction k answers the request at t_{k+1}, the time of the next
+        interaction, and the state after the newest one answers the request at ``at``. ``elapsed``
+        still counts from the oldest interaction. Without ``at`` the request is this batch itself.
+        """
+        if self.at is None or self.times is None:
+            return self
+        request_times = self.times.roll(-1).index_copy(0, self.last, self.at)
+        requests = replace(self, times=request_times, at=None)
+        requests.__dict__["elapsed"] = request_times - self.times[self.first][self.row]
+        return requests
+
+    def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return the value of ``compute``, which is called once a batch for each ``key``.
+
+        The value may depend on lengths, times and fixed numbers only, not on parameters.
+        """
+        cache = self.__dict__.setdefault("_cached", {})
+        if key not in cache:
+            cache[key] = compute()
+        return cache[key]
+
+    def block_width(self, align: Alignment) -> int:
+        """Return the number of columns of a padded block: t, or more in a subclass."""
+        return self.width
+
+    def column(self, align: Alignment) -> Tensor:
+        """Return [m] the column of every interaction in a padded block."""
+        return self.index if align == "start" else self.block_width(align) - 1 - self.age
+
+    def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
+        """Return [m] the index of each interaction in a flat [b, t] (time-major: [t, b]) block."""
+
+        def compute() -> Tensor:
+            column = self.column(align)
+            if time_major:
+                return column * self.batch_size + self.row
+            return self.row * self.block_width(align) + column
+
+        return self.cached(("slots", align, time_major), compute)
+
+    def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Pad packed [m, ...] with zeros to a block [b, t, ...] (time-major: [t, b, ...])."""
+        b, t = self.batch_size, self.width
+        if self.is_full:
+            block = x.reshape(b, t, *x.shape[1:])
+            return block.transpose(0, 1).contiguous() if time_major else block
+        shape = (t, b) if time_major else (b, t)
+        block = x.new_zeros(b * t, *x.shape[1:])
+        return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
+
+    def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Pack the real interactions of a block as [m, ...], the inverse of :meth:`pad`."""
+        if self.is_full and time_major:
+            block = block.transpose(0, 1)
+        flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
+        return flat if self.is_full else flat.index_select(0, self.slots(align, time_major))
+
+
+class PaddedBatch(SequenceBatch):
+    """A :class:`SequenceBatch` of whole rows, m = b * t, padded on the right, to trace a model.
+
+    The number of packed interactions depends on the data, which a traced graph of symbolic sizes
+    cannot express. Here all columns of a [b, t] block count as interactions. Padding follows the
+    interactions of its row, so that under a causal mask none of them sees it; blocks are zero
+    there. But for rounding layers compute the same as with packed interactions.
+    """
+
+    any_alignment: ClassVar[Alignment] = "end"
+
+    @classmethod
+    def from_rows(
+        cls,
+        items: Tensor,
+        lengths: Tensor,
+        max_length: int,
+        times: Tensor | None = None,
+        at: Tensor | None = None,
+        features: Features | None = None,
+    ) -> PaddedBatch:
+        """Return a batch of rows with a query after each one's newest interaction.
+
+        Items and times are [b, t], features of interactions [b, t] or [b, t, s].
+        """
+        b, t = items.shape
+        features = features or Features()
+        # checks come first, or a tracer gives equal sizes different symbols
+        of_interactions = [*features.events.values()]
+        if times is not None:
+            of_interactions.append(times)
+        for column in of_interactions:
+            torch._check(column.size(0) == b)
+            torch._check(column.size(1) == t)
+        for column in (lengths, *features.users.values()):
+            torch._check(column.size(0) == b)
+        if at is not None:
+            torch._check(at.size(0) == b)
+        return cls(
+            items=items.reshape(b * t),
+            lengths=lengths,
+            max_length=max_length,
+            width=t,
+            times=None if times is None else times.reshape(b * t),
+            at=at,
+            features=features.map(lambda x: x.reshape(b * t, *x.shape[2:])),
+            queries=torch.arange(lengths.size(0), device=lengths.device) * t + lengths - 1,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        return self.lengths.size(0)
+
+    @property
+    def is_full(self) -> bool:
+        return False  # one graph serves full and padded batches
+
+    @lazy_attribute
+    def row(self) -> Tensor:
+        rows = torch.arange(self.batch_size, device=self.lengths.device)[:, None]
+        return rows.expand(self.batch_size, self.width).reshape(self.batch_size * self.width)
+
+    @lazy_attribute
+    def index(self) -> Tensor:
+        columns = torch.arange(self.width, device=self.lengths.device)
+        return columns.expand(self.batch_size, self.width).reshape(self.batch_size * self.width)
+
+    @lazy_attribute
+    def first(self) -> Tensor:
+        return torch.arange(self.batch_size, device=self.lengths.device) * self.width
+
+    @lazy_attribute
+    def last(self) -> Tensor:
+        return self.first + self.lengths - 1
+
+    @lazy_attribute
+    def age(self) -> Tensor:
+        """[m] how many interactions of the history are newer; 0 at padding."""
+        return (self.lengths[self.row] - 1 - self.index).clamp(min=0)
+
+    def block_width(self, align: Alignment) -> int:
+        """Return t at the start, and n at the end, where position matrices are read whole."""
+        return self.width if align == "start" else self.max_length
+
+    def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Copy rows [b * t, ...] to a block [b, t, ...] or [t, b, ...], with zeros at padding."""
+        b, width, is_padding = self.batch_size, self.block_width(align), self.padding
+        if align == "end":
+            # index of the interaction in each column, negative for padding before the row
+            index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
+            is_padding = index < 0
+            x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))
+        block = x.view(b, width, *x.shape[1:])
+        block = block.masked_fill(is_padding.view(b, width, *(1 for _ in block.shape[2:])), 0)
+        return block.transpose(0, 1).contiguous() if time_major else block
+
+    def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        if time_major:
+            block = block.transpose(0, 1)
+        flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])
+        return flat if align == "start" else flat.index_select(0, self.slots(align))

@@ -1,0 +1,230 @@
+"""Learned functions of the time between interactions: tables over buckets of time, and decays.
+
+Buckets grow geometrically, by e^0.301 = 1.35, from one second on, as in HSTU's public code. Shapes
+as in ``layers/sequence_batch.py``.
+
+References:
+    Yufei Ye et al. "FuXi-beta: Towards a Lightweight and Fast Large-Scale Generative
+    Recommendation Model." 2025 (arXiv 2508.10615): a power of the time instead of buckets.
+    Dezhi Yi et al. "FuXi-gamma: Efficient Sequential Recommendation with Exponential-Power
+    Temporal Encoder and Diagonal-Sparse Positional Mechanism." 2025 (arXiv 2512.12740).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.chunks import iterate_chunks
+from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
+from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.position.kernel import toeplitz_matrix
+from recbole_pos.values import SECONDS
+
+# ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
+WIDTH = 0.301
+LANES = 32  # copies of a table, which keys read in turn, see ``look_up_intervals``
+SHORTEST = 1e-9  # seconds, in place of 0, which has no logarithm
+
+
+def find_bucket(seconds: Tensor, num_buckets: int) -> Tensor:
+    """Return min(floor(ln(max(1, seconds)) / 0.301), num_buckets - 1), int32 of the same shape.
+
+    The first bucket takes spans below 1.35 s, also negative ones.
+    """
+    return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=num_buckets - 1).to(torch.int32)
+
+
+class TimeEmbedding(InputPosition):
+    """Learned absolute times in buckets, x + P[bucket] (Wei et al., TO-RoPE, Table 4: time APE).
+
+    Times count from older interactions, never from the newest one of the window: in training every
+    interaction is a query, and seconds until the newest one would reveal when later interactions
+    happen. With ``request_time: target`` R[bucket(t_{k+1} - t_k)] is added to interaction k, for
+    the gap to the request that its state answers.
+
+    Args:
+        time_buckets: rows of P; the last one takes everything that is longer.
+        time_from: ``first`` takes the seconds since the first interaction of the window,
+            ``previous`` those since the interaction before (0 for the first).
+    """
+
+    options = ("time_buckets", "time_from")
+    needs_time = True
+    reads_request = True
+
+    def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
+        """Create the table [buckets, d] of times and, if requests have times, one of gaps."""
+        super().__init__()
+        self.time_from = time_from
+        self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
+        nn.init.normal_(self.weight, std=dimensions.initializer_range)
+        self.request = None
+        if dimensions.request_time:
+            self.request = nn.Parameter(torch.empty_like(self.weight))
+            nn.init.normal_(self.request, std=dimensions.initializer_range)
+
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return item vectors x [m, d] with the vectors of their times added, [m, d]."""
+        seconds = batch.elapsed
+        if self.time_from == "previous":
+            seconds = seconds.diff(prepend=seconds[:1]).masked_fill(batch.index == 0, 0)
+        x = x + F.embedding(find_bucket(seconds, len(self.weight)), self.weight)
+        if self.request is None:
+            return x
+        gap = batch.request.elapsed - batch.elapsed
+        return x + F.embedding(find_bucket(gap, len(self.request)), self.request)
+
+
+class HSTUBias(AttentionPosition):
+    """Learned bias of distance and bucketed time (HSTU, Zhai et al. 2024).
+
+    B_ij = w_pos[i - j] + w_time[bucket(t_i - t_j)], one table each per layer, the same for its
+    heads, as RelativeBucketedTimeAndPositionBasedBias of the authors' code. Differences to it:
+
+    - The time of query i is t_i; with ``request_time: target`` it is t_{i+1}, as in the code.
+    - Tables start at zero, so a fresh model equals its backbone; the code's are normal(0, 0.02).
+    - ``hstu_time_buckets`` counts all buckets (the code's 128 makes 129), and w_pos has no entries
+      for the future, which the mask hides.
+
+    Args:
+        hstu_time_buckets: entries of w_time; the last one takes everything that is longer.
+    """
+
+    options = ("hstu_time_buckets",)
+    needs_time = True
+    reads_request = True
+
+    def __init__(self, dimensions: Dimensions, *, hstu_time_buckets: int) -> None:
+        super().__init__()
+        self.distance = nn.Parameter(torch.zeros(dimensions.max_length))
+        self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
+
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        bias = look_up_intervals(self.time, batch) + toeplitz_matrix(self.distance, batch.width)
+        return bias.unsqueeze(1).to(q.dtype)
+
+
+def bucket_pairs(batch: SequenceBatch, num_buckets: int) -> Tensor:
+    """Return the buckets [b, t, t] int32 of t_i - t_j, as indices into LANES tables end to end.
+
+    See :func:`look_up_intervals`.
+    """
+    keys = torch.arange(batch.width, dtype=torch.int32, device=batch.lengths.device)
+    table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
+    return map_spans(batch, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
+
+
+def map_spans(
+    batch: SequenceBatch, function: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> Tensor:
+    """Apply an elementwise function to the seconds t_i - t_j of all pairs of interactions.
+
+    t_i is the time of the request of query i, see ``SequenceBatch.request``.
+
+    Args:
+        batch: the histories.
+        function: takes float64 seconds, and may overwrite them.
+        dtype: type of the result.
+
+    Returns:
+        [b, t, t], aligned at the start; entries of newer keys and of padding have no meaning.
+    """
+    query_times, key_times = pad_times(batch)
+    b, t = key_times.shape
+    out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
+    for rows in iterate_chunks(b, t**2, key_times.device):  # differences are float64
+        out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
+    return out
+
+
+def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    """Return the times of queries' requests and of keys, seconds [b, t] aligned at the start."""
+    times = batch.pad(batch.elapsed.detach(), "start")
+    if batch.request is batch:
+        return times, times
+    return batch.pad(batch.request.elapsed.detach(), "start"), times
+
+
+def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
+    """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets].
+
+    LANES copies of the table stand end to end, and keys read them in turn. Neighbours mostly share
+    a bucket, and adding to one number of the gradient again and again would wait for memory.
+    """
+    num_buckets = len(table)
+    index = batch.cached(("intervals", num_buckets), lambda: bucket_pairs(batch, num_buckets))
+    return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
+
+
+class TimeDecay(AttentionPosition):
+    """Learned functions of the time between interactions, one for each head.
+
+    With d = max(t_i - t_j, 1 ns) for query i and key j, and a, s > 0, b > 0 learned for each head:
+
+        exponential_power:  B_ij = a 2^(-(d / s)^b)       (FuXi-gamma: a g^(d^b), g = 2^(-1 / s^b))
+        power:              B_ij = a (1 + d / s)^(-b)     (FuXi-beta: a (1 + d)^(-b))
+
+    Fresh b are 1, so that half of a is left at d = s; fresh s are log-spaced over the heads. Fresh
+    a are 0, so that a fresh model equals its backbone. Differences to FuXi: the term is added to
+    the logits of content, not in a channel of its own; there is s; each head has its own numbers.
+
+    Args:
+        decay_kind: ``exponential_power`` or ``power``.
+        decay_shortest, decay_longest: s of the first and the last head, in ``time_unit``.
+        time_unit: unit of both.
+    """
+
+    options = ("decay_kind", "decay_shortest", "decay_longest", "time_unit")
+    needs_time = True
+    reads_request = True
+
+    def __init__(
+        self,
+        dimensions: Dimensions,
+        *,
+        decay_kind: str,
+        decay_shortest: float,
+        decay_longest: float,
+        time_unit: str,
+    ) -> None:
+        """Create for each head its strength a, reach s and power b, as [h] parameters.
+
+        Fresh reaches are log-spaced from ``decay_shortest`` to ``decay_longest``.
+        """
+        super().__init__()
+        if decay_shortest > decay_longest:
+            raise UsageError(
+                f"decay_shortest must not be above decay_longest, found {decay_shortest} and "
+                f"{decay_longest} {time_unit}"
+            )
+        self.kind, h = decay_kind, dimensions.n_heads
+        low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
+        start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
+        self.strength = nn.Parameter(torch.zeros(h))
+        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # ln of s in seconds
+        # b is its softplus, which is 1 when fresh
+        self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
+
+    def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        def compute_log_seconds() -> Tensor:
+            return map_spans(batch, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
+
+        log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)
+        return self.curve(log_seconds[:, None])
+
+    def curve(self, log_seconds: Tensor) -> Tensor:
+        """Return the terms B, [..., h, t, t], at natural logarithms of seconds [..., 1, t, t]."""
+        parameters = (self.strength, self.log_reach, self.raw_power)
+        strength, log_reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
+        power = F.softplus(raw)
+        log_ratio = log_seconds - log_reach  # ln(d / s)
+        if self.kind == "exponential_power":
+            # 2^-(e^80) is 0, and above the gradient would be 0 times infinity
+            return strength * torch.exp2(-(power * log_ratio).clamp(max=80.0).exp())
+        return strength * (-power * F.softplus(log_ratio)).exp()
