@@ -79,8 +79,7 @@ class ClusterArguments:
 def require_shares(args: ClusterArguments) -> None:
     """Raise a UsageError for resources of trainings that Ray cannot provide."""
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
-    is_whole_number = gpus is None or (gpus >= 0 and gpus % 1 == 0)
-    is_share_of_gpus = is_whole_number or _SMALLEST <= gpus <= 1
+    is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
         ("max_concurrent", most, most is None or most >= 1, "1 or more"),
         ("cpus_per_trial", cpus, cpus >= _SMALLEST, "more than 0"),

@@ -203,7 +203,7 @@ def _main_module_without_file() -> Iterator[None]:
     """
     main: dict[str, Any] = sys.modules["__main__"].__dict__
     names = [name for name in ("__file__", "__spec__") if name in main]
-    hidden = {name: main.pop(name) for name in names}
+    hidden: dict[str, Any] = {name: main.pop(name) for name in names}
     main["__spec__"] = None
     try:
         yield
