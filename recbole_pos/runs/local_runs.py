@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -114,13 +116,14 @@ class LocalRun:
     Attributes:
         process: the process.
         connection: the pipe on which it sends the facts of the run.
-        arguments: arguments of ``train_run``.
+        arguments: pickled arguments of ``train_run``.
         num_lost: how many processes of this run were killed.
     """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         """Start the run; ``arguments`` are those of ``train_run``."""
-        self.arguments, self.num_lost = arguments, 0
+        # by value, since a process cannot import what a script or a notebook defines
+        self.arguments, self.num_lost = cloudpickle.dumps(arguments), 0
         self.connection: Connection
         self._start()
 
@@ -128,8 +131,9 @@ class LocalRun:
         """Start a process, which resumes from a checkpoint if the run has one."""
         context = multiprocessing.get_context("forkserver")
         self.connection, other_end = context.Pipe()
-        arguments = (other_end, dict(os.environ), *self.arguments)
-        self.process = context.Process(target=_train_and_send, args=arguments)
+        self.process = context.Process(
+            target=_train_and_send, args=(other_end, dict(os.environ), self.arguments)
+        )
         with _main_module_without_file():
             self.process.start()
         other_end.close()  # so that the pipe ends when the process does
@@ -171,10 +175,11 @@ class MappedData:
         return data.make_dataset(config)
 
 
-def _train_and_send(connection: Connection, environment: dict[str, str], *arguments: Any) -> None:
+def _train_and_send(connection: Connection, environment: dict[str, str], arguments: bytes) -> None:
     """Train a run, as a process of :class:`LocalRun`, and send its facts to the command.
 
-    The environment is that of the command, since the server may have begun with another one.
+    The environment is that of the command, since the server may have begun with another one. The
+    arguments are those of ``train_run``, pickled by the command.
 
     The command sends nothing, so its end of the pipe becomes readable only when the command is
     gone, also by a kill; this process then ends at once, since another command may resume the run.
@@ -190,7 +195,7 @@ def _train_and_send(connection: Connection, environment: dict[str, str], *argume
     silent = os.open(os.devnull, os.O_WRONLY)  # the command prints what becomes of the run
     for output in (1, 2):
         os.dup2(silent, output)
-    connection.send(train_run(*arguments))
+    connection.send(train_run(*pickle.loads(arguments)))
     os._exit(0)  # at once: the end of the pipe must not look like the end of the command
 
 
