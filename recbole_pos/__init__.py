@@ -16,7 +16,6 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.config.metrics import register_metric as register_metric
-    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
@@ -30,12 +29,16 @@ if TYPE_CHECKING:
     from recbole_pos.model.base import PosRecommender as PosRecommender
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
+    from recbole_pos.referee.audit import audit as audit
+    from recbole_pos.referee.split_folder import Dataset as Dataset
+    from recbole_pos.referee.split_folder import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
     from recbole_pos.serve.fit import load as load
     from recbole_pos.serve.recommend import recommend as recommend
     from recbole_pos.serve.recommender import Recommender as Recommender
     from recbole_pos.study.comparing import compare as compare
+    from recbole_pos.study.scoring import score as score
     from recbole_pos.tuning import tune as tune
 
 # torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
@@ -45,7 +48,7 @@ compat.install()
 _MODULES = {
     **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
     "convert": "recbole_pos.conversion.convert",
-    "Dataset": "recbole_pos.conversion.convert",
+    **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split_folder"),
     "evaluate": "recbole_pos.experiment.evaluate",
     "Result": "recbole_pos.experiment.result",
     "Callback": "recbole_pos.experiment.callbacks",
@@ -62,6 +65,8 @@ _MODULES = {
     "register_scheme": "recbole_pos.position.schemes",
     "tune": "recbole_pos.tuning",
     "compare": "recbole_pos.study.comparing",
+    "score": "recbole_pos.study.scoring",
+    "audit": "recbole_pos.referee.audit",
 }
 __all__ = ["__version__", *_MODULES]
 
