@@ -15,6 +15,7 @@ from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
     ConvertArguments,
+    PartArguments,
     RunArguments,
     SearchArguments,
     ServeArguments,
@@ -520,10 +521,7 @@ def _lists(args: argparse.Namespace) -> None:
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
-    option("--part_rows N", "write a folder (--out) of parts of N users; the same command resumes"),
-    option("--workers N", "processes on this machine that write parts (1)", "where", default=1),
-    option("--part I/N", "write the I-th of N shares of the parts, for a scheduler", "where"),
-    option("--address ADDRESS", "Ray cluster that writes the parts: auto or HOST:PORT", "where"),
+    PartArguments,
     *_SOURCES,
 )
 def _recommend(args: argparse.Namespace) -> None:
@@ -531,28 +529,13 @@ def _recommend(args: argparse.Namespace) -> None:
 
     The items with the highest scores after all interactions of a user, held-out and later ones
     included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
-    [...], "at": ...} or parquet (a file or folder) with such columns. For millions of users,
-    --part_rows writes parts, on several processes or machines.
+    [...], "at": ...} or parquet (a file or folder) with such columns.
     """
-    names = "out histories k exclude_seen items exclude data_path at item_vectors because"
+    from recbole_pos.serve.parts import recommend_to_files
+
+    names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
     given = {name: getattr(args, name) for name in names.split()}
-    users = None if args.users == ["all"] else args.users
-    if args.part_rows is None:
-        from recbole_pos.serve.recommend import write_recommendations
-
-        if args.workers != 1 or args.part or args.address:
-            raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
-        write_recommendations(args.run_dir, users=users, **given)
-        return
-    if args.out is None or users is not None:
-        raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
-    from recbole_pos.serve.parts import PartJob, recommend_in_parts
-
-    for name in ("out", "histories", "items", "exclude", "data_path", "item_vectors"):
-        if given[name] is not None:
-            given[name] = os.path.abspath(given[name])  # other machines start elsewhere
-    job = PartJob(os.path.abspath(args.run_dir), part_rows=args.part_rows, **given)
-    recommend_in_parts(job, args.workers, args.part, args.address)
+    recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
 @_command(

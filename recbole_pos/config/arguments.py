@@ -179,6 +179,22 @@ class ConvertArguments:
 
 
 @dataclass(frozen=True)
+class PartArguments:
+    """How :func:`recbole_pos.serve.parts.recommend_in_parts` writes its parts."""
+
+    part_rows: int | None = _arg(
+        None, "write a folder (--out) of parts of N users; the same command resumes", "N"
+    )
+    workers: int = _arg(1, "processes on this machine that write parts (1)", "N", group="where")
+    part: str | None = _arg(
+        None, "write the I-th of N shares of the parts, for a scheduler", "I/N", group="where"
+    )
+    address: str | None = _arg(
+        None, "Ray cluster that writes the parts: auto or HOST:PORT", group="where"
+    )
+
+
+@dataclass(frozen=True)
 class ServeArguments:
     """Arguments of :func:`recbole_pos.serve.http.serve`."""
 
@@ -193,7 +209,8 @@ class ServeArguments:
 
 
 Settings = TypeVar(
-    "Settings", bound=Reporting | ClusterArguments | ConvertArguments | ServeArguments
+    "Settings",
+    bound=Reporting | ClusterArguments | ConvertArguments | PartArguments | ServeArguments,
 )
 
 

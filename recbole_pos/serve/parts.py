@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 
+from recbole_pos.config.arguments import PartArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.data.identity import compute_identity
 from recbole_pos.errors import PosError, UsageError
@@ -41,6 +42,7 @@ from recbole_pos.serve.recommend import (
     read_names,
     rename_fields,
     report_unknown,
+    write_recommendations,
 )
 from recbole_pos.serve.recommender import Recommender
 from recbole_pos.values import shown
@@ -80,20 +82,62 @@ class PartJob:
     num_threads: int | None = None
 
 
-def recommend_in_parts(
-    job: PartJob,
-    workers: int = 1,
-    part: str | None = None,
-    address: str | None = None,
+def recommend_to_files(
+    run_dir: str | Path,
+    settings: PartArguments,
+    users: Sequence[str] | None = None,
+    **options: Any,
 ) -> Path:
+    """Write recommendations as the command does: one file or, with ``part_rows``, many parts.
+
+    Args:
+        run_dir: folder of the run.
+        settings: how parts are written; its defaults mean one file.
+        users: names of users; ``["all"]`` or None for all.
+        options: other arguments of :func:`recbole_pos.serve.recommend.write_recommendations`.
+
+    Returns:
+        The file, or the folder of parts.
+    """
+    users = None if users == ["all"] else users
+    if settings == PartArguments():
+        return write_recommendations(run_dir, users=users, **options)
+    return recommend_in_parts(make_job(run_dir, settings.part_rows, users, **options), settings)
+
+
+def make_job(
+    run_dir: str | Path, part_rows: int | None, users: Sequence[str] | None = None, **options: Any
+) -> PartJob:
+    """Return the job of a command line, with absolute paths.
+
+    Args:
+        run_dir: folder of the run.
+        part_rows: ``--part_rows``; None if it is missing.
+        users: ``--users``; None for all of them, which is what parts are for.
+        options: other fields of the job; None where an option is not given.
+
+    Raises:
+        UsageError: if the folder or the size of the parts is missing, or users are chosen.
+    """
+    if part_rows is None:
+        raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
+    if options["out"] is None or users is not None:
+        raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
+    for name in ("out", "histories", "items", "exclude", "data_path", "item_vectors"):
+        if options[name] is not None:
+            options[name] = os.path.abspath(options[name])
+    return PartJob(os.path.abspath(run_dir), part_rows=part_rows, **options)
+
+
+def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     """Write the parts of a job that its folder lacks; the same call resumes what was stopped.
 
     Args:
         job: what to recommend, and where to write it.
-        workers: number of processes on this machine.
-        part: ``2/8`` writes the second of eight shares of the parts, so that a scheduler can start
-            eight such commands on any machines that reach the folder.
-        address: address of a Ray cluster, whose machines then write the parts.
+        settings: ``workers``, number of processes on this machine; or ``part``, where ``2/8``
+            writes the second of eight shares of the parts, so that a scheduler can start eight such
+            commands on any machines that reach the folder; or ``address`` of a Ray cluster, whose
+            machines then write the parts.
 
     Returns:
         The folder.
@@ -102,8 +146,8 @@ def recommend_in_parts(
         UsageError: if an argument is wrong, or the folder holds parts of another job.
         StorageError: if a part cannot be written; finished parts stay.
     """
-    _require_positive(part_rows=job.part_rows, workers=workers)
-    share_number, num_shares = _read_share(part)
+    _require_positive(part_rows=job.part_rows, workers=settings.workers)
+    share_number, num_shares = _read_share(settings.part)
     keep_freed_memory()
     reporter, out = Reporter(), Path(job.out)
     writer = get_writer(job)
@@ -112,7 +156,7 @@ def recommend_in_parts(
     make_folder(out / JOB_FOLDER)
 
     # Commands of a scheduler run side by side, each on its share; any other command is alone.
-    is_alone = part is None
+    is_alone = settings.part is None
     with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
         _keep_manifest(out, writer.describe())
         missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
@@ -122,7 +166,7 @@ def recommend_in_parts(
             reporter.line(f"{out}: {num_there:,} of {writer.num_parts:,} parts are there already")
         counts: Counter[str] = Counter()
         with reporter.task("recommending (parts)", len(share)) as task:
-            for part_counts in _write_all(job, writer, share, workers, address):
+            for part_counts in _write_all(job, writer, share, settings):
                 counts.update(part_counts)
                 task.advance(part_counts["users"])
     _report(reporter, out, writer.num_parts, counts)
@@ -130,13 +174,14 @@ def recommend_in_parts(
 
 
 def _write_all(
-    job: PartJob, writer: PartWriter, numbers: list[int], workers: int, address: str | None
+    job: PartJob, writer: PartWriter, numbers: list[int], settings: PartArguments
 ) -> Iterator[Counter[str]]:
     """Write the parts of the given numbers in this or in other processes.
 
     Yields:
         For each part, once it is written, its counts, see :meth:`PartWriter.write`.
     """
+    address, workers = settings.address, settings.workers
     is_here = address is None and workers == 1
     if is_here or not numbers:
         yield from map(writer.write, numbers)
