@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
-    from recbole_pos.experiment.fine_tune import attach as attach
-    from recbole_pos.experiment.fine_tune import update as update
-    from recbole_pos.experiment.result import Result as Result
+    from recbole_pos.experiment.folder import Result as Result
+    from recbole_pos.experiment.run import attach as attach
     from recbole_pos.experiment.run import run as run
+    from recbole_pos.experiment.run import update as update
     from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
     from recbole_pos.layers.hooks import InputPosition as InputPosition
     from recbole_pos.layers.sequence_batch import SequenceBatch as SequenceBatch
@@ -46,11 +46,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 compat.install()
 
 _MODULES = {
-    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
+    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
     "convert": "recbole_pos.conversion.convert",
     **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split_folder"),
     "evaluate": "recbole_pos.experiment.evaluate",
-    "Result": "recbole_pos.experiment.result",
+    "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",
     "run": "recbole_pos.experiment.run",
     **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),

@@ -276,7 +276,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Start from the best weights of a run, add position schemes, and train their parameters
     alone. Options are those of the run; --key value changes them.
     """
-    from recbole_pos.experiment.fine_tune import attach
+    from recbole_pos.experiment.run import attach
 
     settings = read_settings(args, AttachArguments)
     attach(args.trained, args.schemes, overrides, settings=settings)
@@ -296,7 +296,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     interactions and items included. Options are those of the run (epochs: 5); --key value changes
     them.
     """
-    from recbole_pos.experiment.fine_tune import update
+    from recbole_pos.experiment.run import update
 
     settings = read_settings(args, AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)

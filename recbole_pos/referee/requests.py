@@ -21,7 +21,7 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import describe_candidates, find_excluded_items, masks_history
+from recbole_pos.data.targets import describe_candidates, find_excluded_items, masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.evaluation import make_rank_table
@@ -39,7 +39,7 @@ class Requests:
     """The requests of one part of a split, in the order of the dataset: by user, then by time.
 
     Attributes:
-        dataset: the dataset after ``build``.
+        dataset: the dataset.
         part: test or valid.
         excludes_seen: whether items of the user's past are not ranked (``mask_history``).
         target_rows: [requests] int64 rows of the targets in ``dataset.log``.
@@ -178,7 +178,7 @@ def read_split_data(
     config_files: Sequence[str | Path] = (),
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a dataset after ``build``: read from its files, and split.
+    """Return a dataset, read from its files and split.
 
     Args:
         data: a dataset, its name or its folder.
@@ -188,19 +188,18 @@ def read_split_data(
     if data is None:
         raise UsageError("dataset: none given; name one, as in -d shop")
     name = read_dataset_name(data)
-    # numbers stay as they are in the files; RecBole's defaults scale them
-    options = {"normalize_all": False, **(options or {})}
-    return _build(PosConfig(READER, name, [os.fspath(file) for file in config_files], options))
+    files = [os.fspath(file) for file in config_files]
+    return read_dataset(PosConfig(READER, name, files, dict(options or {})))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
-    """Return the dataset of a trained run after ``build``, with the split of that run."""
+    """Return the dataset of a trained run, with the split of that run."""
     options = {} if data_path is None else {"data_path": str(data_path)}
-    return _build(load_config(RunFolder(run_dir).require(), options))
+    return read_dataset(load_config(RunFolder(run_dir).require(), options))
 
 
 def read_plan_data(options: dict[str, Any]) -> Any:
-    """Return the dataset of a study after ``build``.
+    """Return the dataset of a study.
 
     Args:
         options: dataset, config_files and options that the rows of the study share, also options of
@@ -208,13 +207,7 @@ def read_plan_data(options: dict[str, Any]) -> Any:
     """
     given = {key: value for key, value in options.items() if key != "model"}
     name, files = given.pop("dataset"), list(given.pop("config_files", ()))
-    return _build(PosConfig(READER, name, files, given, strict=False))
-
-
-def _build(config: PosConfig) -> Any:
-    dataset = read_dataset(config)
-    dataset.build()
-    return dataset
+    return read_dataset(PosConfig(READER, name, files, given, strict=False))
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:

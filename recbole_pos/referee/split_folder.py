@@ -34,7 +34,7 @@ class DataSplit:
     """A dataset that is split into training, validation and test.
 
     Args:
-        dataset: the dataset after ``build``.
+        dataset: the dataset.
         source: what the dataset was read from, whose temporary files are deleted with this object.
     """
 

@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -26,7 +27,6 @@ import torch
 
 from recbole_pos.config.arguments import PartArguments
 from recbole_pos.config.plugins import pack, unpack
-from recbole_pos.data.identity import compute_identity
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.experiment.folder import RunFolder, make_folder
@@ -460,7 +460,7 @@ def _require_positive(**numbers: int) -> None:
             raise UsageError(f"{name}: expected 1 or more, found {number}")
 
 
-def _digest(texts: Sequence[str]) -> str:
+def _digest(texts: Iterable[str]) -> str:
     """Return a digest of texts, in hexadecimal."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
@@ -471,11 +471,17 @@ def _digest(texts: Sequence[str]) -> str:
 def _digest_data(dataset: Any) -> str | None:
     """Return the digest of interactions and attributes; None if the model has only names of items.
 
-    Interactions count that the dataset has gained since training: they are read, too.
+    ``dataset.identity`` would be that of the training data; here the interactions count, too, that
+    the dataset has gained since.
     """
     if isinstance(dataset, Catalogue):
         return None
-    return _digest([json.dumps(compute_identity(dataset))])
+    digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets), digest_size=16)
+    for table in dataset.tables.values():
+        for field in sorted(table):
+            digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
+            digest.update(np.ascontiguousarray(table[field]).tobytes())
+    return digest.hexdigest()
 
 
 def _digest_option(path: str | None) -> str | None:

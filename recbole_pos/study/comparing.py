@@ -25,9 +25,9 @@ from recbole_pos.config.arguments import (
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
-from recbole_pos.data.item_vectors import open_files
+from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.windows import describe_candidates
+from recbole_pos.data.targets import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -286,9 +286,9 @@ def _check_rows(plan: Plan) -> set[str]:
             require_same_candidates(candidates)
     for config in configs.values():
         parts = config["benchmark_filename"]
-        require_dataset(plan.dataset, Path(config["data_path"]), [], parts)
+        require_dataset(plan.dataset, Path(config["data_path"]), parts)
         if config["item_vectors"]:
-            open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
+            open_vectors(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.result import list_warnings
+from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
 from recbole_pos.referee.predictions import open_predictions
 from recbole_pos.referee.requests import (
