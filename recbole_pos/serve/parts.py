@@ -480,7 +480,7 @@ def _digest_data(dataset: Any) -> str | None:
     for table in dataset.tables.values():
         for field in sorted(table):
             digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
-            digest.update(np.ascontiguousarray(table[field]).tobytes())
+            digest.update(np.ascontiguousarray(table[field]).ravel())
     return digest.hexdigest()
 
 
