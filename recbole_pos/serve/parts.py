@@ -28,9 +28,8 @@ import torch
 from recbole_pos.config.arguments import PartArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.device import count_cores
+from recbole_pos.experiment.device import count_cores, keep_freed_memory
 from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import digest_file, lock_folder, remove_unfinished, write_json
 from recbole_pos.reporter import Reporter
