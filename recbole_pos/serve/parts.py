@@ -149,7 +149,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     share_number, num_shares = _read_share(settings.part)
     keep_freed_memory()
     reporter, out = Reporter(), Path(job.out)
-    writer = get_writer(job)
+    writer = PartWriter(job)
     names = {"items": read_names(job.items), "exclude": read_names(job.exclude)}
     report_unknown(writer.trained, reporter, **names)
     make_folder(out / JOB_FOLDER)
