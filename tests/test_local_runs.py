@@ -86,18 +86,17 @@ def test_ctrl_c_ends_all_and_says_how_to_resume(script: Path) -> None:
     assert not training.is_running()
 
 
-def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, no_ray) -> None:
+def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, cluster) -> None:
     """Ranks of every test target."""
     import recbole_pos
     from recbole_pos.study import dispatcher
 
     options = {**SMALL, "data_path": str(tiny)}
     ranks = []
-    for name in ("here", "ray"):
-        if name == "ray":
-            monkeypatch.setattr(dispatcher, "can_run_here", lambda *_: False)
+    for is_here in (True, False):
+        monkeypatch.setattr(dispatcher, "can_run_here", lambda *_, is_here=is_here: is_here)
         compared = recbole_pos.compare(
-            ["PosSASRec"], "tiny", None, options, run_dir=tmp_path / name, verbose=False
+            ["PosSASRec"], "tiny", None, options, run_dir=tmp_path / str(is_here), verbose=False
         )
         (run,) = (compared.folder / path for path in compared.runs["path"])
         ranks.append(pd.read_parquet(run / "test_ranks.parquet"))

@@ -475,11 +475,11 @@ def _digest_data(dataset: Any) -> str | None:
     """
     if isinstance(dataset, Catalogue):
         return None
-    digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets), digest_size=16)
+    digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets).data, digest_size=16)
     for table in dataset.tables.values():
         for field in sorted(table):
             digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
-            digest.update(np.ascontiguousarray(table[field]).ravel())
+            digest.update(np.ascontiguousarray(table[field]).ravel().data)
     return digest.hexdigest()
 
 
