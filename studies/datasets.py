@@ -31,7 +31,6 @@ _HEAD = ["dataset", "users", "items", "interactions", "a user", "ties", "repeats
 def read_shares(name: str, options: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Return the counts of a dataset and the shares of its test targets, as cells of the table."""
     dataset = read_dataset(PosConfig("Pop", name, None, options))
-    dataset.build()
     split = dataset.split.summary
     kinds = ("tied_targets", "repeated_targets", "cold_targets")
     targets = split["targets"]["test"]

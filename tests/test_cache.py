@@ -75,7 +75,7 @@ def all_of(dataset: Any) -> dict[str, Any]:
 
 
 def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[str]) -> None:
-    options = {"load_col": LOAD, "relations": ["brand"]}
+    options = {"load_col": LOAD, "relations": ["brand"], "normalize_all": True}
     options |= {"rm_dup_inter": "first", "unused_col": {"item": ["weight"]}}
     made = prepared(folder, **options)
     texts = list(any_size)

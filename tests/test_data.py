@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import shop
 import torch
 from conftest import SMALL, make_log, small, write_atomic
 from recbole.evaluator import Collector
@@ -34,6 +35,33 @@ def test_pop_counts_training_events(experiment) -> None:
     assert counts.max() > 5
     np.testing.assert_array_equal(made.model.item_cnt[:, 0].numpy(), counts)
     assert made.loaders["train"]._dataset.inter_matrix("csr").sum() == counts.sum()
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"normalize_all": True}, {"normalize_field": ["price", "v", "none"]}]
+)
+def test_numbers_and_vectors_are_normalized_and_times_are_exact(
+    tmp_path: Path, chosen: dict
+) -> None:
+    """Also of the missing: the mean of the others, a vector of zeros, or a column without any."""
+    made = shop.tables(users=20)
+    numbers = np.random.default_rng(0).normal(size=(len(made["item"]), 3)).round(3)
+    made["item"]["v:float_seq"] = [" ".join(map(str, row)) for row in numbers]
+    made["item"].loc[0, "v:float_seq"] = ""
+    made["item"]["none:float_seq"] = ""
+    low, high = numbers[1:].min(), numbers[1:].max()
+    load = {**shop.LOAD, "item": ["item_id", "price", "v", "none"]}
+    given = {"data_path": str(shop.write(tmp_path, made)), "load_col": load}
+    plain, other = (
+        read_dataset(PosConfig("PosSASRec", "shop", None, {**given, **more}, strict=False))
+        for more in ({}, chosen)
+    )
+    assert torch.equal(plain.log.times, other.log.times)
+    price, vectors = plain.item_feat["price"], (plain.item_feat["v"].double() - low) / (high - low)
+    vectors[[0, plain.field2token_id["item_id"][made["item"]["item_id:token"][0]]]] = 0
+    torch.testing.assert_close(other.item_feat["v"], vectors.float(), rtol=0, atol=1e-6)
+    scaled = (price - price.min()) / (price.max() - price.min())
+    torch.testing.assert_close(other.item_feat["price"], scaled, rtol=0, atol=1e-6)
 
 
 def test_missing_times_are_an_error(tmp_path: Path) -> None:

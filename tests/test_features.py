@@ -381,6 +381,7 @@ def test_an_exported_model_reads_them(folder: Path, tmp_path: Path) -> None:
 WEB = {"channel": ["web"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"event_features": ["brand"]}, "item_features"),
+    ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
     ("PosSASRec", {"item_features": ["brand"], "numeric_bins": 9}, "numeric_embedding: binned"),
     ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
     ("SASRec", {"user_features": None, "event_features": None}, "the plugin's models"),

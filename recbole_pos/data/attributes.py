@@ -118,6 +118,7 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
         _require_field(dataset, option, field, SIDE_FEATURES[option])
         column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
         if column.is_floating_point():
+            _require_unscaled(dataset.config, option, field)
             column = column.float()
         columns[field] = column
     return columns
@@ -128,6 +129,15 @@ def read_history_features(dataset: Dataset) -> Features:
     return Features(
         read_features(dataset, "event_features"), read_features(dataset, "user_features")
     )
+
+
+def _require_unscaled(config: Options, option: str, field: str) -> None:
+    """Refuse to normalize a field of numbers that ``option`` standardizes."""
+    for key in ("normalize_field", "normalize_all"):
+        value = config[key]
+        if value is True or field in (value or ()):
+            advice = "set it to False" if value is True else f"take {field} out of it"
+            raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {advice}")
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:

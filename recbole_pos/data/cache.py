@@ -38,7 +38,7 @@ READ = (
     *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD", "alias_of_user_id"),
     *("alias_of_item_id", "benchmark_filename", "column_types"),
     *("eval_args", "field_separator", "filter_inter_by_user_or_item", "item_inter_num_interval"),
-    *("load_col", "numerical_features", "rm_copies"),
+    *("load_col", "normalize_all", "normalize_field", "numerical_features", "rm_copies"),
     *("rm_dup_inter", "seq_len", "seq_separator", "session_filter", "target_events"),
     *("timestamp_unit", "train_fraction", "unload_col", "unused_col", "user_inter_num_interval"),
     "val_interval",

@@ -22,7 +22,7 @@ from recbole_pos.data.interactions import counts_time, sort_interactions
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
+from recbole_pos.values import Options, shown
 
 # Options that decide which interactions are counted; under others expected counts mean nothing.
 FILTERS = (
@@ -260,7 +260,7 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
     columns = {}
     for field, column in log.fields.items():
         ids = dataset.field2token_id.get(field)
-        cells = _read_later(interactions, field, column, ids)
+        cells = _read_later(interactions, field, column, ids, dataset.config)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
@@ -278,17 +278,25 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
 
 
 def _read_later(
-    interactions: pd.DataFrame, field: str, column: Tensor, ids: Mapping[str, int] | None
+    interactions: pd.DataFrame,
+    field: str,
+    column: Tensor,
+    ids: Mapping[str, int] | None,
+    config: Options,
 ) -> Tensor:
     """Return a field of later interactions, to be appended to its ``column`` of the log.
 
-    Cells are 0 where their value is unknown. ``ids`` are the ids of names.
+    Cells are 0 or NaN where their value or scale is unknown. ``ids`` are the ids of names.
     """
     empty = column.new_zeros((len(interactions), *column.shape[1:]))
     if field not in interactions or column.dim() > 1:
         return empty
     if ids is not None:
         return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
+    # the run does not keep the scale of its values, so later ones cannot be scaled alike
+    is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
+    if is_scaled and field != config["TIME_FIELD"]:
+        return empty.fill_(torch.nan) if column.is_floating_point() else empty
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
     return torch.from_numpy(numbers).to(column.dtype)
 

@@ -35,6 +35,7 @@ from recbole_pos.values import Options, listed, shown, suggest
 # Options that name fields, and of which type these must be; of any if empty.
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
+    "normalize_field": ("float", "float_seq"),
     "val_interval": ("float",),
     "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),

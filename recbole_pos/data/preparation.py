@@ -30,6 +30,7 @@ from recbole_pos.data.loading import (
     require_rows,
 )
 from recbole_pos.data.targets import find_selected, make_split, read_ties
+from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage
 from recbole_pos.values import Options
 
@@ -166,7 +167,7 @@ class Numbers:
 
 
 def number_tables(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
-    """Replace names by ids; fill missing numbers by the mean of the others, as RecBole does.
+    """Replace names by ids; fill and scale numbers by the options, as RecBole does.
 
     Names of ``known``, the vocabulary of an earlier run, keep their ids.
     """
@@ -196,7 +197,7 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
             elif kind == "token":
                 column = torch.from_numpy(_pick(cells, rows, none=0))
             else:
-                column = _convert_lists(cells, rows, _LIST_TYPES[kind])
+                column = _convert_lists(cells, rows, field, kind, config)
             columns[table_name][field] = column
             kinds[field] = kind
     return Numbers(
@@ -241,21 +242,42 @@ def _convert_numbers(values: np.ndarray, field: str, config: Options) -> Tensor:
     """
     if field == config["TIME_FIELD"]:
         return wrap_read_only(values)
+    if _is_scaled(field, config):
+        values = _scale(values)
     if field in (config["numerical_features"] or ()):
         values = np.stack([values, np.ones_like(values)], axis=-1)
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _convert_lists(cells: Sequence[np.ndarray], rows: np.ndarray | None, dtype: Any) -> Tensor:
+def _convert_lists(
+    cells: Sequence[np.ndarray], rows: np.ndarray | None, field: str, kind: str, config: Options
+) -> Tensor:
     """Return a field of lists as [n, longest], padded with 0, in the order of ``rows`` if given."""
     lists = list(cells)
     if rows is not None:
         empty = np.empty(0)
         lists = [empty if row < 0 else lists[row] for row in rows.tolist()]
     lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-    padded = np.zeros((len(lists), lengths.max(initial=0)), dtype)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate(lists)
+    flat = np.concatenate(lists)
+    if kind == "float_seq" and _is_scaled(field, config):
+        flat = _scale(flat)
+    padded = np.zeros((len(lists), lengths.max(initial=0)), _LIST_TYPES[kind])
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
     return torch.from_numpy(padded)
+
+
+def _is_scaled(field: str, config: Options) -> bool:
+    """Return whether ``normalize_field`` or ``normalize_all`` scales a field of numbers."""
+    fields = config["normalize_field"] or ()
+    if fields and config["normalize_all"]:
+        raise UsageError("normalize_field and normalize_all: one says all; leave one out")
+    return field in fields or bool(config["normalize_all"])
+
+
+def _scale(numbers: np.ndarray) -> np.ndarray:
+    """Return (x - min) / (max - min) of each number x, or ones if all are the same."""
+    low, high = numbers.min(initial=np.inf), numbers.max(initial=-np.inf)  # there may be none
+    return (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
 
 
 def _number_all_names(

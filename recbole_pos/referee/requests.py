@@ -189,7 +189,9 @@ def read_split_data(
         raise UsageError("dataset: none given; name one, as in -d shop")
     name = read_dataset_name(data)
     files = [os.fspath(file) for file in config_files]
-    return read_dataset(PosConfig(READER, name, files, dict(options or {})))
+    # numbers stay as they are in the files; RecBole's defaults for ml-100k scale them
+    options = {"normalize_all": False, **(options or {})}
+    return read_dataset(PosConfig(READER, name, files, options))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
