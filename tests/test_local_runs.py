@@ -15,6 +15,7 @@ import psutil
 import pytest
 from conftest import SMALL, wait
 
+EPOCHS = 25
 SCRIPT = """
 import sys, recbole_pos
 compared = recbole_pos.compare(
@@ -28,7 +29,7 @@ print(sorted(compared.runs["status"]))
 @pytest.fixture
 def script(tiny: Path, tmp_path: Path) -> Path:
     """A script that calls ``compare`` without a guard, as users write them."""
-    sizes = {**SMALL, "epochs": 40, "stopping_step": 40, "train_batch_size": 2}
+    sizes = {**SMALL, "epochs": EPOCHS, "stopping_step": EPOCHS, "train_batch_size": 2}
     options = {**sizes, "data_path": str(tiny)}
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.replace("{options}", repr(options)))
@@ -70,7 +71,10 @@ def test_killed_runs_resume_and_end_with_their_command(script: Path) -> None:
     assert again.returncode == 0, error
     assert "['done', 'done', 'done', 'done']" in out
     epochs = [len(f.read_text().splitlines()) for f in folder.glob("study/runs/*/metrics.jsonl")]
-    assert sorted(epochs)[-2:] == [40, 40]  # of PosSASRec: none trained twice, none left out
+    assert sorted(epochs)[-2:] == [
+        EPOCHS,
+        EPOCHS,
+    ]  # of PosSASRec: none trained twice, none left out
 
 
 def test_ctrl_c_ends_all_and_says_how_to_resume(script: Path) -> None:
