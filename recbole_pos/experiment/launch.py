@@ -171,8 +171,8 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
         with _safe_path(), handle_signals(signal.default_int_handler, *stops):
             return elastic_launch(config, _run_process)(*process_args)
     except SignalException as stop:
-        # The signal is repeated for this process, now that its own handlers are back. It goes on only
-        # if it ignores the signal.
+        # The signal is raised again for this process, whose own handlers are back. If it ignores
+        # the signal, it goes on here.
         signal.raise_signal(stop.sigval)
         raise KeyboardInterrupt from None
 
