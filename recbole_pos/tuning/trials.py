@@ -519,7 +519,7 @@ class TrialSearch(OptunaSearch):
         return f"{num_ended} of {self.search.facts.num_samples}"
 
     def describe_progress(self) -> list[str]:
-        """Return the lines of the progress display: an overview, and a line for each active trial."""
+        """Return the lines of the progress display: an overview, and a line for each trial."""
         epochs = self.search.config["epochs"]
         active = list(self.active.values())  # a copy, since another thread calls this
         overview = f"{self.search.title}: {self._count()} trials ended, {len(active)} running"
