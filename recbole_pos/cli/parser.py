@@ -95,21 +95,17 @@ class Parser(argparse.ArgumentParser):
             settings_class: a dataclass, such as ``RunArguments``.
         """
         for field in fields(settings_class):
-            settings = {
-                "dest": field.name,
-                "help": field.metadata["text"],
-                "default": field.default,
-            }
-            kind = find_kind(field)
-            metavar = field.metadata["metavar"]
+            about, kind = field.metadata, find_kind(field)
+            metavar = about["metavar"]
+            settings = {"dest": field.name, "help": about["text"], "default": field.default}
             if kind is bool:
                 settings["action"] = "store_false" if field.default else "store_true"
             elif kind is list:
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
-            name = f"--{field.metadata.get('flag', field.name)}"
-            self.add(Argument((name,), field.metadata.get("group"), settings))
+            name = f"--{about.get('flag', field.name)}"
+            self.add(Argument((name,), about.get("group"), settings))
 
     @property
     def options(self) -> set[str]:
@@ -240,8 +236,5 @@ def list_config_files(arguments: list[str]) -> list[str]:
     """
     files: list[str] = []
     for argument in arguments:
-        if os.path.exists(argument):
-            files.append(argument)
-        else:
-            files += argument.split()
+        files += [argument] if os.path.exists(argument) else argument.split()
     return files

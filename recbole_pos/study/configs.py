@@ -79,11 +79,12 @@ def make_row_config(
             raise UsageError(f"attach: {config['model']} takes no position schemes")
         merged["position"] = attach_schemes(config.plain["position"], schemes)
 
-    merged |= QUIET
+    merged |= QUIET  # no progress bars
     config = PosConfig(model, dataset, files, merged, strict=strict)
+
+    # For general models (not sequential ones) RecBole excludes seen items by default. All rows of a
+    # table must rank the same items, so the default is here that of sequential models: all items.
     if config["mask_history"] is None and masks_history(config):
-        # A general model, for which RecBole would exclude seen items; a table has one set of
-        # candidates, by default that of the sequential models.
         merged["mask_history"] = False
         config = PosConfig(model, dataset, files, merged, strict=strict)
     return config

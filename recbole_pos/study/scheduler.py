@@ -121,7 +121,7 @@ class Scheduler:
                 except UsageError as error:
                     reason = str(error)
             if job is not None and job.digest in running:
-                continue
+                continue  # it has the same run as a fit in training, so wait for that one
 
             # From here on the fit is done, fails, or is returned. Look for a finished run first.
             self.waiting.remove(fit)
@@ -155,7 +155,7 @@ class Scheduler:
         """
         failed = [name for name in fit.after if self.status[name] == FAILED]
 
-        # It starts from the weights of a run that failed.
+        # It starts from the weights of a run that failed, or that was not even tried.
         if fit.has_parent and failed:
             (parent,) = fit.after
             reason = self.reasons[parent]
@@ -228,7 +228,8 @@ class Scheduler:
         """
         if fit.has_parent:
             return self._make_child_job(fit)
-        search, tested_run, is_trial = self.searches.get(fit.row), None, fit.trial is not None
+        search, is_trial = self.searches.get(fit.row), fit.trial is not None
+        tested_run: str | None = None
         if search is None:
             config = make_row_config(fit.options)
         elif fit.trial is not None:

@@ -320,7 +320,7 @@ class _Runs:
         # a hundred machines would be idle for long.
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
 
-        # ASHA stops trials early that are worse than two thirds of the others.
+        # ASHA stops trials early that are not among the best third.
         facts, epochs = self.search.facts, self.search.config["epochs"]
         scheduler = None
         if facts.scheduler == "asha":
