@@ -38,7 +38,7 @@ from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.cluster import connect, stop
 from recbole_pos.study.configs import (
     check_plan,
-    note_unread,
+    exclude_unread,
     require_same_candidates,
     require_twins,
 )
@@ -169,14 +169,14 @@ def compare(
                 "as they are; leave it out"
             )
         results = collect_runs(runs, args.reference)
-        return _show(results, reporter, Path(args.run_dir or "compared"))
+        return _write_and_print(results, reporter, Path(args.run_dir or "compared"))
 
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     else:
         warn_if_temporary(dataset, args.run_dir)
     plan, folder = _make_plan_and_folder(what, name, base, args)
-    note_unread(plan)
+    exclude_unread(plan)
     stored_plan = folder.read_plan()
     if stored_plan is not None and stored_plan.dataset != plan.dataset:
         raise UsageError(
@@ -186,17 +186,17 @@ def compare(
 
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
-        models = _check_rows(plan)
+        models = _check_configurations(plan)
         scheduler = Scheduler(plan, folder, args.rows, packed)
         if args.dry_run:
-            _preview(scheduler, reporter)
+            _print_preview(scheduler, reporter)
             return None
         _train_missing(scheduler, args, models, reporter)
 
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    compared = _show(results, reporter, folder.path)
+    compared = _write_and_print(results, reporter, folder.path)
     for study in packed:
         reporter.line(str(study))
     if args.pack:
@@ -303,7 +303,7 @@ def _make_plan_and_folder(
     return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
 
 
-def _check_rows(plan: Plan) -> set[str]:
+def _check_configurations(plan: Plan) -> set[str]:
     """Check all configurations of a study and their data before anything is trained.
 
     The checks, in this order: options and models; metrics; whether all models know the time of the
@@ -370,7 +370,7 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
                 )
 
 
-def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
+def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
     """Print the configurations of a study, and how many of their runs are finished; train nothing.
 
     Args:
@@ -394,7 +394,7 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
 
     if folder.runs.is_dir() or scheduler.packed:
         # This reads the data, since a run's folder is named by a hash of its options and data.
-        scheduler.take_finished(restore=False)
+        scheduler.record_finished(restore=False)
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
         reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
     for study in scheduler.packed:
@@ -423,7 +423,7 @@ def _train_missing(
         with lock_folder(folder.path, "compared"):
             folder.write_plan(scheduler.plan)
             if args.report:
-                scheduler.take_finished()
+                scheduler.record_finished()
                 write_state(scheduler)
             else:
                 ActiveRuns(scheduler, args, reporter, models).train()
@@ -431,7 +431,7 @@ def _train_missing(
         stop(is_started)
 
 
-def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
+def _write_and_print(results: Results, reporter: Reporter, folder: Path) -> Compared:
     """Write the files of a comparison, print its tables, and return it.
 
     Args:

@@ -131,7 +131,7 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**config.plain, "data_path": config["data_path"]}
 
 
-def note_unread(plan: Plan) -> None:
+def exclude_unread(plan: Plan) -> None:
     """Leave out, for each row of a study, the options of the base that its model does not read.
 
     The base of a study has the options of all rows (the configurations it compares). A model such
@@ -142,7 +142,7 @@ def note_unread(plan: Plan) -> None:
     # Each check finds one unread option; repeat it without that option until all are read.
     for name in plan.sort_rows():
         row = plan.rows[name]
-        while key := _find_unread(plan, name):
+        while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
 
     # A row with a parent is made of another row's model, so it does not count here.
@@ -153,7 +153,7 @@ def note_unread(plan: Plan) -> None:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 
-def _find_unread(plan: Plan, name: str) -> str:
+def _find_unread_option(plan: Plan, name: str) -> str:
     """Return an option of the study's base that the model of a row does not read.
 
     Args:

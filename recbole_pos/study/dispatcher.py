@@ -261,5 +261,5 @@ def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
     # Metrics of earlier calls stay, since this call may be asked for some configurations only.
     facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}
-    facts.unmade = scheduler.explain_unmade()
+    facts.unmade = scheduler.explain_failures_without_run()
     scheduler.folder.write_facts(facts)

@@ -302,9 +302,9 @@ class Scheduler:
         if fit.trial is not None:
             search = self.searches[fit.row]
             best_valid = facts.get("best_valid") if status == DONE else None
-            search.tell(fit.trial, (best_valid or {}).get(search.metric))
+            search.record_value(fit.trial, (best_valid or {}).get(search.metric))
 
-    def take_finished(self, restore: bool = True) -> None:
+    def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
 
         Args:
@@ -314,7 +314,7 @@ class Scheduler:
             self.end(job.fit, FAILED, _UNTRAINED)
         self.trains = False
 
-    def explain_unmade(self) -> dict[str, str]:
+    def explain_failures_without_run(self) -> dict[str, str]:
         """Return the fits that failed before they had a run folder, with the reasons.
 
         Returns:
@@ -384,7 +384,7 @@ class RowSearch:
         self.points = list_points(grid)
         self.values: dict[int, list[float | None]] = {}
 
-    def tell(self, trial: int, value: float | None) -> None:
+    def record_value(self, trial: int, value: float | None) -> None:
         """Record the best validation value of a trial with one of its seeds.
 
         The value is None if that run failed.
