@@ -238,7 +238,10 @@ def _read_comments(file: Path) -> dict[str, str]:
 
 
 def _show_default(default: Any) -> str:
-    """Return a default as yaml writes it; a mapping without its braces, and ``-`` for None."""
+    """Return the default of an option as yaml writes it.
+
+    None is shown as ``-``, a mapping without its braces: ``split: LS, order: TO``.
+    """
     if default is None:
         return "-"
     if isinstance(default, dict):

@@ -31,6 +31,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """
 
     def read(text: str) -> Any:
+        """Return the number in a word, or raise argparse's error."""
         try:
             value = kind(text)
         except ValueError:

@@ -58,7 +58,10 @@ class SharedData:
     def __init__(
         self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
     ) -> None:
-        """Take the columns of the interactions out of a copy of the dataset."""
+        """Take the columns of the interactions out of a copy of the dataset, as numpy arrays.
+
+        What is left (the template) is small and can be copied into every process.
+        """
         template = copy.copy(dataset) if includes_test else dataset.without_test()
         template.identity = dataset.identity  # a hash of the columns, so computed before they go
 

@@ -160,6 +160,7 @@ def compare(
     reporter = Reporter(args.verbose)
     name = read_dataset_name(dataset)
 
+    # Finished runs are compared as they are: options would have no effect on them.
     if runs := _find_run_folders(what):
         given = {argument for argument in list_changed(args) if argument != "verbose"}
         given |= ({"dataset"} if name else set()) | base.keys()
@@ -171,6 +172,7 @@ def compare(
         results = collect_runs(runs, args.reference)
         return _write_and_print(results, reporter, Path(args.run_dir or "compared"))
 
+    # Models or a study: make the plan, and find its folder. A temporary dataset has it beside it.
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     else:
@@ -184,6 +186,7 @@ def compare(
             "another --run_dir"
         )
 
+    # Train the runs that are missing; a report with packed studies only copies their runs.
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
         models = _check_configurations(plan)
@@ -193,6 +196,7 @@ def compare(
             return None
         _train_missing(scheduler, args, models, reporter)
 
+    # Write and print the results of all runs that are finished.
     results = collect_results(plan, folder)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")

@@ -56,7 +56,10 @@ class ActiveRuns:
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
-        """Pack the custom code of the models, and note resources and commit; no run is active."""
+        """Pack the custom code of the models, and note resources and commit; no run is active.
+
+        The arguments are those of the class.
+        """
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}

@@ -205,7 +205,10 @@ def format_count(value: float) -> str:
 
 
 def join_names(names: Iterable[str], limit: int = 6) -> str:
-    """Return names as ``a, b and c``; of more than ``limit`` names, as ``a, b and 7 more``."""
+    """Return names in a sentence: ``a, b and c``.
+
+    Of more than ``limit`` names, the last ones are counted: ``a, b, c, d, e and 7 more``.
+    """
     names = list(names)
     if len(names) > limit:
         names = [*names[: limit - 1], f"{len(names) - limit + 1} more"]

@@ -174,6 +174,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     # Means and differences of the first metric in each bin of targets.
     bins = {}
     for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
+        # The ranks are of all rows of the study, this table may have fewer.
         bin_means = compute_means(ranks, main, masks)
         bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
         bins[kind] = bin_means, compare(bins=masks)
@@ -234,9 +235,9 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
         Columns row, metric, mean, deviation, seeds, targets, units. The last two are empty for
         reported values, and rows without values are left out.
     """
-    frames = [pd.DataFrame(columns=_MEANS)]
+    frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
 
-    # Rows whose runs have ranks.
+    # Rows whose runs have ranks. Cold targets are a bin of their own.
     base_metric = metric.removesuffix(COLD_TARGETS)
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
@@ -302,7 +303,6 @@ class _Collector:
         # The line of the table of runs.
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
-
         line = {
             **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
             **(facts.get("test") or {}),
@@ -316,7 +316,6 @@ class _Collector:
             "request_time": facts.get("request_time", "none"),
             "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
         }
-
         self.lines.append(line)
 
         # Versions of packages, ranks, and the learning curve.

@@ -75,7 +75,11 @@ class Scheduler:
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
-        """List the training runs of the rows, and of the rows whose weights they start from."""
+        """List the training runs of the rows (configurations), and of the rows they start from.
+
+        The arguments are those of the class. A UsageError refuses the name of a row that the plan
+        does not have.
+        """
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
@@ -365,7 +369,15 @@ class RowSearch:
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        """Read the metric of the row's model, and the options of the trials from its grid."""
+        """Read the metric of the row's model, and the options of the trials from the row's grid.
+
+        A row is a configuration of the study; its grid has a list of values for each searched
+        option.
+
+        Raises:
+            UsageError: if an option is searched and also given, in the base of the study or in the
+                row.
+        """
         grid = plan.rows[name].grid
         assert grid is not None
         # An option that is searched must not be given as well, in the base or in the row.

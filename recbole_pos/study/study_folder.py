@@ -235,7 +235,11 @@ class PackedStudy:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Read the facts and the epochs of the runs; a UsageError refuses another folder."""
+        """Read the facts and the epochs of the packed runs.
+
+        Raises:
+            UsageError: if the folder was not written by ``compare --pack``.
+        """
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")

@@ -187,7 +187,11 @@ def _describe_differences(comparison: Comparison) -> list[str]:
 
 
 def describe_protocol(results: Results) -> list[str]:
-    """Return sentences on how a study was made: data, seeds, search, warnings and statistics."""
+    """Return sentences on how a study was made: data, seeds, search, warnings and statistics.
+
+    Args:
+        results: results of the study. Without facts about the data, the first sentence is left out.
+    """
     plan = results.plan
     sentences = []
     if results.data:

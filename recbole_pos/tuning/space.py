@@ -61,7 +61,11 @@ class Parameter:
             )
 
     def _has_valid_values(self) -> bool:
-        """Return whether the list of values is what the parameter's kind takes, see ``KINDS``."""
+        """Return whether the values of a searched option are what its kind of sampling takes.
+
+        A ``choice`` takes different values; ``uniform``, ``loguniform`` and ``randint`` a low and a
+        high end; ``quniform`` both ends and a step.
+        """
         if self.kind == "choice":
             return bool(self.values) and not find_repeated(self.values)
         if not all(map(is_number, self.values)):
@@ -96,7 +100,12 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code: an index, a number of steps, or the value itself."""
+        """Return the value that a code stands for, where a code is what Optuna samples.
+
+        Args:
+            code: the index of a ``choice``, the number of steps of a ``quniform`` above its low
+                end, or for other kinds the value itself.
+        """
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
@@ -107,7 +116,11 @@ class Parameter:
         return code
 
     def encode(self, value: Any) -> Any:
-        """Return the code that stands for a value; the value itself for kinds without codes."""
+        """Return the code that stands for a value, where a code is what Optuna samples.
+
+        It is the index of a ``choice``, the number of steps of a ``quniform`` above its low end,
+        and for other kinds the value itself.
+        """
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
@@ -125,7 +138,11 @@ class Parameter:
         return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
 
     def list_values(self) -> list[Any]:
-        """Return every value, for a grid search; a UsageError if there are infinitely many."""
+        """Return every value of a searched option, for a grid search.
+
+        Raises:
+            UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
+        """
         if self.codes is None:
             raise UsageError(
                 f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
@@ -134,7 +151,11 @@ class Parameter:
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
-        """Return whether the parameter can have a value, within its range and on its steps."""
+        """Return whether a searched option can have a value.
+
+        A ``choice`` can have its choices, other kinds the numbers in their range, and ``quniform``
+        and ``randint`` only those on a step from the low end.
+        """
         if self.kind == "choice":
             return value in self.values
         low, high = self.values[:2]
@@ -158,7 +179,14 @@ class Parameter:
         return IntDistribution(self.codes[0], self.codes[-1])
 
     def suggest(self, trial: Any) -> Any:
-        """Return the value that an ``optuna.Trial`` suggests for this option."""
+        """Return the value of a searched option that a trial of Optuna samples.
+
+        Optuna samples from the distribution of the option: an index, a whole number (of steps), or
+        a real number, which is the value itself.
+
+        Args:
+            trial: an ``optuna.Trial``.
+        """
         match self.distribution:
             case CategoricalDistribution(choices=choices):
                 return self.decode(trial.suggest_categorical(self.name, choices))
@@ -256,7 +284,9 @@ class Space:
     def list_points(self) -> list[dict[str, Any]]:
         """Return all combinations of values, for a grid search; the last parameter changes first.
 
-        A parameter whose conditions are not met is left out of the combination.
+        A parameter (searched option) whose conditions are not met is left out of the combination.
+        For ``fusion: [early, late]`` and ``heads: [1, 2]`` with ``when: {fusion: early}`` there are
+        three: early with 1 head, early with 2, and late.
         """
         # Extend the combinations of the earlier parameters by each value of the next.
         combinations: list[dict[str, Any]] = [{}]
@@ -272,13 +302,13 @@ class Space:
         return combinations
 
     def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
-        """Return values of other searched options with which a parameter exists.
+        """Return values of other searched options with which a parameter (searched option) exists.
 
         For a parameter with ``when: {fusion: early}`` that is ``{"fusion": "early"}``, and whatever
         ``fusion`` needs to exist itself.
 
         Args:
-            parameter: the parameter, which need not be part of the result.
+            parameter: the parameter, which is not part of the result.
 
         Raises:
             UsageError: if its condition never holds.
@@ -338,8 +368,8 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     """Return the search space that the mapping of a yaml file describes.
 
     Args:
-        content: option -> how it is sampled, as in ``{loguniform: [1e-4, 1e-2]}``, or its fixed
-            value.
+        content: option -> how it is sampled, as in ``{loguniform: [1e-4, 1e-2]}``, or a value that
+            it has in every trial.
         lines: option -> file and line, for messages.
 
     Raises:
@@ -368,8 +398,8 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
 
     Args:
         name: the option.
-        value: its value in the file: a mapping of a kind (see ``KINDS``) to its values, and perhaps
-            ``when`` with conditions; or anything else.
+        value: its value in the file: a mapping of a kind (choice, uniform, loguniform, quniform or
+            randint) to its values, and perhaps ``when`` with conditions; or anything else.
         location: file and line, for messages.
 
     Returns:

@@ -403,7 +403,11 @@ class TrialSearch(OptunaSearch):
     """
 
     def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
-        """Fill Optuna's study with earlier results, trials to resume, and the points of a grid."""
+        """Fill Optuna's study with earlier results, trials to resume, and the points of a grid.
+
+        A result is given to the sampler. Trials to resume and points of a grid are queued, so that
+        they are trained before anything new is sampled.
+        """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}
         facts, space = search.facts, search.space

@@ -131,7 +131,8 @@ def tune(
     allow(config_dict.get("plugins"))
     check_arguments(args)
     reporter = Reporter(args.verbose)
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
+        # A new search, or that of the folder to resume.
         name = read_dataset_name(dataset)
         if args.resume is None:
             search = plan_search(model, name, space, config_file_list, config_dict, args)
@@ -144,21 +145,25 @@ def tune(
             search = resume_search(folder, args, config_dict, not_allowed)
             stack.enter_context(lock_folder(folder, "searched"))
 
+        # Read the data, and the trials of earlier calls.
         data = _prepare_data(search)
         table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
         runs = _Runs(search, folder, table, data, args)
 
+        # Connect to Ray, unless nothing is left to train or test.
         if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
             runs.num_slots = count_concurrent_runs(runs.resources)
 
-        if args.resume is None:  # only now, so that wrong arguments leave no folder behind
+        # Make the folder only now, so that wrong arguments leave no folder behind.
+        if args.resume is None:
             RunFolder.create(path, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
         write_json(folder / SEARCH, asdict(search.facts))
         _print_settings(runs, reporter)
 
+        # Train the trials, and test the best one.
         try:
             runs.train(reporter)
             best = runs.require_best()
@@ -169,6 +174,7 @@ def tune(
                 f"that have not ended are kept; {runs.advice}"
             ) from None
 
+        # Write the files of the search, and print the results.
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
@@ -357,7 +363,11 @@ class _Runs:
         )
 
     def require_best(self) -> Trial:
-        """Return the trial with the best validation value; a TrainingError if all trials failed."""
+        """Return the trial with the best validation value.
+
+        Raises:
+            TrainingError: if all trials failed; it has the reason of the first one.
+        """
         best = self.table.find_best()
         if best is None:
             raise TrainingError(
