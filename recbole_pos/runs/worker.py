@@ -62,6 +62,7 @@ class SharedData:
 
         What is left (the template) is small and can be copied into every process.
         """
+        # Work on a copy, since the caller goes on using the dataset.
         template = copy.copy(dataset) if includes_test else dataset.without_test()
         template.identity = dataset.identity  # a hash of the columns, so computed before they go
 
@@ -69,7 +70,7 @@ class SharedData:
         split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = template.inter_feat = None
+        template.config = template.inter_feat = None  # not needed, and large to copy
         self.template = template
 
     def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:

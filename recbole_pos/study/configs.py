@@ -145,7 +145,8 @@ def exclude_unread(plan: Plan) -> None:
         while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
 
-    # A row with a parent is made of another row's model, so it does not count here.
+    # Restore the options that no row reads. A row that starts from another row's trained models (its
+    # parent) does not count, since it has that row's options.
     unread_by_all = set.intersection(
         *(set(row.unread) for row in plan.rows.values() if not row.parent)
     )
@@ -388,6 +389,7 @@ def _read_code(cls: type) -> list[bytes]:
     """
     if _find_file(cls.__module__) is None:
         return []
+
     # Follow imports from module to module until no new file is found.
     contents: dict[str, bytes] = {}  # name of a module -> bytes of its file
     waiting = [base.__module__ for base in cls.__mro__]
@@ -419,6 +421,7 @@ def _find_file(name: str) -> Path | None:
     # Look for the top-level package first. If it is installed we stop there: to look for a module
     # within a package would import the package.
     for searched in (top, name):
+        # The file of the module, and the folders of a package.
         places = [getattr(sys.modules.get(searched), "__file__", None)]
         if places == [None]:  # not imported yet
             with suppress(ImportError, ValueError):  # the name is not of a module
@@ -427,6 +430,8 @@ def _find_file(name: str) -> Path | None:
                     places = [spec.origin, *(spec.submodule_search_locations or ())]
         if any(_INSTALLED & set(Path(place).parts) for place in places if place):
             return None
+
+    # A package without an __init__.py has no file.
     file = places[0]
     return Path(file) if file and Path(file).is_file() else None
 

@@ -225,7 +225,7 @@ class SeedNoise:
         if num_seeds < 2:
             return None
 
-        # Residuals of the two-way layout, as in the module's docstring: e[s, u].
+        # What is left of each value without the effects of its seed and of its unit (user).
         seed_means = values.mean(1, keepdims=True)
         unit_means = values.mean(0, keepdims=True)
         residuals = values - seed_means - unit_means + values.mean()

@@ -222,7 +222,7 @@ def _check_row(plan: Plan, name: str) -> None:
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
-    if not row.attach:
+    if not row.attach:  # a retest, which only takes options that a trained model can be tested with
         refused |= set(row.options) - set(_RETEST_OPTIONS)
         if not row.options:
             problem = f"it is {row.parent} again: give it one of {', '.join(_RETEST_OPTIONS)}"

@@ -304,7 +304,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     facts: dict[str, Any] = {}
     epochs: list[dict[str, Any]] = []
     ranks: dict[str, pd.Series] = {}
-    # Several fits (runs that the plan asks for) can have the same run, which is packed once.
+
+    # Collect facts, epochs and ranks of each run, by the digest that names its folder. Several fits
+    # (runs that the plan asks for) can have the same run, which is packed once.
     for digest in sorted(set(folder.find_current_digests(plan).values())):
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
@@ -317,6 +319,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
+    # Write the three files.
     kept = Path(path)
     make_folder(kept)
     _write_parquet(pd.DataFrame(epochs or {"digest": []}), kept / _EPOCHS)

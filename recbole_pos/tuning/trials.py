@@ -431,7 +431,7 @@ class TrialSearch(OptunaSearch):
             else:
                 study.enqueue_trial(values)
 
-        # The points of a grid that no trial has been trained with.
+        # The points of a grid that have no trial yet: trial i has the i-th point.
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
@@ -458,7 +458,7 @@ class TrialSearch(OptunaSearch):
             trial_id: Ray's id of the trial.
         """
         sampled = super().suggest(trial_id)
-        assert sampled is not None  # as always
+        assert sampled is not None  # Optuna can always sample another trial
         trial = self.active[trial_id] = self.table.start(sampled["number"], sampled["options"])
         plain, problem = {}, ""
         try:
