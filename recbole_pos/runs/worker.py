@@ -46,10 +46,6 @@ class SharedData:
     Test interactions are cut out unless they are needed: a trial of a search cannot read what it
     does not have.
 
-    Args:
-        dataset: the dataset, after ``build``.
-        includes_test: whether test interactions are kept.
-
     Attributes:
         columns: field -> array of all interactions.
         template: the dataset without these arrays.
@@ -61,6 +57,10 @@ class SharedData:
         """Take the columns of the interactions out of a copy of the dataset, as numpy arrays.
 
         What is left (the template) is small and can be copied into every process.
+
+        Args:
+            dataset: the dataset, after ``build``.
+            includes_test: whether test interactions are kept.
         """
         # Work on a copy, since the caller goes on using the dataset.
         template = copy.copy(dataset) if includes_test else dataset.without_test()

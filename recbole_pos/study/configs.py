@@ -145,8 +145,8 @@ def exclude_unread(plan: Plan) -> None:
         while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
 
-    # Restore the options that no row reads. A row that starts from another row's trained models (its
-    # parent) does not count, since it has that row's options.
+    # Restore the options that no row reads. A row that starts from another row's trained models
+    # (its parent) does not count, since it has that row's options.
     unread_by_all = set.intersection(
         *(set(row.unread) for row in plan.rows.values() if not row.parent)
     )

@@ -39,13 +39,13 @@ _train_run: Any = ray.remote(train_run)
 class ActiveRuns:
     """The training runs of a study that are in progress, each as a task of Ray.
 
-    Args:
+    Attributes:
         scheduler: decides which run is next, and records how runs ended.
+        folder: folder of the study.
         args: arguments of the command: the address of a cluster, and the resources of a run.
         reporter: prints a line for each run that ends, and the progress.
-        models: names of the models. Other processes need their code if they are custom models.
-
-    Attributes:
+        resources: CPUs and GPUs of a run.
+        commit: commit of this package, which runs are marked with.
         running: Ray task of a run in progress -> its job and its start time.
         durations: training times in seconds of the runs that this call has finished.
         code: name of a model -> its custom code as bytes (empty for models of this package).
@@ -58,7 +58,11 @@ class ActiveRuns:
     ) -> None:
         """Pack the custom code of the models, and note resources and commit; no run is active.
 
-        The arguments are those of the class.
+        Args:
+            scheduler: decides which run is next, and records how runs ended.
+            args: arguments of the command: the address of a cluster, and the resources of a run.
+            reporter: prints a line for each run that ends, and the progress.
+            models: names of the models. Other processes need their code if they are custom models.
         """
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter

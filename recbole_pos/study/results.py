@@ -270,11 +270,9 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 class _Collector:
     """Collects the facts, ranks and learning curves of runs, to make the results of a study.
 
-    Args:
+    Attributes:
         metric: the study's first metric, whose validation values are collected.
         root: folder that paths of runs are relative to.
-
-    Attributes:
         lines: facts of each run, the lines of ``Results.runs``.
         ranks: (row, seed) of a run -> ranks of its test targets.
         curves: lines of ``Results.curves``.

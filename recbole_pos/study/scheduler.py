@@ -50,14 +50,12 @@ class Job:
 class Scheduler:
     """Decides which fit (training run of a plan) is trained next, and records how fits ended.
 
-    Args:
+    Attributes:
         plan: the study: its rows (configurations to compare), seeds and tables.
         folder: folder of the study.
-        rows: names of rows to train, besides the rows whose weights they start from; all if empty.
         packed: packed studies (``--known``), whose runs need no training.
-
-    Attributes:
-        fits: all fits of the rows, each after those it depends on.
+        rows: names of the rows that are trained.
+        fits: all fits of these rows, each after those it depends on.
         waiting: fits that have not ended and are not in training.
         status: name of a fit that has ended -> ``done`` or ``failed``.
         reasons: name of a fit that has failed -> why.
@@ -77,8 +75,15 @@ class Scheduler:
     ) -> None:
         """List the training runs of the rows (configurations), and of the rows they start from.
 
-        The arguments are those of the class. A UsageError refuses the name of a row that the plan
-        does not have.
+        Args:
+            plan: the study.
+            folder: folder of the study.
+            rows: names of rows to train, besides the rows whose weights they start from; all if
+                empty.
+            packed: packed studies (``--known``), whose runs need no training.
+
+        Raises:
+            UsageError: for the name of a row that the plan does not have.
         """
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
@@ -352,10 +357,6 @@ class RowSearch:
 
     Trials have no test interactions. They are compared by their best validation value.
 
-    Args:
-        plan: the study.
-        name: name of the row.
-
     Attributes:
         num_seeds: number of seeds that every trial is trained with.
         metric: validation metric of early stopping, by which trials are compared.
@@ -363,9 +364,6 @@ class RowSearch:
         points: options of each trial, one point of the grid each.
         values: number of a trial -> its best validation value for each seed that has ended, None
             for a seed that failed.
-
-    Raises:
-        UsageError: for options that the row's model does not take, or that are given and searched.
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
@@ -374,9 +372,13 @@ class RowSearch:
         A row is a configuration of the study; its grid has a list of values for each searched
         option.
 
+        Args:
+            plan: the study.
+            name: name of the row.
+
         Raises:
             UsageError: if an option is searched and also given, in the base of the study or in the
-                row.
+                row; or for an option that the row's model does not take.
         """
         grid = plan.rows[name].grid
         assert grid is not None

@@ -449,7 +449,6 @@ def compute_means(
     """Return the mean of a metric of each row (a configuration), over its seeds and all targets.
 
     Args:
-        table: ranks of the test targets in all runs.
         metric: a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it.
 
@@ -488,8 +487,7 @@ def compute_differences(
     correction over all lines.
 
     Args:
-        table: ranks of the test targets in all runs.
-        metric, bins: as for :func:`compute_means`.
+        metric, bins: as for :func:`compute_means`: a name, and bin -> [targets] whether in it.
         reference: row that all ``rows`` are compared to.
         rows: names of the rows to compare.
         are_coupled: returns whether two rows share the noise of a seed, since one was made from
@@ -527,7 +525,9 @@ def _compare_rows(
         table: ranks of the test targets in all runs, of which the seeds are read.
         totals: row (configuration) -> sums of gains [seeds, units]; units are users or sessions.
         num_targets: [units] number of targets of each unit.
-        reference, rows, are_coupled: as for :func:`compute_differences`.
+        reference: row that the ``rows`` are compared to.
+        rows: names of the rows to compare.
+        are_coupled: returns whether two rows share the noise of a seed (one starts from the other).
 
     Returns:
         One line per row, without metric, bin, p_holm and star. If the bin has no target, the lines

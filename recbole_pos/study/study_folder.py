@@ -237,6 +237,9 @@ class PackedStudy:
     def __init__(self, path: str | Path) -> None:
         """Read the facts and the epochs of the packed runs.
 
+        Args:
+            path: the folder.
+
         Raises:
             UsageError: if the folder was not written by ``compare --pack``.
         """

@@ -143,8 +143,12 @@ def plan_search(
     Options that the user gives win over the space: they are the same in all trials.
 
     Args:
-        model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.tune`.
-        args: the other arguments of the search.
+        model: name or class of the model; None if the files name it.
+        dataset: name of the dataset; None if the files name it.
+        space: file of the searched options; None for the model's own.
+        config_file_list: yaml files with options of all trials.
+        config_dict: options over these files.
+        args: the other arguments of the search, such as searcher and number of trials.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.

@@ -96,19 +96,26 @@ class Trial:
 class TrialTable:
     """The trials of a search by number, and the file ``trials.csv`` in which they are recorded.
 
-    Args:
-        file: ``trials.csv``, which need not exist yet.
-        space: space of the search, whose options have a column each.
-        metric: name of the validation metric.
-        mode: max or min, whichever is better.
-
     Attributes:
+        file: path of ``trials.csv``.
+        space: space of the search, whose options have a column each.
+        mode: ``max`` or ``min``, whichever is better.
         columns: names of the columns of the file.
         trials: the trials; their index is their number.
     """
 
     def __init__(self, file: Path, space: Space, metric: str, mode: str) -> None:
-        """Read the trials of earlier calls; a UsageError names a damaged row."""
+        """Read the trials of earlier calls from the file, if it exists.
+
+        Args:
+            file: path of ``trials.csv``.
+            space: space of the search, whose options have a column each.
+            metric: name of the validation metric, which is part of a column's name.
+            mode: ``max`` or ``min``, whichever is better.
+
+        Raises:
+            UsageError: naming the trial whose row is damaged.
+        """
         self.file, self.space, self.mode = file, space, mode
         first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
         self.columns = [*first, "parameters", *space.names, "reason"]
@@ -392,13 +399,11 @@ class TrialSearch(OptunaSearch):
     OptunaSearch takes results of earlier trials only if the space has no conditions. So its study
     is made and filled here.
 
-    Args:
+    Attributes:
         search: the search.
-        table: the record; its trials without a result are the first to be trained.
+        table: the record of the trials.
         folder: folder of the search.
         reporter: prints a line for each trial that ends.
-
-    Attributes:
         active: Ray's id of a trial in training -> the trial.
     """
 
@@ -407,6 +412,12 @@ class TrialSearch(OptunaSearch):
 
         A result is given to the sampler. Trials to resume and points of a grid are queued, so that
         they are trained before anything new is sampled.
+
+        Args:
+            search: the search.
+            table: the record; its trials without a result are the first to be trained.
+            folder: folder of the search.
+            reporter: prints a line for each trial that ends.
         """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}
