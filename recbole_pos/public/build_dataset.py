@@ -88,7 +88,6 @@ def build(
             shutil.copyfile(public.yaml, new_folder / public.yaml.name)
 
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
-    dataset.build()
     counts = count_dataset(dataset).items()
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):

@@ -1,4 +1,4 @@
-"""One training run in a process of Ray, which resumes from the last checkpoint of a lost process.
+"""One training run in a process, which resumes from the last checkpoint of a lost process.
 
 :func:`train_run` trains a run in its own folder, which all machines must reach. Its data were read
 once, by the command, and are shared by all runs as :class:`SharedData`.
@@ -15,21 +15,19 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-import ray
 import torch
 
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import wrap_read_only
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.state import copy_run
+from recbole_pos.experiment.folder import RunFolder, copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.resources import Resources
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
 QUIET = {"show_progress": False}  # options of all runs: nobody sees the output of Ray's processes
@@ -51,15 +49,13 @@ class SharedData:
         template: the dataset without these arrays.
     """
 
-    def __init__(
-        self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
-    ) -> None:
+    def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
         """Take the columns of the interactions out of a copy of the dataset, as numpy arrays.
 
         What is left (the template) is small and can be copied into every process.
 
         Args:
-            dataset: the dataset, after ``build``.
+            dataset: the dataset with its split.
             includes_test: whether test interactions are kept.
         """
         # Work on a copy, since the caller goes on using the dataset.
@@ -70,10 +66,10 @@ class SharedData:
         split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = template.inter_feat = None  # not needed, and large to copy
+        template.config = {}  # not needed, and large to copy
         self.template = template
 
-    def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
+    def make_dataset(self, config: Any) -> Dataset:
         """Return the dataset for the configuration of a run; it reads the shared arrays.
 
         Args:
@@ -145,7 +141,8 @@ def train_run(
         return {"status": DONE, **asdict(result)}
     except Exception as error:
         reason = explain_failure(error)
-        is_system = isinstance(error, (OSError, ray.exceptions.RayError))
+        is_of_ray = type(error).__module__.startswith("ray.")  # which may not be imported here
+        is_system = isinstance(error, OSError) or is_of_ray
         # Too little memory can be an OSError as well, but it comes again when the run is repeated.
         is_lost = is_system and not reason.startswith("out of memory")
         return {"status": FAILED, "lost": is_lost, "reason": reason}
@@ -158,9 +155,13 @@ def train_run(
 
 def _list_gpus(resources: Resources) -> str:
     """Return the GPUs that Ray gave this process, such as ``0,1``, as the option ``gpu_id``."""
+    if not resources.gpus:
+        return ""
+    import ray  # only Ray assigns GPUs; local runs, which use CPUs, do without the import
+
     # RecBole sets CUDA_VISIBLE_DEVICES to this option. With the run's own value instead, all runs
     # would share one GPU.
-    return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if resources.gpus else ""
+    return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
 
 def explain_failure(error: BaseException) -> str:

@@ -26,16 +26,16 @@ from recbole_pos.config.arguments import (
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
-from recbole_pos.data.item_vectors import open_files
+from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.windows import describe_candidates
+from recbole_pos.data.targets import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import connect, stop
+from recbole_pos.runs.local_runs import can_run_here, start_server
 from recbole_pos.study.configs import (
     check_plan,
     exclude_unread,
@@ -43,11 +43,14 @@ from recbole_pos.study.configs import (
     require_twins,
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
+from recbole_pos.study.paper_files import write_paper_files
 from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.power import make_power_table
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import Results, collect_results, collect_runs, concatenate
 from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.scoring import add_judged, judge_rows
 from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
@@ -140,11 +143,12 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``known``, ``pack``,
-            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``latex``, ``plan``,
+            ``difference``, ``known``, ``pack``, ``max_concurrent``, ``address``,
+            ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
 
     Returns:
-        The comparison; None for ``dry_run``.
+        The comparison; None for ``dry_run`` and ``plan``.
 
     Raises:
         UsageError: if something given is wrong, before anything is trained; for runs that cannot be
@@ -164,13 +168,13 @@ def compare(
     if runs := _find_run_folders(what):
         given = {argument for argument in list_changed(args) if argument != "verbose"}
         given |= ({"dataset"} if name else set()) | base.keys()
-        if unread := sorted(given - {"reference", "run_dir", "plugins"}):
+        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
             )
         results = collect_runs(runs, args.reference)
-        return _write_and_print(results, reporter, Path(args.run_dir or "compared"))
+        return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
     # Models or a study: make the plan, and find its folder. A temporary dataset has it beside it.
     if args.run_dir is None:
@@ -187,8 +191,14 @@ def compare(
         )
 
     # Train the runs that are missing; a report with packed studies only copies their runs.
+    if args.plan:  # of what has run
+        args = replace(args, report=True)
+    judged = judge_rows(plan)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
+        trains = not (args.report or args.dry_run)
+        if trains and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
+            start_server()  # it imports torch while this process reads the data
         models = _check_configurations(plan)
         scheduler = Scheduler(plan, folder, args.rows, packed)
         if args.dry_run:
@@ -197,10 +207,13 @@ def compare(
         _train_missing(scheduler, args, models, reporter)
 
     # Write and print the results of all runs that are finished.
-    results = collect_results(plan, folder)
+    results = add_judged(collect_results(plan, folder), judged)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    compared = _write_and_print(results, reporter, folder.path)
+    if args.plan:
+        reporter.line(make_power_table(results, args.difference))
+        return None
+    compared = _write_and_print(results, reporter, folder.path, args.latex)
     for study in packed:
         reporter.line(str(study))
     if args.pack:
@@ -327,19 +340,20 @@ def _check_configurations(plan: Plan) -> set[str]:
     # Metrics are comparable only if the configurations of a table rank the same items.
     for table in plan.tables:
         candidates = {}
-        for row in table.rows:
+        for row in configs.keys() & table.rows:
             config = configs[row]
             # None if neither user nor model sets the option, and then all items are ranked.
             excludes_seen = bool(config["mask_history"])
             candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
-        require_same_candidates(candidates)
+        if candidates:
+            require_same_candidates(candidates)
 
     # The files must exist.
     for config in configs.values():
         split_files = config["benchmark_filename"]  # RecBole's name of a split made beforehand
-        require_dataset(plan.dataset, Path(config["data_path"]), [], split_files)
+        require_dataset(plan.dataset, Path(config["data_path"]), split_files)
         if config["item_vectors"]:
-            open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
+            open_vectors(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 
@@ -421,7 +435,11 @@ def _train_missing(
     """
     folder = scheduler.folder
     # Connect before the folder is made: the cluster may not answer, and no folder should be left.
-    is_started = args.address is not None and not args.report and connect(args.address)
+    is_started = False
+    if args.address is not None and not args.report:
+        from recbole_pos.runs.cluster import connect  # imports Ray, which takes a second
+
+        is_started = connect(args.address)
     try:
         make_folder(folder.path)
         with lock_folder(folder.path, "compared"):
@@ -432,18 +450,26 @@ def _train_missing(
             else:
                 ActiveRuns(scheduler, args, reporter, models).train()
     finally:
-        stop(is_started)
+        if is_started:
+            from recbole_pos.runs.cluster import stop
+
+            stop(is_started)
 
 
-def _write_and_print(results: Results, reporter: Reporter, folder: Path) -> Compared:
+def _write_and_print(
+    results: Results, reporter: Reporter, folder: Path, for_paper: bool
+) -> Compared:
     """Write the files of a comparison, print its tables, and return it.
 
     Args:
         results: results of the runs.
         reporter: prints tables, warnings and the paths of the files.
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
+        for_paper: whether files for a paper (LaTeX) are written as well.
     """
     files = write_results(results, folder)
+    if for_paper:
+        files += write_paper_files(results, folder)
 
     # Print the tables, the warnings, and the paths of the files.
     tables = make_tables(results)

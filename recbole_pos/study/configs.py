@@ -23,7 +23,7 @@ from recbole_pos.config.options import DATA, find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.config.sources import list_positions
 from recbole_pos.data.item_vectors import digest_content
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
@@ -41,7 +41,7 @@ INDIFFERENT = (
 # Options that are listed as options of the data, but do not change what is read from files.
 _NOT_READ = (
     *("model", "init_from", "mask_history"),
-    *("metrics", "topk", "valid_metric", "metric_decimal_place"),
+    *("metrics", "topk", "valid_metric", "metric_decimal_place", "valid_users"),
 )
 # Stands for code whose text cannot be read, so that its digest is another in every process.
 _PROCESS = uuid.uuid4().hex
@@ -139,6 +139,10 @@ def exclude_unread(plan: Plan) -> None:
     row is then made without them. An option that no row reads is likely a misspelling. It stays in
     all rows, so that :func:`check_plan` refuses it.
     """
+    trained_rows = [plan.rows[name] for name in plan.sort_rows()]
+    if not trained_rows:
+        raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
+
     # Each check finds one unread option; repeat it without that option until all are read.
     for name in plan.sort_rows():
         row = plan.rows[name]
@@ -147,10 +151,8 @@ def exclude_unread(plan: Plan) -> None:
 
     # Restore the options that no row reads. A row that starts from another row's trained models
     # (its parent) does not count, since it has that row's options.
-    unread_by_all = set.intersection(
-        *(set(row.unread) for row in plan.rows.values() if not row.parent)
-    )
-    for row in plan.rows.values():
+    unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
+    for row in trained_rows:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 

@@ -1,4 +1,4 @@
-"""The training runs of a study on Ray: started, recorded when they end, and shown meanwhile.
+"""The training runs of a study: started, recorded when they end, and shown meanwhile.
 
 :class:`ActiveRuns` takes jobs (runs to train) from a scheduler and trains them. :func:`write_state`
 writes what the study's folder says of the runs, so that a report can be made while they are
@@ -11,19 +11,19 @@ import statistics
 import time
 from typing import Any
 
-import ray
-
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
+from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
+from recbole_pos.runs.local_runs import LocalRuns, can_run_here
+from recbole_pos.runs.resources import Resources
+from recbole_pos.runs.worker import SharedData
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.results import select_protocol
@@ -33,11 +33,10 @@ from recbole_pos.version import find_commit
 
 _CHECKSUM_DIGITS = 16  # hex digits of the checksum of the data that a report shows
 _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
-_train_run: Any = ray.remote(train_run)
 
 
 class ActiveRuns:
-    """The training runs of a study that are in progress, each as a task of Ray.
+    """The training runs of a study that are in progress, as processes here or as tasks of Ray.
 
     Attributes:
         scheduler: decides which run is next, and records how runs ended.
@@ -46,11 +45,12 @@ class ActiveRuns:
         reporter: prints a line for each run that ends, and the progress.
         resources: CPUs and GPUs of a run.
         commit: commit of this package, which runs are marked with.
-        running: Ray task of a run in progress -> its job and its start time.
+        processes: starts runs: ``LocalRuns`` on this machine, or ``RayRuns`` of a cluster.
+        running: process or Ray task of a run in progress -> its job and its start time.
         durations: training times in seconds of the runs that this call has finished.
         code: name of a model -> its custom code as bytes (empty for models of this package).
-        shared: (hash of the data options, whether test interactions are in it) -> Ray's reference
-            of a dataset, which all runs of the same data read.
+        shared: (hash of the data options, whether test interactions are in it) -> the dataset, in
+            the form in which processes get it.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class ActiveRuns:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
-        self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
+        self.resources = Resources()  # until it is known where runs are trained
+        self.processes: Any = None
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
@@ -83,9 +84,15 @@ class ActiveRuns:
         write_state(self.scheduler)
         if job is None:
             return
-        is_started = connect(self.args.address)  # False if this process has joined a cluster before
+        args, uses_gpu = self.args, bool(job.config["use_gpu"])
+        self.processes = make_processes(args, uses_gpu)
         try:
-            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            self.resources = self.processes.choose_resources(
+                args.cpus_per_trial, args.gpus_per_trial, uses_gpu
+            )
+            num_fitting = self.processes.count_concurrent_runs(self.resources)
+            max_running = args.max_concurrent or num_fitting
+            self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
                     # Start runs until the machines are full, or the others wait for these.
@@ -94,15 +101,10 @@ class ActiveRuns:
                         job = self._next_job()
 
                     # Record those that have ended; others may only be possible now.
-                    ended, _ = ray.wait(list(self.running), timeout=1.0)
-                    for task in ended:
-                        self.end(task, _get_facts(task))
+                    for task, facts in self.processes.wait(self.running):
+                        self.end(task, facts)
                     job = job or self._next_job()
         except KeyboardInterrupt:
-            for task in self.running:
-                ray.cancel(task, force=True)
-
-            # The command that resumes has to name the modules with custom models again.
             configs = self.scheduler.configs.values()
             plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
             command = make_resume_command(self.folder.path, plugins, "compare")
@@ -111,8 +113,9 @@ class ActiveRuns:
                 f"{self.folder.path}; continue with `{command}`"
             ) from None
         finally:
+            self.processes.cancel(self.running)
             write_state(self.scheduler)
-            stop(is_started)
+            self.processes.stop()
 
     def _next_job(self) -> Job | None:
         """Return the next run to train; None if none can be trained until another has ended."""
@@ -136,14 +139,12 @@ class ActiveRuns:
         if data_key not in self.shared:
             _, includes_test = data_key
             dataset = self.scheduler.prepare(job.config)
-            self.shared[data_key] = ray.put(SharedData(dataset, includes_test))
+            self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
         # The arguments are those of train_run, in its order; the last is the folder of a trained
         # run whose weights are only tested.
-        remote = _train_run.options(
-            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
-        )
-        task = remote.remote(
+        task = self.processes.start(
+            self.resources,
             job.config.plain,
             str(self.folder.run(job.digest).path.resolve()),
             self.shared[data_key],
@@ -215,24 +216,28 @@ class ActiveRuns:
             # not started the process yet.
             if not run.config.is_file() and seconds > _PATIENCE:
                 num_waiting += 1
-                state = "waits for Ray to start its process"
+                state = "waits for its process"
             lines.append(f"  {job.fit.name}: {state}, {format_duration(seconds)}")
         if num_waiting:
-            states.append(f"{num_waiting} of them waiting for Ray to start its process")
+            states.append(f"{num_waiting} of them waiting for their process")
         return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
 
 
-def _get_facts(task: Any) -> dict[str, Any]:
-    """Return what a Ray task of :func:`train_run` has returned.
+def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
+    """Return what trains runs: processes of this machine, or Ray where a cluster or GPU is used.
 
-    If Ray lost the process of the task more often than it retries, there is no such result. Then
-    the facts of a failed run are returned, with the reason.
+    Args:
+        args: arguments of the command: the address of a cluster, and the GPUs of a run.
+        uses_gpu: whether the configuration leaves GPUs on.
+
+    Returns:
+        ``LocalRuns`` or ``RayRuns``, which have the same methods.
     """
-    try:
-        return ray.get(task)
-    except ray.exceptions.RayError as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return {"status": FAILED, "reason": f"its process was lost: {first_line}"}
+    if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
+        return LocalRuns()
+    from recbole_pos.runs.cluster import RayRuns  # imports Ray, which takes a second
+
+    return RayRuns(args.address)
 
 
 def write_state(scheduler: Scheduler) -> None:
@@ -252,7 +257,7 @@ def write_state(scheduler: Scheduler) -> None:
         facts.data = {**count_dataset(first_dataset)}
         facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.warnings = make_warnings(summary)
-        facts.split = select_protocol(summary)
+        facts.split = select_protocol(add_sample(summary, first_dataset.config))
     _write_outcomes(scheduler, facts)
 
 

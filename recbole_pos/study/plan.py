@@ -198,6 +198,15 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     return value
 
 
+def _parse_predictions(value: Any) -> Any:
+    """Return seed -> file, from such a mapping or from one file; seeds kept in json are text."""
+    if isinstance(value, str):
+        return {FIRST_SEED: value}
+    if isinstance(value, dict):
+        return {int(seed) if str(seed).isdigit() else seed: value[seed] for seed in value}
+    return value
+
+
 def _refuse(value: Any) -> None:
     """Raise an error, for a key that a study's file cannot set."""
     raise ValueError("it cannot stand here")
@@ -244,6 +253,8 @@ class Row(Options):
     Attributes:
         attach: position schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
+        predictions: seed -> file with the lists of another system; empty for a row that is trained.
+        of: the part of the split that the predictions answer.
         search: grid of the row (option -> values to try). True stands for the grid of the study,
             until the plan is complete. None means that nothing is searched.
         unread: options of the base that the model of this row does not read.
@@ -251,6 +262,8 @@ class Row(Options):
 
     attach: Attach | None = None
     retest: str | None = None
+    predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
+    of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
 
@@ -378,12 +391,21 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of all rows, each after the row whose trained models it starts from.
+        """Return the names of the trained rows, each after the row whose models it starts from.
 
-        Rows that start from each other in a circle raise graphlib's ``CycleError``.
+        Rows with predictions of another system are not trained. Rows that start from each other in
+        a circle raise graphlib's ``CycleError``.
         """
-        parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
+        parents = {
+            name: [row.parent] if row.parent else []
+            for name, row in self.rows.items()
+            if not row.predictions
+        }
         return list(graphlib.TopologicalSorter(parents).static_order())
+
+    def count_runs(self, name: str) -> int:
+        """Return how many runs a row has in the end: one for each seed, or file of predictions."""
+        return len(self.rows[name].predictions or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
         """Return a row, the row whose models it starts from, and so on, up to a first row."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from recbole_pos.data.windows import WITHOUT_SEEN
+from recbole_pos.data.targets import WITHOUT_SEEN
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (
@@ -150,6 +150,10 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
 
     # The second sentence.
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
+    if "valid_users" in split:
+        sentences.append(
+            f"Validation is on a sample of {split['valid_users']:,} users, the same for all."
+        )
     if num_tied := split.get("tied_targets", {}).get("test", 0):
         order = "that of the file" if plan.ties == "file" else plan.ties
         sentences.append(
@@ -165,7 +169,7 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
     If runs are missing, the text is ``3 of 5``. The detail is the number of failed runs, if any.
     Results without a plan (of any run folders) have no number of runs to reach.
     """
-    num_seeds = len(results.plan.seeds)
+    num_seeds = results.plan.count_runs(row)
     status = results.runs.loc[results.runs["row"] == row, "status"]
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
     is_partial = results.is_planned and num_done < num_seeds

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
@@ -289,8 +290,9 @@ class Scheduler:
         """
         key = digest_data_options(config)
         if key not in self.datasets:
-            self.datasets[key] = read_dataset(config)
-            self.datasets[key].build()
+            dataset = read_dataset(config)
+            make_views(dataset)  # refuses data without a training target before any run begins
+            self.datasets[key] = dataset
         return self.datasets[key]
 
     # --- how fits ended ---

@@ -209,6 +209,14 @@ def _check_row(plan: Plan, name: str) -> None:
     """
     row, path = plan.rows[name], ("rows", name)
 
+    # A row of another system's predictions has nothing else.
+    if row.predictions:
+        if row.options or row.parent or row.config_files:
+            problem = "predictions: another system made them; leave out all other keys but `of`"
+            raise plan.source.error((*path, "predictions"), f"{name}: {problem}")
+        row.search = None
+        return
+
     # A row that is trained from scratch needs a model.
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:

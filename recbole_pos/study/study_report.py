@@ -131,7 +131,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     findings = [f"Highest {format_metric(main)}: {value}."]
 
     # How many runs are missing. Results without a plan, of any run folders, lack none.
-    num_runs = len(table.rows) * len(results.plan.seeds)
+    num_runs = sum(map(results.plan.count_runs, table.rows))
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
     if results.is_planned and num_unfinished > 0:
