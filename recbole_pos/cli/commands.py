@@ -1,4 +1,9 @@
-"""The commands: their arguments, and what they call. A command imports when it runs."""
+"""The commands of ``recbole-pos``: their arguments, and the functions that run them.
+
+Each function is registered by :func:`_command`; its docstring is the help of the command. It gets
+the parsed arguments and, if it takes options of the configuration, those as well. A function
+imports what it needs when it runs, so that ``--help`` does not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,8 @@ EPILOG = """examples:
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
 _SOURCES = (option("--data_path DIR", "folder of datasets (where the run found its own)"), _PLUGINS)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
-_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir: of the new run
+# The run to start from, where --run_dir is the folder of the new run.
+_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
 _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
@@ -47,7 +53,7 @@ _AT = option(
     "--at TIME",
     "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
 )
-_GROUPS = {"inspect": "Look into a trained model."}
+_GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,9 @@ class _Command:
     Attributes:
         function: what runs the command; it gets the parsed arguments.
         arguments: arguments, and settings classes, of which every field is an argument.
-        configured: whether the function takes options of the configuration, as second argument.
-        add_help: whether argparse adds ``--help``.
+        configured: whether the function takes options of the configuration (``--key value``), as
+            its second argument.
+        add_help: whether argparse adds ``--help``; False for a command that has its own.
     """
 
     function: Callable
@@ -67,11 +74,17 @@ class _Command:
     add_help: bool = True
 
 
-_COMMANDS: dict[str, _Command] = {}  # by name, after the name of the group if it is in one
+_COMMANDS: dict[str, _Command] = {}  # by name, as "run" or "inspect attention"
 
 
 def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-    """Return a decorator that registers a function as the command of a name."""
+    """Return a decorator that registers a function as a command.
+
+    Args:
+        name: name of the command, as ``run`` or, in a group, ``inspect attention``.
+        arguments: arguments, and settings classes, of which every field is an argument.
+        settings: further attributes of :class:`_Command`, by name.
+    """
 
     def register(function: Callable) -> Callable:
         _COMMANDS[name] = _Command(function, arguments, **settings)
@@ -81,7 +94,12 @@ def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callab
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and command or group -> its parser."""
+    """Return the parser of the whole command line.
+
+    Returns:
+        parser: argparse's parser, with a subparser for each command.
+        parsers: name of a command, or of a group of commands -> its parser.
+    """
     parser = Parser(
         prog="recbole-pos",
         description="Position-aware sequential recommendation for RecBole.",
@@ -90,12 +108,15 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups = {"": commands}  # name -> subparsers
+    groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
     for name, command in _COMMANDS.items():
+        # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
             group_parser = commands.add_parser(group, help=_GROUPS[group])
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
+
+        # The help is the docstring of the function, and its first paragraph the summary.
         text = command.function.__doc__ or ""
         summary = text.partition("\n\n")[0]
         subparser: Parser = groups[group].add_parser(
@@ -107,6 +128,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
                 subparser.add(argument)
             else:
                 subparser.add_fields(argument)
+        # What main.py needs after parsing, as attributes of the parsed arguments.
         subparser.set_defaults(
             command=command.function, parser=subparser, configured=command.configured
         )
@@ -140,6 +162,7 @@ def _data(args: argparse.Namespace) -> None:
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
 
+    # The words are none, a name, or `build`, a name and the raw files.
     match args.words:
         case []:
             list_datasets(args.data_path)
@@ -170,6 +193,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Every key of the configuration can be given as --key value or --key=value; values are read as
     yaml. `run -m MODEL --help` lists the keys that a model reads.
     """
+    # The help of the command, with the options of the model if one is named.
     if args.help:
         args.parser.print_help()
         if args.model:
@@ -177,6 +201,8 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
             list_options(args.model, overrides)
         return
+
+    # The import takes seconds, so the line that announces the run comes first.
     files = list_config_files(args.config_files)
     settings = read_settings(args, RunArguments)
     _announce(args, settings)
@@ -186,7 +212,15 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print what will run, before torch and RecBole are imported, which takes seconds."""
+    """Print which model runs on which dataset, before torch and RecBole are imported.
+
+    The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
+    the first process of a distributed run, nothing is printed.
+
+    Args:
+        args: parsed arguments of the command ``run``, with model and dataset.
+        settings: its settings, with the run to resume, if any.
+    """
     is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:
         return
@@ -215,7 +249,9 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import tune
 
-    if args.resume is not None:  # the folder has all other options
+    # A search to resume takes its options from its folder. Only the modules with custom models may
+    # be named again; they are imported here, so that they do not count as a changed option.
+    if args.resume is not None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
@@ -246,18 +282,23 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             "compare: give either models, with commas and no spaces between them, as in "
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
+
+    # `-m A,B` names models; otherwise the paths are a study (one path) or run folders (several).
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
     files = list_config_files(args.config_files)
     settings = read_settings(args, CompareArguments)
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
-    if comparison is None or settings.report:
+    if comparison is None or settings.report:  # nothing was trained
         return
+
+    # Failed runs are an error, so that a script stops; the tables have the reasons. With --rows,
+    # runs of other configurations failed in an earlier call, which does not count here.
     runs = comparison.runs
-    if settings.rows:  # others failed in an earlier call, and this command does not train them
+    if settings.rows:
         runs = runs[runs["row"].isin(settings.rows)]
     num_failed = int((runs["status"] == "failed").sum())
-    if num_failed:  # an error, so that a script stops; the tables have the reasons
+    if num_failed:
         raise PosError(
             f"{num_failed} of {len(runs)} runs failed; the same command trains them again"
         )
@@ -355,16 +396,19 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommender import Recommender
     from recbole_pos.values import listed
 
+    # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
     recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
     unknown = [name for name in args.history or () if name not in recommender.ids]
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
 
+    # Compute the effect of each past interaction, and draw it.
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
 
+    # Print those without which the score of an item falls: they had raised it.
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))
@@ -394,6 +438,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
+    # None stands for the option of the run.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
     metrics = _parse_list(args.metrics, "--metrics")
     topk = _parse_list(args.topk, "--topk")
@@ -401,6 +446,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(scores))
         return
+
+    # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
     protocol = [f"ranked among {facts['candidates']}"]
     if "targets" in facts:  # the run is finished
@@ -413,7 +460,17 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _parse_list(words: list[str] | None, name: str) -> Any:
-    """Return the values in words, with or without commas and brackets; None for no words."""
+    """Return the values of an option that takes several, read as yaml.
+
+    The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
+
+    Args:
+        words: words of the command line after the option; None if it is not given.
+        name: name of the option, for messages.
+
+    Returns:
+        The list; None without words.
+    """
     from recbole_pos.yaml_files import parse_scalar
 
     values = ",".join(word.strip("[],") for word in words or ())
@@ -533,6 +590,7 @@ def _recommend(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.parts import recommend_to_files
 
+    # Arguments of the command and of the function have the same names.
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
     given = {name: getattr(args, name) for name in names.split()}
     recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
@@ -589,6 +647,7 @@ def _serve(args: argparse.Namespace) -> None:
     try:
         from recbole_pos.serve.http import serve
     except ModuleNotFoundError as error:
+        # Packages that only `pip install recbole-pos[serve]` brings; others are a real error.
         if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
             raise
         raise UsageError(
