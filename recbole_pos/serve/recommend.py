@@ -175,7 +175,8 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
         file: see :func:`read_parts`.
 
     Raises:
-        UsageError: for a malformed history, whose number is counted from the one that it names.
+        UsageError: for a malformed history. Histories are read some thousands at a time, so its
+            number in the message counts from the first of these, whose number is there, too.
     """
     num_read = 0
     for part in read_parts(file):
