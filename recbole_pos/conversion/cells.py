@@ -58,11 +58,18 @@ class Cells:
         return replace(self, kind=kind, notes=(*self.notes, *filter(None, notes)))
 
     def recode(self, values: pa.Array, kind: str, *notes: str) -> Cells:
-        """Return cells with other texts [different cells]; where a text is empty, it is missing.
+        """Return the cells with other texts; cells whose text becomes the same get one code.
 
-        Cells whose texts become the same get one code: codes [0, 1, 2, 3] of the values
-        ["", "1.0", "1", "NA"] become [0, 1, 1, 0] for the new texts ["1", "1", ""].
+        The codes [0, 1, 2, 3] of the values ["", "1.0", "1", "NA"] become [0, 1, 1, 0] for the new
+        texts ["1", "1", ""].
+
+        Args:
+            values: [different cells] new text of each value but the first, which stands for missing
+                cells. An empty text makes its cells missing.
+            kind: type of field of the new cells.
+            notes: what to report about the column; empty notes are left out.
         """
+        # Encode the new texts, an empty one first, and number those that are not empty from 1.
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)

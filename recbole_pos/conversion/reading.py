@@ -232,7 +232,13 @@ class _CsvForm(NamedTuple):
     has_quotes: bool
 
     def split(self, lines: Iterable[str]) -> Any:
-        """Return a reader of the cells of each row; it raises csv.Error for wrong marks."""
+        """Return Python's csv reader, which yields the list of cells of each row.
+
+        It raises csv.Error for a quotation mark that is not closed or stands within a cell.
+
+        Args:
+            lines: lines of the file; a row has several where a line ends within quotation marks.
+        """
         return csv.reader(
             lines,
             delimiter=self.separator,

@@ -69,7 +69,7 @@ def fit(
         temporary = TemporaryFolder()
         resources.append(temporary)
         run_dir = temporary.path / "run"
-        data = os.fspath(data)  # for a Dataset object, run would warn that its folder is removed
+        data = os.fspath(data)  # for the object, run warns that the run outlives its data
 
     # Train. A single process keeps the experiment in memory for us.
     keeper = _ExperimentKeeper()

@@ -47,6 +47,7 @@ class FittedModel:
     def __init__(
         self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
     ) -> None:
+        """Take over the parts of an experiment; see the attributes of the class."""
         self.experiment, self.folder, self.resources = experiment, folder, resources
         self.config, self.dataset = experiment.config, experiment.dataset
         self.model, self.loaders = experiment.model, experiment.loaders

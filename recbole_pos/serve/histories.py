@@ -65,10 +65,12 @@ def _to_plain(value: Any) -> Any:
 
 
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Return the value that pydantic's ``validate`` accepts, if need be after conversion.
+    """Return a value as pydantic validates it, also where it is an array or number of numpy.
 
-    Arrays become lists. What is then refused is converted by :func:`_to_plain` and tried again:
-    validation comes first, since the conversion is slow and seldom needed.
+    Args:
+        value: what the user gives. Arrays and Series become lists.
+        validate: pydantic's own validation of the field. What it refuses is converted into types of
+            Python and tried again: the conversion is slow, and seldom needed.
     """
     value = list(value) if _is_list(value) else value
     try:

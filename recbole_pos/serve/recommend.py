@@ -277,7 +277,14 @@ def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request from text: a number, a date (as it is), or ``now``."""
+    """Return the time of a request that the command line has as text.
+
+    Args:
+        text: a number, ``now``, a date in ISO 8601, or None.
+
+    Returns:
+        A float, the current time in UTC, the text of a date as it is, which is read later, or None.
+    """
     if text == "now":
         return datetime.now(timezone.utc)
     try:

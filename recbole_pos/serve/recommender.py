@@ -276,7 +276,7 @@ class Recommender(FittedModel):
         return pd.concat(tables, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Validate histories and look up the ids of their items; see :func:`read_histories`.
+        """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
         Raises:
             UsageError: if the model does not read histories, or one is malformed.

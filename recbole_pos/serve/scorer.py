@@ -184,7 +184,10 @@ class Histories:
         return newest
 
     def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Return the histories with further ``errors``, by index; those have no interactions then.
+        """Return the histories of which some get no answer, but an error.
+
+        Args:
+            errors: index of a history -> why it gets no answer. It loses its interactions.
 
         Raises:
             UsageError: if no other history is left, with the first error.
@@ -399,7 +402,11 @@ class Scorer:
         return fields
 
     def require_vectors(self) -> Tensor:
-        """Return ``vectors``; raise a UsageError if the model has none."""
+        """Return the item vectors [items + 1, d], whose products with states are the scores.
+
+        Raises:
+            UsageError: if the model scores otherwise.
+        """
         if self.vectors is None:
             raise UsageError(
                 f"{self.config['model']} does not score by products of vectors; the models of the "
@@ -466,6 +473,9 @@ class Scorer:
 
     def make_rows(self, histories: Histories) -> Interaction:
         """Return histories in the form that RecBole's models read, on the device of the model.
+
+        Args:
+            histories: b histories.
 
         Returns:
             The user ids [b] and, for a sequential model, the number of interactions [b], the items,
