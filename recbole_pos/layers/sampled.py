@@ -323,7 +323,7 @@ class _SharedNegatives(EarlyGradients):
                 products = z.mT @ grouped_states[chunk]
                 grad_vectors.index_add_(0, negative_rows, products.flatten(0, 1))
 
-        # back from groups to positions, and the part of the targets
+        # back from groups to positions, and the gradients from the logits of targets
         grad_states = grad_grouped.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
         if grad_vectors is not None:
