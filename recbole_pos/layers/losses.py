@@ -32,7 +32,7 @@ def _compute_loss_and_gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute cross-entropy with several targets a position, and its gradients, in one pass.
 
-    With z = states @ vectors.T and lse the log-sum-exp of a position's z but for item 0, its loss is
+    With z = states @ vectors.T and lse their log-sum-exp without item 0, the loss of a position is
 
         (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
 
@@ -314,8 +314,8 @@ def posterior_loss(
 ) -> Tensor:
     """Return the posterior loss of AttrFormer (Liu et al., KDD 2025, equation 17), a scalar mean.
 
-    It is the cross-entropy with the next items, weighted by betas, plus ``prior_weight`` times the
-    KL divergence from what a state predicts to the prior p over items.
+    It is the cross-entropy with the next items, weighted by betas, plus ``prior_weight`` KL(p || q)
+    with the prior p over items and the probabilities q that a state predicts.
 
     Args:
         states: [m, d] state of each position.
