@@ -1,4 +1,7 @@
-"""Errors whose messages are for the user."""
+"""Errors and warnings whose messages are for the user.
+
+``recbole-pos`` prints only the message of a :class:`PosError`, and ends with its ``exit_code``.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,15 @@ from typing import Any
 def make_resume_command(
     folder: str | os.PathLike[str], plugins: Iterable[str] | None = None, command: str = "run"
 ) -> str:
-    """Return the command that resumes a run, search (``tune``) or study (``compare``) in a folder.
+    """Return the shell command that resumes a run, search or study from its output folder.
 
-    ``plugins`` are modules that it must name again.
+    For example ``recbole-pos run --resume saved/a --plugins='[my_models]'``.
+
+    Args:
+        folder: the output folder of the run, search or study.
+        plugins: modules that register its models or position schemes, and must be named again.
+        command: ``run``, ``tune`` (a search), or ``compare`` (a study, which needs no
+            ``--resume``).
     """
     option = "" if command == "compare" else "--resume "
     text = f"recbole-pos {command} {option}{shlex.quote(str(folder))}"
@@ -24,7 +33,11 @@ def make_resume_command(
 
 
 class PosError(Exception):
-    """Base of every error raised on purpose; the command line prints only its message."""
+    """Base of every error raised on purpose; the command line prints only its message.
+
+    Attributes:
+        exit_code: exit status of the command that it ends.
+    """
 
     exit_code = 1
 
@@ -40,7 +53,11 @@ class UsageError(PosError, ValueError):
 
 
 class UnknownKey(UsageError):
-    """An option that nothing reads; ``key`` is its name."""
+    """An option that nothing reads.
+
+    Attributes:
+        key: name of the option.
+    """
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -56,7 +73,12 @@ class StorageError(PosError, OSError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; the message says how to resume from the last checkpoint."""
+    """Ctrl-C during training; the message says how to resume from the last checkpoint.
+
+    Attributes:
+        run_dir: output folder of the run.
+        plugins: modules that the command to resume must name again.
+    """
 
     exit_code = 130
 
