@@ -175,7 +175,7 @@ class Reporter:
             yield task
 
     def _show(self, task: Task, stack: ExitStack) -> None:
-        """Show a task until the stack is closed: as a bar, in a notebook's cell, or in repeated lines.
+        """Show a task until the stack is closed: as a bar, in a notebook's cell, or line by line.
 
         Args:
             task: the task.
@@ -313,7 +313,7 @@ class _Console(Console):
     """Rich's console, without its habit of ending the process silently at a closed pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the BrokenPipeError that rich has caught; rich calls this method while handling it."""
+        """Raise the BrokenPipeError that rich has caught, and handles by calling this method."""
         raise  # noqa: PLE0704
 
 

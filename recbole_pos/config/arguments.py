@@ -236,7 +236,7 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
 
 
 def list_changed(settings: Any) -> list[str]:
-    """Return the names of the fields of a settings dataclass whose values are not their defaults."""
+    """Return the names of the fields of a settings dataclass that differ from their defaults."""
     return [
         field.name for field in fields(settings) if getattr(settings, field.name) != field.default
     ]

@@ -59,7 +59,7 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
 _NOT_KEPT = DERIVED_KEYS | REFUSED  # left out of a run's config.yaml
-_GIVEN = "configuration"  # the source, for messages, of options that no file gives
+_NO_FILE = "configuration"  # the source, for messages, of options that no file gives
 STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
@@ -141,7 +141,7 @@ class PosConfig(Config):
             (file, read_yaml(find_config_file(file))) for file in files
         ]
         self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
-        self._given = options
+        self._call_options = options
         if "item_vectors" in options:  # vectors in memory become a file
             options["item_vectors"] = to_files(options["item_vectors"])
 
@@ -150,13 +150,13 @@ class PosConfig(Config):
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
 
-        schemes = list_positions(self._merge_given(self.model).get("position"), self.model)
-        self.external_config_dict = self._merge_given(self.model, *schemes)
+        schemes = list_positions(self._merge_user_options(self.model).get("position"), self.model)
+        self.external_config_dict = self._merge_user_options(self.model, *schemes)
         self.sources = {
             key: location
             for location, options in self._list_parts(self.model, *schemes)
             for key in options
-            if key not in self._given
+            if key not in self._call_options
         }
 
         self.model_class = self._find_class()
@@ -172,7 +172,7 @@ class PosConfig(Config):
 
         self.strict = self.strict and not self._find_run_files()
         self.free = free_options(self.model, schemes)
-        self._check_given()
+        self._check_user_options()
         self.final_config_dict = self._merge_defaults()
         self._check_final()
 
@@ -196,7 +196,7 @@ class PosConfig(Config):
 
     def _import_plugins(self, model: str | None) -> list[str]:
         """Import the modules that any source names, so that what they register can be named."""
-        sources = [*self.files, (_GIVEN, self._given)]
+        sources = [*self.files, (_NO_FILE, self._call_options)]
         models = [model] if model else []
         schemes: list[str] = []
         for _, content in sources:
@@ -216,30 +216,30 @@ class PosConfig(Config):
         """Return (location, options) of each part of the files that is for one of the names."""
         return [part for file, text in self.files for part in select_parts(text, names, file)]
 
-    def _merge_given(self, *names: str) -> dict[str, Any]:
+    def _merge_user_options(self, *names: str) -> dict[str, Any]:
         """Return the options that all sources give a model and its schemes."""
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
             merged = merge_options(merged, options)
-        return merge_options(merged, self._given)
+        return merge_options(merged, self._call_options)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
         """Return the names of model and dataset, from the arguments or else from the options."""
-        options = self._merge_given()
+        options = self._merge_user_options()
         model = model or options.get("model")
         dataset = dataset or options.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
-        data_path = self._merge_given(str(model)).get("data_path") or "dataset/"
+        data_path = self._merge_user_options(str(model)).get("data_path") or "dataset/"
         name, folder = locate_dataset(str(dataset), str(data_path))
         if folder is not None:  # the dataset was given as a folder, which is in this one
-            self._given["data_path"] = folder
+            self._call_options["data_path"] = folder
         return str(model), name
 
     def _read_dataset_file(self) -> None:
         """Put the dataset's yaml before the config files, and its facts into ``public``."""
-        folder = Path(str(self._merge_given(self.model).get("data_path", "dataset/")))
+        folder = Path(str(self._merge_user_options(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
             content = read_yaml(file)
@@ -293,7 +293,7 @@ class PosConfig(Config):
 
     # --- checks ---
 
-    def _check_given(self) -> None:
+    def _check_user_options(self) -> None:
         """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
         defaults = self.internal_config_dict
         if self.model in ADDED:
@@ -304,7 +304,7 @@ class PosConfig(Config):
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         run_files = self._find_run_files()
         for key, value in list(options.items()):
-            location = self.sources.get(key, _GIVEN)
+            location = self.sources.get(key, _NO_FILE)
             if location in run_files and key not in known and describe_readers(key):
                 del options[key]  # of a scheme or loss that another one replaces
                 continue
@@ -353,9 +353,9 @@ class PosConfig(Config):
         if (base / self.dataset).is_dir():  # the run can be repeated from another folder
             self.plain["data_path"] = str(base.resolve())
         if self.strict:
-            self._require_read()
+            self._refuse_unread()
 
-    def _require_read(self) -> None:
+    def _refuse_unread(self) -> None:
         """Raise an UnknownKey for an option that was given to this run although nothing reads it.
 
         What a dataset's file, a preset or a part under ``for`` gives is for several models. The
@@ -370,15 +370,15 @@ class PosConfig(Config):
 
         for name, value in config.items():
             key = name.partition(".")[0]
-            location = self.sources.get(key, _GIVEN)
-            is_own = key in self.external_config_dict and location in [*self.own_files, _GIVEN]
+            location = self.sources.get(key, _NO_FILE)
+            is_own = key in self.external_config_dict and location in [*self.own_files, _NO_FILE]
             if not is_own or key in self.free or value in (None, defaults.get(name)):
                 continue
             condition = find_unmet(name, config, kinds)
             reason = f": {unread[name]}" if name in unread else f", only {condition}"
             if name in unread or condition:
                 advice = "leave it out"
-                if location != _GIVEN:
+                if location != _NO_FILE:
                     advice += ", or put it under `for` with the models that read it"
                 raise UnknownKey(
                     f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
