@@ -222,7 +222,8 @@ def unpack(packed: bytes) -> None:
     """Register in this process what the process that started it has packed.
 
     Args:
-        packed: bytes of :func:`pack`, which come from this machine's own process and are trusted.
+        packed: bytes of :func:`pack`, from that process. They are unpickled, and so must be
+            trusted.
     """
     if not packed:
         return

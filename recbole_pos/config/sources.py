@@ -120,7 +120,7 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options that only a custom model or custom schemes have, and that may hold anything.
+    """Return the options that only a custom model or custom schemes have; they may hold anything.
 
     An option that the plugin or RecBole has too is not among them, and is checked as usual.
 
