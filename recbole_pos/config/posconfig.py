@@ -146,7 +146,7 @@ class PosConfig(Config):
         files: list[str],
         options: dict[str, Any],
     ) -> None:
-        """Do what RecBole's ``Config.__init__`` does, with the plugin's sources and checks of options.
+        """Do what RecBole's ``Config.__init__`` does, with the plugin's sources and checks.
 
         RecBole's own would read ``sys.argv``, and evaluate text as Python.
 
@@ -458,7 +458,7 @@ class PosConfig(Config):
             self._refuse_unread()
 
     def _refuse_unread(self) -> None:
-        """Raise an UnknownKey for an option that the user gave although nothing in this run reads it.
+        """Raise an UnknownKey for an option that the user gave although nothing reads it here.
 
         Such as ``fusion`` with a position scheme that has none. Options from the dataset's file, a
         preset or a part under ``for`` are not refused, since they are meant for several models, nor

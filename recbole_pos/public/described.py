@@ -44,7 +44,7 @@ class PublicDataset:
 
     @property
     def yaml(self) -> Path:
-        """Path of the yaml file with the description, and with the options of runs on the dataset."""
+        """Path of the yaml file with the description and with the options of runs on it."""
         return DATASETS / self.name / f"{self.name}.yaml"
 
 

@@ -121,7 +121,7 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
 
 
 def read_yelp(reviews: Path) -> Tables:
-    """Read the reviews of the Yelp open dataset, a json object per line; a review is an interaction.
+    """Read the reviews of the Yelp open dataset, a json object per line, as interactions.
 
     Their times have no zone, and are taken as UTC.
     """
@@ -131,7 +131,10 @@ def read_yelp(reviews: Path) -> Tables:
 
 
 def read_diginetica(views: Path) -> Tables:
-    """Read the product views of Diginetica; its ``timeframe`` is milliseconds after the event date."""
+    """Read the product views of Diginetica's sessions, a csv file with ``;`` between cells.
+
+    The time of a view is its ``timeframe``, in milliseconds, after the event date.
+    """
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
