@@ -144,7 +144,7 @@ def losses() -> str:
 
 
 def sampled() -> str:
-    """Return a table of milliseconds: a column for each sampled loss, a row for each number of items."""
+    """Return a table of milliseconds by number of items, with a column for each sampled loss."""
     heads = [
         f"`{name}`, {options['negatives']}" if options else f"`{name}`"
         for name, options in SAMPLED.items()

@@ -119,7 +119,7 @@ def time_requests(
 
 
 def make_client(port: int) -> Request:
-    """Return a function that asks a server for recommendations, over one connection that stays open.
+    """Return a function that asks a server for recommendations, over one open connection.
 
     Args:
         port: port of the server on this machine.
@@ -138,7 +138,11 @@ def make_client(port: int) -> Request:
 
 @contextmanager
 def start_server(run_dir: Path) -> Iterator[int]:
-    """Start `recbole-pos serve` for a run, and yield its port once it listens; stop it at the end."""
+    """Run `recbole-pos serve` during a ``with`` block, and yield its port once it listens.
+
+    Args:
+        run_dir: folder of the run to serve.
+    """
     command = [sys.executable, "-m", "recbole_pos", "serve", str(run_dir), "--port=0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

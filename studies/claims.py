@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 CLAIMS = RESULTS / "claims.yaml"
 METRIC = "ndcg@10"  # of a claim that names none
+# Verdict -> its color in the picture.
 COLORS = {"replicated": "#0072B2", "not replicated": "#D55E00", "inconclusive": "#595959"}
 _TABLE = re.compile(r"(?<=<!-- begin claims -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _LINK = re.compile(r"\[(.+?)\]\(.+?\)")
@@ -35,14 +36,23 @@ _FARTHEST = 6.0  # of the picture; what lies beyond is an arrow
 
 
 class Measured(NamedTuple):
-    """A difference between two configurations as a table has it."""
+    """A measured difference between two configurations, as a table of results has it.
+
+    Attributes:
+        difference: the difference of their metric.
+        low: lower end of its confidence interval.
+        high: upper end of its confidence interval.
+        detectable: smallest difference that the test would have found.
+        is_significant: whether the table marks it with a star.
+        mark: what follows the interval: nothing, † for one seed, ‡ without any noise of seeds.
+    """
 
     difference: float
     low: float
     high: float
     detectable: float
     is_significant: bool
-    mark: str  # of the interval: empty, † for one seed, ‡ without any noise of seeds
+    mark: str
 
     def __str__(self) -> str:
         """Return difference and interval as the tables write them."""
@@ -71,7 +81,14 @@ class Test(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A claim in words, with the metric it is about, and its tests."""
+    """A claim of a paper, and the tests of it here.
+
+    Attributes:
+        text: the claim in words.
+        metric: the metric that it is about.
+        margins: dataset of the paper -> the difference that the paper reports there.
+        tests: what was found here.
+    """
 
     text: str
     metric: str
@@ -82,24 +99,37 @@ class Claim(NamedTuple):
 def judge(measured: Measured, margin: float | None, expects: str = "better") -> str:
     """Return the verdict on a claim; results/README.md has the rule.
 
+    A significant difference decides by its direction. Without one, the claim is not replicated if
+    the paper's difference lies outside the confidence interval, and else the test is inconclusive.
+
     Args:
         measured: the difference here.
-        margin: the paper's difference, with its sign.
+        margin: the paper's difference, with its sign; None if it reports none.
         expects: better, worse, or same, for a claim of a small or no effect.
     """
     if measured.is_significant and expects != "same":
         found = "better" if measured.difference > 0 else "worse"
         return "replicated" if found == expects else f"not replicated: significantly {found}"
+
     is_outside = margin is not None and not measured.low <= margin <= measured.high
-    is_outside &= measured.mark != "‡"
+    is_outside &= measured.mark != "‡"  # without noise of seeds an interval is too narrow
     return "not replicated" if is_outside else "inconclusive"
 
 
 def measure(results: Path, table: str, metric: str, row: str, base: str) -> Measured:
-    """Return the difference of ``row`` from ``base`` in a table ``STUDY :: TITLE``.
+    """Return the difference between two configurations that a table of results has.
+
+    A table has it in one direction; for the other one, signs are turned.
+
+    Args:
+        results: folder of results.
+        table: ``STUDY :: TITLE``, the study's file and the title of a table in it.
+        metric: the metric.
+        row: the configuration that is compared.
+        base: the configuration that it is compared with.
 
     Raises:
-        KeyError: if the table has no such difference, either way round.
+        KeyError: if the table has no such difference in either direction.
     """
     study, _, title = table.partition(" :: ")
     lines = pd.read_csv(results / "tables" / f"{study}.csv")
@@ -112,13 +142,18 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
     except KeyError:
         raise KeyError(f"{table} has no difference in {metric} between {row} and {base}") from None
     low, high = sorted((sign * line["low"], sign * line["high"]))
-    is_significant = line["star"] in (True, "True")
+    is_significant = line["star"] in (True, "True")  # text, where a column has empty cells
     difference, mark = sign * line["difference"], SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1]
     return Measured(difference, low, high, line["detectable"], is_significant, mark)
 
 
 def read_claims(file: Path, results: Path) -> Iterator[Claim]:
-    """Yield the claims of a file, tested by the tables of a folder of results."""
+    """Yield the claims of a yaml file, with what the tables of results say of each.
+
+    Args:
+        file: the yaml file.
+        results: folder of results.
+    """
     for claim in yaml.safe_load(file.read_text("utf-8")):
         claim = {"metric": METRIC, "margin": {}, "expects": "better", **claim}
         tests = [_read_test(test, claim, results) for test in claim["here"]]
@@ -126,9 +161,18 @@ def read_claims(file: Path, results: Path) -> Iterator[Claim]:
 
 
 def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Test:
-    """Return a test of a claim, both as the file has them."""
+    """Return one test of a claim, with its verdicts.
+
+    Args:
+        test: what the yaml file says of the test: where the difference stands or, without one, what
+            was ``found`` and the verdict.
+        claim: what the file says of the claim: its metric, the paper's margins, what it expects.
+        results: folder of results.
+    """
     if "found" in test:
         return Test(test["at"], None, {"": test["verdict"]}, None, test["found"])
+
+    # A test may be about one dataset of the paper only.
     own, margins = test.get("margin"), claim["margin"]
     margins = {own: margins[own]} if own else margins
     measured = measure(results, test["table"], claim["metric"], test["row"], test["from"])
@@ -141,7 +185,10 @@ def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path)
 
 
 def tabulate(claims: Sequence[Claim]) -> str:
-    """Return the table of the claims, in markdown."""
+    """Return the table of the claims in markdown, with a row for each test.
+
+    The words of a claim, with the paper's margins, stand in the first of its rows only.
+    """
     lines = [
         "| claim (the paper's margin) | here | difference [95% CI] | verdict | MDD |",
         "|---|---|---|---|---|",
@@ -152,6 +199,7 @@ def tabulate(claims: Sequence[Claim]) -> str:
         if margins:
             named.append(", ".join(margins))
         text = claim.text + (f" ({': '.join(named)})" if named else "")
+
         for test in claim.tests:
             found = test.words if test.measured is None else str(test.measured)
             detectable = "" if test.measured is None else format_number(test.measured.detectable)
@@ -164,7 +212,13 @@ def tabulate(claims: Sequence[Claim]) -> str:
 
 
 def _describe(verdicts: Mapping[str, str]) -> str:
-    """Return one verdict, or each that differs with the datasets of the paper it holds for."""
+    """Return the verdicts of a test as text.
+
+    One verdict if all are the same, and else ``replicated (Beauty), inconclusive (Games)``.
+
+    Args:
+        verdicts: dataset of the paper -> verdict.
+    """
     if len(set(verdicts.values())) == 1:
         return next(iter(verdicts.values()))
     by_verdict: dict[str, list[str]] = {}
@@ -174,7 +228,15 @@ def _describe(verdicts: Mapping[str, str]) -> str:
 
 
 def draw(claims: Sequence[Claim], file: Path) -> None:
-    """Draw each difference with a margin as a multiple of the margin; 1 is the paper's."""
+    """Draw each difference for which the paper has a margin, as a multiple of that margin.
+
+    The dashed line at 1 is the paper's difference. What lies beyond the picture is cut off there,
+    and has an arrow.
+
+    Args:
+        claims: the claims with their tests.
+        file: the picture to write.
+    """
     drawn = [
         (claim, test) for claim in claims for test in claim.tests if test.measured and test.margin
     ]
@@ -184,6 +246,7 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
         labels = []
         for place, (claim, test) in enumerate(drawn):
             assert test.measured is not None and test.margin
+            # The interval as a line, with arrows where it goes on beyond the picture.
             verdict = next(iter(test.verdicts.values()))
             color = COLORS[verdict.partition(":")[0]]
             multiples = [value / test.margin for value in test.measured[:3]]
@@ -191,11 +254,13 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
             axis.plot([low, high], [place, place], color=color, linewidth=1.2)
             for end in sorted({x for x in (low, high) if abs(x) == _FARTHEST}):
                 axis.plot(end, place, ">" if end > 0 else "<", color=color, markersize=4)
+            # The difference as a dot, if it is in the picture; hollow for an interval with a mark.
             if middle == multiples[0]:
                 face = "white" if test.measured.mark else color
                 axis.plot(middle, place, "o", color=color, mfc=face, markersize=4)
             label = _LINK.sub(r"\1", f"{claim.text}: {test.at}")
             labels.append(label.replace("*", ""))
+
         axis.axvline(0, color="black", linewidth=0.8)
         axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
         axis.set_yticks(range(len(drawn)), labels)
@@ -211,7 +276,16 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if ``--check`` finds that the table differs."""
+    """Write the table of claims and the picture.
+
+    With ``--check`` nothing is written.
+
+    Args:
+        arguments: the command line; by default that of the process.
+
+    Returns:
+        Exit status: 1 if ``--check`` finds that the table differs.
+    """
     parser = argparse.ArgumentParser(description="Judge the papers' claims by results/tables/.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
     args = parser.parse_args(arguments)
