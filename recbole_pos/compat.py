@@ -39,6 +39,7 @@ def patch_module(module_name: str) -> Callable[[Patch], Patch]:
     """
 
     def register(patch: Patch) -> Patch:
+        """Keep the decorated function for the module, and return it as it is."""
         PATCHES[module_name].append(patch)
         return patch
 
@@ -59,8 +60,11 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
+        """Let ``around`` replace the function once its module is imported; return it as it is."""
+
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
+            """Put a wrapper that calls ``around`` in the place of RecBole's function."""
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 
@@ -294,12 +298,17 @@ def _make_stand_in(name: str) -> ModuleType:
         name: full name of the library's module, such as ``sklearn.metrics``.
     """
 
-    def import_and_call(function_name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(name), function_name)(*args, **kwargs)
+    def make_function(function_name: str) -> Callable[..., Any]:
+        """Return a function that imports the library and calls its function of this name."""
 
+        def import_and_call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(import_module(name), function_name)(*args, **kwargs)
+
+        return import_and_call
+
+    # Python calls a module's ``__getattr__`` for each name that is imported from it (PEP 562).
     module = ModuleType(name)
-    # called for every name that is imported from the module (PEP 562)
-    vars(module)["__getattr__"] = functools.partial(functools.partial, import_and_call)
+    vars(module)["__getattr__"] = make_function
     return module
 
 

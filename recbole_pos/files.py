@@ -71,7 +71,8 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
     """
     path = Path(path)
-    # A name that is too long is refused below: os.path.exists says False, Path.exists would raise.
+    # Special is a pipe or a device. For a name that is too long os.path.exists is False, so that it
+    # is refused where the file is opened; Path.exists would raise an error here.
     is_special = os.path.exists(path) and not path.is_file()
     target = path.resolve() if os.path.islink(path) and not is_special else path
     unfinished = target
@@ -84,10 +85,12 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         with suppress(OSError):  # there is no former file, or the file system has no permissions
             shutil.copymode(target, unfinished)
 
+    # The block writes through buffers into ``raw``, which notes the error that stops its writing.
     buffered = io.BufferedWriter(raw)
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:
         yield file
+        # All of it is written: bring it to the disk, and give it its name.
         with name_write_errors(path):
             file.flush()
             if not is_special:
@@ -251,6 +254,7 @@ def replace_folder(
 
             yield unfinished
 
+            # Link what is kept of the former folder into the new one, then exchange the two.
             with name_write_errors(folder):
                 if target.exists():
                     shutil.copymode(target, unfinished)
@@ -258,7 +262,8 @@ def replace_folder(
                         if keep(path) and not os.path.lexists(unfinished / path.name):
                             _link(path, unfinished / path.name)
                     os.replace(target, former)
-                with suppress(FileNotFoundError):  # a reader has finished this replacement
+                # A reader may have finished this replacement already.
+                with suppress(FileNotFoundError):
                     os.replace(unfinished, target)
                 _sync_folder(target.parent)
         except BaseException:  # Ctrl-C, too: the former folder gets its name back
@@ -282,7 +287,8 @@ def finish_replacement(folder: str | Path) -> None:
     with suppress(OSError, ValueError):
         target = Path(folder).resolve()
         unfinished, former = _name_replacements(target)
-        if former.exists() and not target.exists():
+        was_killed_in_between = former.exists() and not target.exists()
+        if was_killed_in_between:
             os.replace(unfinished if unfinished.exists() else former, target)
 
 

@@ -66,6 +66,7 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
+        """Start with the plugin's classes alone; see the class for the arguments."""
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
@@ -104,6 +105,7 @@ class Registry(Mapping[str, type]):
                 f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
                 "_, and no digit first"
             )
+        # Who has the name already, if anybody: a library, this package, or another class.
         owner = self._find_owner(name) or (US if name in self.paths else None)
         if name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
@@ -178,6 +180,7 @@ def find_importing_module(frame: FrameType) -> str | None:
     Args:
         frame: frame of the code that registers a class.
     """
+    # Code at the top level of a file is called "<module>", and only an import sets ``__spec__``.
     name = frame.f_globals.get("__name__")
     is_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
     return name if is_import and name not in SCRIPTS else None
@@ -190,7 +193,8 @@ def find_home_module(cls: type) -> str | None:
     """
     module = sys.modules.get(cls.__module__)
     is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
-    return cls.__module__ if is_found and getattr(module, "__spec__", None) is not None else None
+    is_imported = getattr(module, "__spec__", None) is not None  # and was not made by hand
+    return cls.__module__ if is_found and is_imported else None
 
 
 def gather_defaults(
@@ -219,9 +223,12 @@ def gather_defaults(
         shipped = read_shipped(base)
         shipped_names |= set(shipped)
         defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
+
+        # The class itself is not registered yet; a base may have been registered earlier.
+        registration = find_registration(base)
         if base is cls:
             defaults |= read_defaults(registered, cls)
-        elif (registration := find_registration(base)) is not None:
+        elif registration is not None:
             defaults |= read_defaults(registration.given, base)
     return defaults, frozenset(set(defaults) - shipped_names)
 

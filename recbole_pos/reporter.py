@@ -233,7 +233,10 @@ class Reporter:
         return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
-        """Replace the text that a notebook's cell shows; do nothing elsewhere."""
+        """Replace the text that a notebook's cell shows; do nothing elsewhere.
+
+        The first call adds an output to the cell, and later ones change it.
+        """
         if not self.shows_in_cell:
             return
         from IPython.display import display  # installed wherever a notebook runs

@@ -126,7 +126,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
         b``), and else nothing.
     """
     known = list(known)
-    if similar := _find_similar(word, known):
+    similar = _find_similar(word, known)
+    if similar:
         return f"; nearest known: {', '.join(similar)}"
     return f"; known are {', '.join(map(str, known))}" if len(known) <= _MAX_NAMES else ""
 

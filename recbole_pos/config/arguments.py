@@ -38,8 +38,8 @@ def find_kind(argument: Field) -> type:
     The field's own ``kind`` comes first, then the beginning of its annotation (``int | None`` is an
     int); anything else is text.
     """
-    if kind := argument.metadata.get("kind"):
-        return kind
+    if argument.metadata.get("kind"):
+        return argument.metadata["kind"]
     for name, kind in (("bool", bool), ("int", int), ("float", float), ("tuple", list)):
         if str(argument.type).startswith(name):  # the annotation, which is text in this module
             return kind

@@ -101,7 +101,10 @@ def _is_module_name(name: Any) -> bool:
 
 
 def _import(name: str) -> None:
-    """Import a module by name, from the working directory only if the user has allowed it."""
+    """Import a module, and let it be in the working directory only if the user has allowed it.
+
+    Modules that a file names are not searched there, since it may be a stranger's folder.
+    """
     if name not in _allowed:
         with without_working_directory():
             importlib.import_module(name)

@@ -128,7 +128,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
-        """Make the configuration, see the class; an error of RecBole's becomes a UsageError."""
+        """Make the configuration (see the class for the arguments) with RecBole's errors as UsageErrors."""
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()

@@ -101,11 +101,15 @@ def describe_readers(option: str) -> str:
 
     For example ``it is read with position: rope, t5``; empty if none reads it.
     """
-    if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
+    schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
+    if schemes:
         return f"it is read with position: {listed(schemes)}"
+
+    # CE, the first loss, has no options.
     losses = [name for name in LOSSES[1:] if option in read_yaml(ROOT / "loss" / f"{name}.yaml")]
     if losses:
         return f"it is read with loss_type: {listed(losses)}"
+
     models = [name for name in MODELS if option in own_defaults(name)]
     return f"it is read by {listed(models)}" if models else ""
 
