@@ -128,7 +128,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
-        """Make the configuration (see the class for the arguments) with RecBole's errors as UsageErrors."""
+        """Gather and check the options; see the class for the arguments and attributes."""
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
@@ -136,7 +136,8 @@ class PosConfig(Config):
             self._build(model, dataset, config_file_list or [], dict(config_dict or {}))
         except PosError:
             raise
-        except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
+        # RecBole raises these for options that it refuses.
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
 
     def _build(
@@ -188,7 +189,8 @@ class PosConfig(Config):
         # reads the configuration of this run knows them, too.
         self.model_class = self._find_class()
         metrics = self.external_config_dict.get("metrics")
-        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)])):
+        modules = list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)]))
+        if modules:
             self.external_config_dict[PLUGINS] = modules
 
         # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it.
@@ -207,7 +209,9 @@ class PosConfig(Config):
         # Let RecBole derive values from them.
         self._set_default_parameters()
         self._init_device()
-        if self.model in UNTRAINED:  # not in ``plain``, which names of runs are made of
+        # A model that only counts needs no negatives. ``plain`` keeps the option as it was given,
+        # since the names of runs are made of it.
+        if self.model in UNTRAINED:
             self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
         check_negatives(self.final_config_dict, self.model)
