@@ -98,6 +98,7 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
         train_batch_size=size.batch,
         **options,
     )
+
     # Train for a while, and extrapolate to an epoch of the whole dataset.
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])

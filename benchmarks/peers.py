@@ -239,6 +239,7 @@ def main() -> None:
                     print(rows[-1], flush=True)
                     key = case.title, own_job.loss
                     fastest[key] = min(fastest.get(key, found), found)
+
     settings = describe(job, measured.items(), "the peer's activation")
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "

@@ -95,6 +95,7 @@ def measure(name: str, items: int, positions: int, steps: int) -> dict[str, Any]
     weight.grad = torch.zeros_like(weight)
     optimizer.step()  # makes the optimiser's state
     optimizer.zero_grad()
+
     base = psutil.Process().memory_info().rss / 2**20
     loss_seconds, step_seconds = [], []
     # SCE changes the gradient of few items, and keeps one buffer for it over all steps.

@@ -226,6 +226,7 @@ def compare_with_recbole(rows: int, rounds: int) -> str:
         run_dir = make_run(Path(folder), ITEMS, USERS, **options)
         recommender = recbole_pos.Recommender.load(run_dir)
         experiment = recbole_pos.load(run_dir)
+
     # The same histories as lists, as columns of pyarrow, and users of the data for RecBole.
     histories = sample_histories(recommender.items, rows)
     columns = pa.table({"id": np.arange(rows).astype(str), "items": histories})
@@ -328,6 +329,7 @@ def measure_programs(name: str, folder: Path, requests: int) -> list[str]:
     module = Recommend(encoder, BEST)
     inputs = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
     sides = [ask_model(encoder, dict(inputs))]
+
     # The exported programs also take which items may be recommended: all.
     inputs["allowed"] = torch.ones(1, encoder.model.n_items, dtype=torch.bool)
     inputs = {name: inputs[name] for name in module.inputs}

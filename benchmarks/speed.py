@@ -98,6 +98,7 @@ def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> d
         result = trainer.evaluate(experiment.loaders["valid"], load_best_model=False)
         evaluations.append(time.perf_counter() - trained)
         curve.append((trained - started, float(result["ndcg@10"])))
+
     best, flops = max(speeds[1:]), 0.0
     if model in PRODUCTS:
         flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *PRODUCTS[model])
@@ -163,6 +164,7 @@ def train_recbole(
             rows += len(batch)
             if number == (batches or math.inf):
                 break
+
     seconds = time.perf_counter() - started
     figures = {"targets_per_second": rows / seconds, "peak_rss_mb": peak_rss_mb()}
     if not batches:

@@ -98,8 +98,10 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, getattr(np, target))
+
     if not hasattr(scipy.sparse.dok_matrix, "_update"):
         scipy.sparse.dok_matrix._update = lambda self, data: self._dict.update(data)
+
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
@@ -153,7 +155,7 @@ def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
 
     struct = get_data_struct(self)
 
-    # Both the copy for the metrics and the Collector itself get the plain numbers back.
+    # Both the result for the metrics and the Collector itself get the plain numbers back.
     struct._data_dict.update(plain)
     collected.update(plain)
     return struct
@@ -271,6 +273,7 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
     name = module.__name__
     torch = sys.modules.get("torch")
     was_on = torch is not None and torch.is_anomaly_enabled()
+
     deferred = _DEFERRED.get(name)
     if deferred is None or deferred in sys.modules:
         execute(module)
@@ -319,4 +322,5 @@ def install() -> None:
             patch(sys.modules[name])
     if _SINE in sys.modules:  # its import has switched anomaly detection on for the whole process
         sys.modules["torch"].autograd.set_detect_anomaly(False)
+
     sys.meta_path.insert(0, _Hook())

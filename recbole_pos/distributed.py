@@ -162,10 +162,12 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
         header = torch.tensor([num_rows, seed], device=states.device)
         headers = [torch.empty_like(header) for _ in range(shard.size)]
         dist.all_gather(headers, header)
+
         # Join the rows of all, in the order of processes.
         sizes = [int(size) for size, _ in headers]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         all_targets = torch.cat(_gather(targets, sizes))
+
         # All processes draw the same negatives, from the seed of process 0. The random state of
         # the model itself, on CPU and GPU, is left as it was.
         devices = [states.device] if states.device.type == "cuda" else []
@@ -222,6 +224,7 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
     longest = max(sizes)
     padded = rows.new_zeros(longest, *rows.shape[1:])
     padded[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
+
     received = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(received, padded)
     return [tensor[:size] for tensor, size in zip(received, sizes, strict=True)]

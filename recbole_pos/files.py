@@ -90,6 +90,7 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:
         yield file
+
         # All of it is written: bring it to the disk, and give it its name.
         with name_write_errors(path):
             file.flush()
@@ -157,6 +158,7 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
         raise
     except OSError as error:
         folder = os.path.dirname(os.path.abspath(path))
+
         text = f"cannot write {short(str(path))}: {error.strerror or error}"
         if not os.path.isdir(folder):
             text = f"cannot write {short(str(path))}: folder {folder} does not exist"
@@ -271,6 +273,7 @@ def replace_folder(
                 os.replace(former, target)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
+
         (target / LOCK).unlink(missing_ok=True)  # it came with the renamed folder
         shutil.rmtree(former, ignore_errors=True)
 

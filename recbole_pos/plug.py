@@ -105,6 +105,7 @@ def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str
     free = free_options(model, list_positions(options.get("position"), model))
     for key in options.keys() & defaults.keys() - free:
         check_value("configuration", find_option(key), options[key])
+
     all_options = {**defaults, **options}
     check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
 
@@ -175,6 +176,7 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
             f"{file} is of {config['model']}, trained by recbole-pos on its own split, which "
             "RecBole does not make; load it with recbole_pos.load"
         )
+
     # RecBole unpickles the files that these options name or, without them, files where it expects
     # some, and a pickled file could run code. A path below a file, as if that were a folder, is one
     # that cannot exist, so that nothing is unpickled.

@@ -105,6 +105,7 @@ class Registry(Mapping[str, type]):
                 f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
                 "_, and no digit first"
             )
+
         # Who has the name already, if anybody: a library, this package, or another class.
         owner = self._find_owner(name) or (US if name in self.paths else None)
         if name in self.added and import_path(self.added[name].cls) != path:
@@ -113,6 +114,7 @@ class Registry(Mapping[str, type]):
             raise UsageError(
                 f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
+
         self.added[name] = registration
 
     def defaults(self, name: str) -> dict[str, Any]:

@@ -161,6 +161,7 @@ def read_names(names: Any, key: str) -> list[str]:
     """
     names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
+
     # These can be iterated over, but what comes out are no names: they are refused as one value.
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
     found = []

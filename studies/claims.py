@@ -141,6 +141,7 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
         line = lines.loc[(*key, row, base) if sign == 1 else (*key, base, row)]
     except KeyError:
         raise KeyError(f"{table} has no difference in {metric} between {row} and {base}") from None
+
     low, high = sorted((sign * line["low"], sign * line["high"]))
     is_significant = line["star"] in (True, "True")  # text, where a column has empty cells
     difference, mark = sign * line["difference"], SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1]
@@ -175,6 +176,7 @@ def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path)
     # A test may be about one dataset of the paper only.
     own, margins = test.get("margin"), claim["margin"]
     margins = {own: margins[own]} if own else margins
+
     measured = measure(results, test["table"], claim["metric"], test["row"], test["from"])
     verdicts = {
         name: judge(measured, margin, claim["expects"])
@@ -246,6 +248,7 @@ def draw(claims: Sequence[Claim], file: Path) -> None:
         labels = []
         for place, (claim, test) in enumerate(drawn):
             assert test.measured is not None and test.margin
+
             # The interval as a line, with arrows where it goes on beyond the picture.
             verdict = next(iter(test.verdicts.values()))
             color = COLORS[verdict.partition(":")[0]]

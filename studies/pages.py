@@ -116,6 +116,7 @@ class Studies:
         for file in (study, runs):
             if not file.exists():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
+
         # Find the data, and the files of content vectors that some configurations read.
         plan = read_plan(study)
         options = self._find_data(other_dataset or plan.dataset)
@@ -178,6 +179,7 @@ def _read_tables(folder: StudyFolder, runs: pd.DataFrame, command: list[str]) ->
     plan, facts = folder.read_plan(), folder.read_facts()
     assert plan is not None
     markdown = (folder.path / "table.md").read_text("utf-8")
+
     # Split at the headings; after what stands before the first, title and text alternate.
     _, *titles_and_texts = re.split(r"^## (.+)\n", markdown, flags=re.MULTILINE)
     texts = dict(zip(titles_and_texts[::2], titles_and_texts[1::2], strict=True))

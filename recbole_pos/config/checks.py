@@ -66,8 +66,10 @@ def check_value(location: str, option: Option, value: Any) -> Any:
     if option.choices and checked is not None:
         for choice in checked if isinstance(checked, list) else [checked]:
             check_choice(name, choice, option.choices)
+
     rows = find_inner(option.name)
-    for key, inner_value in checked.items() if rows and checked else ():
+    mapping = checked if rows and checked else {}  # a mapping whose keys have rows, too
+    for key, inner_value in mapping.items():
         if key not in rows:
             hint = nearest(key, rows)
             raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
@@ -95,6 +97,7 @@ def _make_type(text: str, option: Option) -> Any:
     alternatives = text.split(" or ")
     if len(alternatives) > 1:
         return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
+
     container, _, element = text.partition(" of ")
     shortest = option.length or int(option.nonempty)
     if container == "list":

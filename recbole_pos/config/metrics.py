@@ -100,6 +100,7 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             f"register_metric: found the name {shown(name)}, expected one of letters, digits and _ "
             "that no metric of RecBole has"
         )
+
     CUSTOM[key] = metric
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})

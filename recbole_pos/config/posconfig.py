@@ -345,7 +345,7 @@ class PosConfig(Config):
 
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         if is_sequential and final.get("loss_type") == "CE":
-            # RecBole refuses its own default of one negative under cross-entropy
+            # RecBole's default is one negative, which it refuses itself under cross-entropy.
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
 
@@ -367,6 +367,7 @@ class PosConfig(Config):
         folder = base / self.dataset
         in_wheel = WHEEL_DATASETS / self.dataset
         is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
+        # ``benchmark_filename`` names files of the parts of a split, in place of one file.
         if not (is_here or self.final_config_dict["benchmark_filename"]):
             if find_atomic_file(in_wheel, self.dataset, "inter").is_file():
                 folder = in_wheel
@@ -402,6 +403,7 @@ class PosConfig(Config):
                 continue
             self._require_known(key, location, known)
             option = find_option(key)
+            # An option of RecBole's that has no effect here may only have its default.
             if option.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {option.refused}")
             if key in self.free or key not in OPTIONS:  # only the type of its default is known
@@ -418,6 +420,7 @@ class PosConfig(Config):
         """
         if key in known:
             return
+
         # Later advice replaces earlier: similar names, a name of other libraries, an argument.
         readers = describe_readers(key)
         advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
