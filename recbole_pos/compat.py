@@ -303,11 +303,7 @@ def _make_stand_in(name: str) -> ModuleType:
 
     def make_function(function_name: str) -> Callable[..., Any]:
         """Return a function that imports the library and calls its function of this name."""
-
-        def import_and_call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(import_module(name), function_name)(*args, **kwargs)
-
-        return import_and_call
+        return lambda *args, **kwargs: getattr(import_module(name), function_name)(*args, **kwargs)
 
     # Python calls a module's ``__getattr__`` for each name that is imported from it (PEP 562).
     module = ModuleType(name)

@@ -290,8 +290,7 @@ def finish_replacement(folder: str | Path) -> None:
     with suppress(OSError, ValueError):
         target = Path(folder).resolve()
         unfinished, former = _name_replacements(target)
-        was_killed_in_between = former.exists() and not target.exists()
-        if was_killed_in_between:
+        if former.exists() and not target.exists():  # killed between the two renames
             os.replace(unfinished if unfinished.exists() else former, target)
 
 

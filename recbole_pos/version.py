@@ -16,8 +16,7 @@ def find_commit() -> str:
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():  # else git would find a project that holds the environment
         return ""
-    command = ["git", "-C", str(root)]
-    command += ["describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

@@ -101,6 +101,8 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             "that no metric of RecBole has"
         )
 
+    # These tables of RecBole's say which class computes a metric, what it needs of an evaluation,
+    # that it ranks items, and whether a smaller value is better.
     CUSTOM[key] = metric
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
@@ -150,20 +152,20 @@ class _EvaluatedFunction:
         """
         # Collect the arguments that are the same for all cutoffs, by the names the function uses.
         metric = CUSTOM[self.key]
-        given: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
+        arguments: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
         if set(metric.arguments) - {"ranks", "lists", "k"}:
             dataset = dataobject.get(DATASET)
-            given["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
+            arguments["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
             for name in set(metric.arguments) - {"ranks", "lists", "k", "targets"}:
-                given[name] = _read_attribute(dataset, name, self.key)
+                arguments[name] = _read_attribute(dataset, name, self.key)
 
         # Call it once for each cutoff; without cutoffs k is None.
         values: dict[str, float] = {}
         for k in self.cutoffs:
             if "lists" in metric.arguments:
-                given["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
-            given["k"] = k
-            value = metric.function(**{name: given[name] for name in metric.arguments})
+                arguments["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
+            arguments["k"] = k
+            value = metric.function(**{name: arguments[name] for name in metric.arguments})
             name = self.key if k is None else f"{self.key}@{k}"
             # The function may return one number, or an array with a number for each target.
             mean = value.mean() if hasattr(value, "mean") else value
