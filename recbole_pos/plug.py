@@ -42,6 +42,7 @@ def _add_class(module: ModuleType) -> None:
     }[module.__name__]
 
     def find_class(name: str) -> Any:
+        """Return the plugin's class for a name such as FPARecTrainer."""
         from recbole_pos.model.models import is_served
 
         if name.endswith(suffix) and is_served(name.removesuffix(suffix)):

@@ -65,9 +65,8 @@ def plugin_defaults(
             values = SCHEMES.defaults(name)
             if name in SCHEMES.added:
                 # A model may give the options of a scheme that it has by default other defaults.
-                _require_own_options(
-                    name, values, defaults if name in own_names else defaults | model_defaults
-                )
+                earlier = defaults if name in own_names else defaults | model_defaults
+                _require_own_options(name, values, earlier)
             defaults.update(values)
 
     loss = loss_type or model_defaults.get("loss_type")
@@ -140,12 +139,15 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
 
+    # An option on data or training means the same for every model, and is checked.
     for row in map(find_option, free):
-        if row.role != MODEL or row.refused:  # of data or training, whatever the model
+        if row.role != MODEL or row.refused:
             shared.add(row.name)
 
+    # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
+    # whose ``input_type`` says so itself may use ``loss_type`` as it likes.
     if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
-        shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
+        shared.discard("loss_type")
     return free - shared
 
 
@@ -182,7 +184,8 @@ def find_config_file(name: str | Path) -> Path:
     if os.path.isfile(folder / name):
         return folder / name
     presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
-    if hint := suggest(str(name), presets):
+    hint = suggest(str(name), presets)
+    if hint:
         raise UsageError(f"there is no config file and no preset {name}{hint}")
     return Path(name)  # which the reader refuses
 
