@@ -112,6 +112,7 @@ results: $(VENV)/installed  ## compare the models of a study (STUDY=studies/... 
 
 pages: $(VENV)/installed  ## tables of results/*.md from the runs kept in results/runs/ (ARGS="--data_path FOLDER")
 	$(BIN)/python studies/pages.py $(ARGS)
+	$(BIN)/python studies/leaderboard.py
 	$(BIN)/python studies/claims.py
 
 rhythm: $(VENV)/installed  ## two generated periodic datasets (two hours)

@@ -31,8 +31,8 @@ from training import build, time_steps  # noqa: E402
 from recbole_pos.data.loaders import TargetLoader  # noqa: E402
 from recbole_pos.experiment import checkpoint  # noqa: E402
 from recbole_pos.experiment.build import Experiment  # noqa: E402
+from recbole_pos.experiment.checkpoint import capture  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
-from recbole_pos.experiment.state import capture  # noqa: E402
 
 MEMORY = 12 << 30  # bytes of address space of a process
 CPU = 150  # seconds of a cell, all phases together

@@ -17,7 +17,7 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.memory import keep_freed_memory
+from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.trainer import LossWatch, PosTrainer
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes

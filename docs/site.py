@@ -15,6 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
+import recbole_pos
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.config.options import OPTIONS
 
@@ -35,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
         source = path.relative_to(ROOT).as_posix()
         page = File.generated(config, START.get(source, source), abs_src_path=str(path))
         files.append(page)
-    for name, text in (("commands", _commands()), ("options", _options())):
+    for name, text in (("commands", _commands()), ("options", _options()), ("api", _api())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     for path in NOTEBOOKS:
         page, more = MarkdownExporter().from_filename(path, {"unique_key": path.stem})
@@ -58,6 +59,16 @@ def _commands() -> str:
         for name, parser in commands.items()
     ]
     return "\n".join(["# Commands\n\nWhat `recbole-pos COMMAND --help` prints.\n", *parts])
+
+
+def _api() -> str:
+    """Return a page with the signature and the docstring of every public name."""
+    names = [name for name in recbole_pos.__all__ if not name.startswith("__")]
+    parts = ["# API\n\nThe public names of `import recbole_pos`.\n"]
+    for name in sorted(names, key=str.lower):
+        options = "    options: {inherited_members: true}\n" if name == "Recommender" else ""
+        parts.append(f"::: recbole_pos.{name}\n{options}")
+    return "\n".join(parts)
 
 
 def _options() -> str:

@@ -16,26 +16,29 @@ from recbole_pos.version import __version__
 
 if TYPE_CHECKING:
     from recbole_pos.config.metrics import register_metric as register_metric
-    from recbole_pos.conversion.convert import Dataset as Dataset
     from recbole_pos.conversion.convert import convert as convert
     from recbole_pos.experiment.callbacks import Callback as Callback
     from recbole_pos.experiment.evaluate import evaluate as evaluate
-    from recbole_pos.experiment.fine_tune import attach as attach
-    from recbole_pos.experiment.fine_tune import update as update
-    from recbole_pos.experiment.result import Result as Result
+    from recbole_pos.experiment.folder import Result as Result
+    from recbole_pos.experiment.run import attach as attach
     from recbole_pos.experiment.run import run as run
+    from recbole_pos.experiment.run import update as update
     from recbole_pos.layers.hooks import AttentionPosition as AttentionPosition
     from recbole_pos.layers.hooks import InputPosition as InputPosition
     from recbole_pos.layers.sequence_batch import SequenceBatch as SequenceBatch
     from recbole_pos.model.base import PosRecommender as PosRecommender
     from recbole_pos.model.models import register_model as register_model
     from recbole_pos.position.schemes import register_scheme as register_scheme
+    from recbole_pos.referee.audit import audit as audit
+    from recbole_pos.referee.split_folder import Dataset as Dataset
+    from recbole_pos.referee.split_folder import split as split
     from recbole_pos.serve.export import export as export
     from recbole_pos.serve.fit import fit as fit
     from recbole_pos.serve.fit import load as load
     from recbole_pos.serve.recommend import recommend as recommend
     from recbole_pos.serve.recommender import Recommender as Recommender
     from recbole_pos.study.comparing import compare as compare
+    from recbole_pos.study.scoring import score as score
     from recbole_pos.tuning import tune as tune
 
 # torch reads it when it is imported: beside a busy process, spinning threads take ten times as long
@@ -43,11 +46,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 compat.install()
 
 _MODULES = {
-    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.fine_tune"),
+    **dict.fromkeys(("attach", "update"), "recbole_pos.experiment.run"),
     "convert": "recbole_pos.conversion.convert",
-    "Dataset": "recbole_pos.conversion.convert",
+    **dict.fromkeys(("Dataset", "split"), "recbole_pos.referee.split_folder"),
     "evaluate": "recbole_pos.experiment.evaluate",
-    "Result": "recbole_pos.experiment.result",
+    "Result": "recbole_pos.experiment.folder",
     "Callback": "recbole_pos.experiment.callbacks",
     "run": "recbole_pos.experiment.run",
     **dict.fromkeys(("fit", "load"), "recbole_pos.serve.fit"),
@@ -62,6 +65,8 @@ _MODULES = {
     "register_scheme": "recbole_pos.position.schemes",
     "tune": "recbole_pos.tuning",
     "compare": "recbole_pos.study.comparing",
+    "score": "recbole_pos.study.scoring",
+    "audit": "recbole_pos.referee.audit",
 }
 __all__ = ["__version__", *_MODULES]
 

@@ -1,4 +1,4 @@
-"""Errors and warnings whose messages are for the user.
+"""Errors and warnings whose messages are for the user, and signals, such as Ctrl-C.
 
 ``recbole-pos`` prints only the message of a :class:`PosError`, and ends with its ``exit_code``.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import copyreg
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -101,3 +104,17 @@ class CheckpointError(PosError, RuntimeError):
 
 class RunWarning(UserWarning):
     """Something about a run or its data that is no error: rows left out, an unfinished run."""
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
+    """Let ``handler`` handle signals in a ``with`` block; does nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former_handlers = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, former_handler in zip(numbers, former_handlers, strict=True):
+            signal.signal(number, former_handler)

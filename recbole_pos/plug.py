@@ -38,7 +38,7 @@ def _add_class(module: ModuleType) -> None:
     """
     suffix, submodule, class_name = {
         "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
-        "recbole.data.dataset": ("Dataset", "data.dataset", "PosSequentialDataset"),
+        "recbole.data.dataset": ("Dataset", "data.recbole_view", "read_view"),
     }[module.__name__]
 
     def find_class(name: str) -> Any:
@@ -166,7 +166,7 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
     """
     from recbole_pos.errors import CheckpointError
     from recbole_pos.experiment import checkpoint
-    from recbole_pos.experiment.state import make_config
+    from recbole_pos.experiment.checkpoint import make_config
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 

@@ -1,10 +1,11 @@
-"""Judges the papers' claims in results/claims.yaml by the tables of results/.
+"""Judge the papers' claims in results/claims.yaml by the tables of results/.
 
     python studies/claims.py [--check]
 
-Fills the table between ``<!-- begin claims -->`` and ``<!-- end -->`` of results/README.md, whose
-words say what a verdict means, and draws results/claims.png: each difference as a multiple of the
-paper's. Figures are those of results/tables/; nothing is computed again.
+Fills the tables between ``<!-- begin claims: PART -->`` and ``<!-- end -->`` of results/README.md,
+whose words say what a verdict means, and draws results/claims.png. All differences are in percent
+of the figure they are measured from, here and in the paper, so that levels need not be the same.
+Figures are those of results/tables/; nothing is computed again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,30 +22,36 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from recbole_pos.study.rendered_table import format_interval, format_number
-from recbole_pos.study.result_tables import SEED_NOISE_NOTES, format_metric
+from recbole_pos.study.result_tables import format_metric
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 CLAIMS = RESULTS / "claims.yaml"
 METRIC = "ndcg@10"  # of a claim that names none
-# Verdict -> its color in the picture.
-COLORS = {"replicated": "#0072B2", "not replicated": "#D55E00", "inconclusive": "#595959"}
-_TABLE = re.compile(r"(?<=<!-- begin claims -->\n).*?(?=<!-- end -->)", re.DOTALL)
-_LINK = re.compile(r"\[(.+?)\]\(.+?\)")
-_FARTHEST = 6.0  # of the picture; what lies beyond is an arrow
+DEMONSTRATIONS = "demonstrations"  # the key of differences on generated data
+REPLICATED, CONTRADICTED = "replicated", "contradicted"
+NOT_REPLICATED, INCONCLUSIVE = "not replicated", "inconclusive"
+COLORS = {
+    REPLICATED: "#0072B2",
+    NOT_REPLICATED: "#E69F00",
+    CONTRADICTED: "#D55E00",
+    INCONCLUSIVE: "#7F7F7F",
+}
+_TABLE = re.compile(r"(<!-- begin claims: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_FARTHEST = 30.0  # percent in the picture; what lies beyond is an arrow
 
 
 class Measured(NamedTuple):
-    """A measured difference between two configurations, as a table of results has it.
+    """A difference between two configurations, in percent of the second.
 
     Attributes:
-        difference: the difference of their metric.
-        low: lower end of its confidence interval.
-        high: upper end of its confidence interval.
-        detectable: smallest difference that the test would have found.
-        is_significant: whether the table marks it with a star.
-        mark: what follows the interval: nothing, † for one seed, ‡ without any noise of seeds.
+        difference: the first minus the second.
+        low: lower end of the 95% confidence interval.
+        high: its upper end.
+        detectable: the smallest true difference that 80% of such studies would detect.
+        is_significant: whether p is below 0.05 after Holm's correction.
+        seed_noise: "own"; "pooled", if one of the two has one seed and takes the noise of other
+            configurations; or "unknown", if no configuration has several seeds.
     """
 
     difference: float
@@ -52,255 +59,238 @@ class Measured(NamedTuple):
     high: float
     detectable: float
     is_significant: bool
-    mark: str
+    seed_noise: str
 
     def __str__(self) -> str:
-        """Return difference and interval as the tables write them."""
-        star = "*" if self.is_significant else ""
-        difference = f"{format_number(self.difference, sign=True)}{star}"
-        return f"{difference} {format_interval(self.low, self.high)}{self.mark}"
+        """Return the difference with its interval."""
+        interval = f"[{format_percent(self.low)}, {format_percent(self.high)}]"
+        return f"{format_percent(self.difference)}% {interval}"
 
 
 class Test(NamedTuple):
-    """A test of a claim.
+    """A test of a claim on a dataset.
 
     Attributes:
-        at: where, in markdown.
-        measured: the difference; None where there is none.
-        verdicts: dataset of the paper -> verdict against its margin there; all of them under ""
-            without a margin.
-        margin: the paper's difference to draw the measured one by, if there is one.
-        words: what was found without a difference, or a note on the verdict.
+        claim: the claim in words.
+        data: the dataset.
+        page: page of results.
+        paper: dataset of the paper -> its difference in percent, None where it gives no number.
+        measured: the difference here.
+        verdict: the judgement in words; empty for a demonstration.
     """
 
-    at: str
-    measured: Measured | None
-    verdicts: dict[str, str]
-    margin: float | None
-    words: str
+    claim: str
+    data: str
+    page: str
+    paper: Mapping[str, float | None]
+    measured: Measured
+    verdict: str
+
+    @property
+    def is_papers(self) -> bool:
+        """Return whether the dataset is one on which the paper has the claim."""
+        return self.data in self.paper
+
+    @property
+    def effects(self) -> list[float]:
+        """Return the paper's differences: that on this dataset, or else those on all of its own."""
+        own = [self.paper[self.data]] if self.is_papers else self.paper.values()
+        return sorted(effect for effect in own if effect is not None)
 
 
-class Claim(NamedTuple):
-    """A claim of a paper, and the tests of it here.
-
-    Attributes:
-        text: the claim in words.
-        metric: the metric that it is about.
-        margins: dataset of the paper -> the difference that the paper reports there.
-        tests: what was found here.
-    """
-
-    text: str
-    metric: str
-    margins: Mapping[str, float]
-    tests: list[Test]
+def format_percent(value: float) -> str:
+    """Return a signed number of percent with one decimal, with two below 0.1."""
+    text = f"{value:+.{2 if abs(value) < 0.1 else 1}f}"
+    return "0.0" if float(text) == 0 else text
 
 
-def judge(measured: Measured, margin: float | None, expects: str = "better") -> str:
+def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -> str:
     """Return the verdict on a claim; results/README.md has the rule.
 
-    A significant difference decides by its direction. Without one, the claim is not replicated if
-    the paper's difference lies outside the confidence interval, and else the test is inconclusive.
-
     Args:
-        measured: the difference here.
-        margin: the paper's difference, with its sign; None if it reports none.
-        expects: better, worse, or same, for a claim of a small or no effect.
+        measured: the difference here; positive supports the claim.
+        paper: the paper's differences, on this dataset or else on all of its datasets.
+        expects: better, or same, for a claim of a small or no effect.
     """
     if measured.is_significant and expects != "same":
-        found = "better" if measured.difference > 0 else "worse"
-        return "replicated" if found == expects else f"not replicated: significantly {found}"
-
-    is_outside = margin is not None and not measured.low <= margin <= measured.high
-    is_outside &= measured.mark != "‡"  # without noise of seeds an interval is too narrow
-    return "not replicated" if is_outside else "inconclusive"
+        return REPLICATED if measured.difference > 0 else CONTRADICTED
+    is_excluded = bool(paper) and not any(measured.low <= x <= measured.high for x in paper)
+    supports = measured.low > 0 and expects != "same"
+    if is_excluded and not supports and measured.seed_noise != "unknown":
+        return NOT_REPLICATED
+    return INCONCLUSIVE
 
 
 def measure(results: Path, table: str, metric: str, row: str, base: str) -> Measured:
-    """Return the difference between two configurations that a table of results has.
-
-    A table has it in one direction; for the other one, signs are turned.
-
-    Args:
-        results: folder of results.
-        table: ``STUDY :: TITLE``, the study's file and the title of a table in it.
-        metric: the metric.
-        row: the configuration that is compared.
-        base: the configuration that it is compared with.
+    """Return the difference of ``row`` from ``base`` in a table ``STUDY :: TITLE``, in percent.
 
     Raises:
-        KeyError: if the table has no such difference in either direction.
+        KeyError: if the table has no such difference, either way round.
     """
     study, _, title = table.partition(" :: ")
     lines = pd.read_csv(results / "tables" / f"{study}.csv")
-    keys = ["table", "metric", "bin", "row", "reference"]
-    lines = lines.set_index(keys).sort_index()
-    key = (title, metric, "all targets")
-    sign = 1 if (*key, row, base) in lines.index else -1
-    try:
-        line = lines.loc[(*key, row, base) if sign == 1 else (*key, base, row)]
-    except KeyError:
-        raise KeyError(f"{table} has no difference in {metric} between {row} and {base}") from None
+    lines = lines.query("table == @title and metric == @metric and bin == 'all targets'")
+    pairs = lines.set_index(["row", "reference"]).sort_index()
+    if (row, base) in pairs.index:
+        sign, line = 1, pairs.loc[(row, base)]
+    elif (base, row) in pairs.index:
+        sign, line = -1, pairs.loc[(base, row)]
+    else:
+        raise KeyError(f"{table} has no difference in {metric} between {row} and {base}")
+    percent = 100 / lines.loc[lines["row"] == base, "mean"].iloc[0]
+    low, high = sorted((sign * percent * line["low"], sign * percent * line["high"]))
+    return Measured(
+        sign * percent * line["difference"],
+        low,
+        high,
+        percent * line["detectable"],
+        line["star"] in (True, "True"),
+        line["seed_noise"],
+    )
 
-    low, high = sorted((sign * line["low"], sign * line["high"]))
-    is_significant = line["star"] in (True, "True")  # text, where a column has empty cells
-    difference, mark = sign * line["difference"], SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1]
-    return Measured(difference, low, high, line["detectable"], is_significant, mark)
 
-
-def read_claims(file: Path, results: Path) -> Iterator[Claim]:
-    """Yield the claims of a yaml file, with what the tables of results say of each.
-
-    Args:
-        file: the yaml file.
-        results: folder of results.
-    """
-    for claim in yaml.safe_load(file.read_text("utf-8")):
-        claim = {"metric": METRIC, "margin": {}, "expects": "better", **claim}
-        tests = [_read_test(test, claim, results) for test in claim["here"]]
-        yield Claim(claim["claim"], claim["metric"], claim["margin"], tests)
+def read_claims(file: Path, results: Path) -> dict[str, list[Test]]:
+    """Return paper -> tests of its claims; the demonstrations stand under their own key."""
+    papers = yaml.safe_load(file.read_text("utf-8"))
+    shown = papers.pop(DEMONSTRATIONS, [])
+    tests = {
+        paper: [_read_test(test, claim, results) for claim in claims for test in claim["here"]]
+        for paper, claims in papers.items()
+    }
+    demonstrations = [_read_test(test, test, results) for test in shown]
+    tests[DEMONSTRATIONS] = [test._replace(verdict="") for test in demonstrations]
+    return tests
 
 
 def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Test:
-    """Return one test of a claim, with its verdicts.
-
-    Args:
-        test: what the yaml file says of the test: where the difference stands or, without one, what
-            was ``found`` and the verdict.
-        claim: what the file says of the claim: its metric, the paper's margins, what it expects.
-        results: folder of results.
-    """
-    if "found" in test:
-        return Test(test["at"], None, {"": test["verdict"]}, None, test["found"])
-
-    # A test may be about one dataset of the paper only.
-    own, margins = test.get("margin"), claim["margin"]
-    margins = {own: margins[own]} if own else margins
-
-    measured = measure(results, test["table"], claim["metric"], test["row"], test["from"])
-    verdicts = {
-        name: judge(measured, margin, claim["expects"])
-        for name, margin in (margins or {"": None}).items()
+    """Return a test of a claim, both as the file has them."""
+    metric = claim.get("metric", METRIC)
+    paper = {
+        name: None if pair is None else 100 * (pair[0] / pair[1] - 1)
+        for name, pair in claim.get("paper", {}).items()
     }
-    margin = next(iter(margins.values()), None)
-    return Test(test["at"], measured, verdicts, margin, test.get("note", ""))
+    measured = measure(results, test["table"], metric, test["row"], test["from"])
+    named = "" if metric == METRIC else f" ({format_metric(metric)})"
+    found = Test(claim["claim"] + named, test["data"], test["page"], paper, measured, "")
+    verdict = judge(measured, found.effects, claim.get("expects", "better"))
+    if measured.seed_noise != "own":
+        verdict += " (one seed)"
+    if note := test.get("note"):
+        verdict += f" {note}"
+    return found._replace(verdict=verdict)
 
 
-def tabulate(claims: Sequence[Claim]) -> str:
-    """Return the table of the claims in markdown, with a row for each test.
-
-    The words of a claim, with the paper's margins, stand in the first of its rows only.
-    """
-    lines = [
-        "| claim (the paper's margin) | here | difference [95% CI] | verdict | MDD |",
-        "|---|---|---|---|---|",
-    ]
-    for claim in claims:
-        named = [] if claim.metric == METRIC else [format_metric(claim.metric)]
-        margins = [f"{name} {format_number(x, sign=True)}" for name, x in claim.margins.items()]
-        if margins:
-            named.append(", ".join(margins))
-        text = claim.text + (f" ({': '.join(named)})" if named else "")
-
-        for test in claim.tests:
-            found = test.words if test.measured is None else str(test.measured)
-            detectable = "" if test.measured is None else format_number(test.measured.detectable)
-            verdict = _describe(test.verdicts)
-            if test.measured is not None and test.words:
-                verdict += f" ({test.words})"
-            lines.append(f"| {text} | {test.at} | {found} | {verdict} | {detectable} |")
-            text = ""
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _describe(verdicts: Mapping[str, str]) -> str:
-    """Return the verdicts of a test as text.
-
-    One verdict if all are the same, and else ``replicated (Beauty), inconclusive (Games)``.
+def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
+    """Return a table of tests in markdown.
 
     Args:
-        verdicts: dataset of the paper -> verdict.
+        papers: paper -> tests of its claims.
+        part: "the papers' data", "other data" or "generated data".
     """
-    if len(set(verdicts.values())) == 1:
-        return next(iter(verdicts.values()))
-    by_verdict: dict[str, list[str]] = {}
-    for name, verdict in verdicts.items():
-        by_verdict.setdefault(verdict, []).append(name)
-    return ", ".join(f"{verdict} ({', '.join(names)})" for verdict, names in by_verdict.items())
+    is_generated = part == "generated data"
+    head = ["claim", "data", "paper", "here [95% CI]", "verdict"]
+    if is_generated:
+        head = ["difference", "data", "here [95% CI]", "significant"]
+    lines: list[list[str]] = []
+    for paper, tests in papers.items():
+        if (paper == DEMONSTRATIONS) != is_generated:
+            continue
+        chosen = [test for test in tests if belongs_to(test, part)]
+        if chosen and not is_generated:
+            lines.append([f"**{paper}**"])
+        before = ""
+        for test in chosen:
+            claim = "" if test.claim == before else test.claim
+            before = test.claim
+            data, here = f"[{test.data}]({test.page})", str(test.measured)
+            if is_generated:
+                is_significant = "yes" if test.measured.is_significant else "no"
+                lines.append([claim, data, here, is_significant])
+            else:
+                lines.append([claim, data, _describe_effects(test.effects), here, test.verdict])
+    rule = f"|---|---|{'---:|' * (len(head) - 3)}---|\n"
+    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
+    return first + rule + "".join(others)
 
 
-def draw(claims: Sequence[Claim], file: Path) -> None:
-    """Draw each difference for which the paper has a margin, as a multiple of that margin.
+def belongs_to(test: Test, part: str) -> bool:
+    """Return whether a test stands in a part; of other data only what is not inconclusive."""
+    if part == "other data":
+        return not test.is_papers and not test.verdict.startswith(INCONCLUSIVE)
+    return part == "generated data" or test.is_papers
 
-    The dashed line at 1 is the paper's difference. What lies beyond the picture is cut off there,
-    and has an arrow.
 
-    Args:
-        claims: the claims with their tests.
-        file: the picture to write.
-    """
-    drawn = [
-        (claim, test) for claim in claims for test in claim.tests if test.measured and test.margin
-    ]
-    with matplotlib.rc_context({"font.size": 8}):
-        figure = Figure(figsize=(9.0, 0.9 + 0.19 * len(drawn)), layout="constrained")
+def _describe_effects(effects: Sequence[float]) -> str:
+    """Return the paper's effects in words: one, or the range of several."""
+    ends = dict.fromkeys(format_percent(effect) for effect in [*effects[:1], *effects[-1:]])
+    return f"{' to '.join(ends)}%" if ends else "no number"
+
+
+def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
+    """Draw the tests on real data: here with the interval, and the paper's effect beside."""
+    rows: list[Test | str] = []
+    for paper, tests in papers.items():
+        drawn = [test for test in tests if paper != DEMONSTRATIONS and test.effects]
+        rows += [paper, *drawn] if drawn else []
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(9.0, 1.0 + 0.21 * len(rows)), layout="constrained")
         axis = figure.subplots()
-        labels = []
-        for place, (claim, test) in enumerate(drawn):
-            assert test.measured is not None and test.margin
-
-            # The interval as a line, with arrows where it goes on beyond the picture.
-            verdict = next(iter(test.verdicts.values()))
-            color = COLORS[verdict.partition(":")[0]]
-            multiples = [value / test.margin for value in test.measured[:3]]
-            middle, low, high = (min(max(x, -_FARTHEST), _FARTHEST) for x in multiples)
-            axis.plot([low, high], [place, place], color=color, linewidth=1.2)
-            for end in sorted({x for x in (low, high) if abs(x) == _FARTHEST}):
-                axis.plot(end, place, ">" if end > 0 else "<", color=color, markersize=4)
-            # The difference as a dot, if it is in the picture; hollow for an interval with a mark.
-            if middle == multiples[0]:
-                face = "white" if test.measured.mark else color
-                axis.plot(middle, place, "o", color=color, mfc=face, markersize=4)
-            label = _LINK.sub(r"\1", f"{claim.text}: {test.at}")
-            labels.append(label.replace("*", ""))
-
+        for place, test in enumerate(rows):
+            if not isinstance(test, str):
+                _draw_test(axis, place, test)
         axis.axvline(0, color="black", linewidth=0.8)
-        axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
-        axis.set_yticks(range(len(drawn)), labels)
-        axis.set_ylim(len(drawn) - 0.4, -0.6)
-        axis.set_xlim(-_FARTHEST - 0.3, _FARTHEST + 0.3)
-        axis.set_xlabel("difference here as a multiple of the paper's (dashed: 1), 95% CI")
+        names = [x if isinstance(x, str) else f"{x.claim}: {x.data}" for x in rows]
+        axis.set_yticks(range(len(rows)), names)
+        for label, row in zip(axis.get_yticklabels(), rows, strict=True):
+            label.set_fontweight("bold" if isinstance(row, str) else "normal")
+        axis.tick_params(axis="y", length=0)
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        axis.set_xlim(-_FARTHEST - 1, _FARTHEST + 1)
+        axis.set_xlabel("difference in percent; to the right the claim is supported")
         for name, color in COLORS.items():
-            axis.plot([], [], "o-", color=color, label=name, markersize=4)
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLORS), frameon=False)
+            axis.plot([], [], "o-", color=color, label=name, markersize=5)
+        axis.plot([], [], "D", color="black", mfc="none", label="the paper", markersize=4)
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, frameon=False)
         axis.grid(axis="x", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["top", "right", "left"]].set_visible(False)
         figure.savefig(file, dpi=130)
 
 
+def _draw_test(axis: Any, place: int, test: Test) -> None:
+    """Draw a test in its line: interval, difference, and the paper's effects."""
+    color = next(color for name, color in COLORS.items() if test.verdict.startswith(name))
+    ends = (test.measured.low, test.measured.high)
+    low, high = (min(max(end, -_FARTHEST), _FARTHEST) for end in ends)
+    axis.plot([low, high], [place, place], color=color, linewidth=1.4)
+    for end, drawn in zip(ends, (low, high), strict=True):
+        if end != drawn:
+            axis.plot(drawn, place, ">" if end > 0 else "<", color=color, markersize=5)
+    if abs(test.measured.difference) <= _FARTHEST:
+        axis.plot(test.measured.difference, place, "o", color=color, markersize=5)
+    axis.plot(
+        test.effects, [place] * len(test.effects), "D", color="black", mfc="none", markersize=4
+    )
+
+
+def fill(text: str, papers: Mapping[str, Sequence[Test]]) -> str:
+    """Return a page with the tables between its marks made again."""
+    return _TABLE.sub(lambda match: f"{match[1]}{tabulate(papers, match[2])}{match[4]}", text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table of claims and the picture.
-
-    With ``--check`` nothing is written.
-
-    Args:
-        arguments: the command line; by default that of the process.
-
-    Returns:
-        Exit status: 1 if ``--check`` finds that the table differs.
-    """
+    """Run the command; return 1 if ``--check`` finds that a table differs."""
     parser = argparse.ArgumentParser(description="Judge the papers' claims by results/tables/.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
     args = parser.parse_args(arguments)
     page = RESULTS / "README.md"
-    claims = list(read_claims(CLAIMS, RESULTS))
+    papers = read_claims(CLAIMS, RESULTS)
     before = page.read_text("utf-8")
-    after = _TABLE.sub(lambda _: tabulate(claims), before)
+    after = fill(before, papers)
     if args.check:
         print(f"{page}: {'differs' if after != before else 'as it should be'}")
         return int(after != before)
     page.write_text(after, encoding="utf-8")
-    draw(claims, RESULTS / "claims.png")
+    draw(papers, RESULTS / "claims.png")
     return 0
 
 

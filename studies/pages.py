@@ -244,9 +244,8 @@ def _read_cells(table: str) -> list[list[str]]:
 def shorten(title: str, tables: dict[str, str]) -> str:
     """Return the short form of a table of metrics.
 
-    It has the main metric, the difference in it from the reference with its interval, and the
-    minimum detectable difference (MDD), or the first three metrics if the study has no such
-    differences.
+    It has the main metric and the difference in it from the reference with its interval, or the
+    first three metrics if the study has no such differences.
 
     Args:
         title: title of a table of metrics.
@@ -257,7 +256,7 @@ def shorten(title: str, tables: dict[str, str]) -> str:
     header, *rows = _read_cells(tables[title])
     columns = [i for i, name in enumerate(header) if "@" in name and " - " not in name][:3]
     difference_names: list[str] = []
-    differences: dict[str, list[str]] = {}  # configuration -> difference with its interval, MDD
+    differences: dict[str, str] = {}  # configuration -> difference with its interval
 
     # Look for a table of differences that belongs to this one.
     for other, table in tables.items():
@@ -266,21 +265,27 @@ def shorten(title: str, tables: dict[str, str]) -> str:
             continue
         metric, reference = match.groups()
         columns = [header.index(metric)]
-        difference_names = [f"difference from {reference} [95% CI]", "MDD"]
+        difference_names = [f"difference from {reference} [95% CI]"]
         names, *lines = _read_cells(table)
         for line in lines:
             cells = dict(zip(names, line, strict=True))
-            difference = f"{cells['difference']} {cells['95% CI']}"
-            differences[line[0]] = [difference, cells["minimum detectable difference"]]
+            differences[line[0]] = f"{cells['difference']} {cells['95% CI']}"
 
     # Put both together. The note on configurations that were not run follows the table's last row.
     head = ["configuration", "seeds", *(header[i] for i in columns), *difference_names]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    lines = []
     for row in rows:
-        empty = [""] * len(difference_names)
-        lines.append([*row[:2], *(row[i] for i in columns), *differences.get(row[0], empty)])
+        difference = [differences.get(row[0], "")] * len(difference_names)
+        lines.append([*row[:2], *(row[i] for i in columns), *difference])
     not_run = tables[title].rpartition("|\n")[2]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + not_run
+    return make_table(head, lines) + not_run
+
+
+def make_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in markdown, with names in the first column and numbers in the others."""
+    rule = f"|---|{'---:|' * (len(head) - 1)}\n"
+    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
+    return first + rule + "".join(others)
 
 
 def _describe_conditions(runs: pd.DataFrame, data: Mapping[str, Any], command: list[str]) -> str:

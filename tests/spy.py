@@ -19,7 +19,7 @@ def install_spy(file: str) -> Callable[[], None]:
         import torch
 
         import recbole_pos  # noqa: F401
-        from recbole_pos.data.dataset import PosSequentialDataset
+        from recbole_pos.data import preparation
         from recbole_pos.data.loaders import TargetLoader
         from recbole_pos.experiment.trainer import PosTrainer
 
@@ -27,12 +27,12 @@ def install_spy(file: str) -> Callable[[], None]:
             with open(file, "a") as stream:
                 stream.write(" ".join(map(str, (os.getpid(), *words))) + "\n")
 
-        load, collate = PosSequentialDataset._load_inter_feat, TargetLoader.collate_fn
+        read, collate = preparation.read_tables, TargetLoader.collate_fn
         epoch = PosTrainer._train_epoch
 
-        def _load_inter_feat(self, *args):
+        def read_tables(config):
             note("file", 1)
-            return load(self, *args)
+            return read(config)
 
         def collate_fn(self, index):
             note(self._dataset.phase, len(index))
@@ -45,7 +45,7 @@ def install_spy(file: str) -> Callable[[], None]:
             note("epoch", args[1])
             return epoch(self, *args, **kwargs)
 
-        PosSequentialDataset._load_inter_feat = _load_inter_feat
+        preparation.read_tables = read_tables
         TargetLoader.collate_fn = collate_fn
         PosTrainer._train_epoch = _train_epoch
 

@@ -14,6 +14,7 @@ from shop import LOAD, shop_options, tables, write
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.atomic_files import TextTable
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
@@ -46,7 +47,7 @@ def prepared(folder: Path, model: str = "AttrFormer", **options: Any) -> Any:
     if model != "AttrFormer":
         given = {k: given[k] for k in given if k in (*cache.READ, "cache", "data_path")}
     dataset = read_dataset(PosConfig(model, "shop", None, given))
-    dataset.parts = dataset.build()
+    dataset.parts = make_views(dataset)
     return dataset
 
 
@@ -63,19 +64,13 @@ def facts(value: Any) -> Any:
     return value
 
 
-ATTRIBUTES = (
-    *("field2type", "field2source", "field2seqlen", "field2bucketnum", "field2id_token", "alias"),
-    *("field2token_id", "missing", "user_counts", "identity", "feat_name_list", "_rest_fields"),
-)
-
-
 def all_of(dataset: Any) -> dict[str, Any]:
     """Everything that is read of a dataset, and rows of its parts."""
-    found = {name: getattr(dataset, name) for name in ATTRIBUTES}
-    feats = [name for name in dataset.feat_name_list if name != "inter_feat"]
-    found |= {name: getattr(dataset, name).interaction for name in feats}
-    found |= vars(dataset.split) | {"log": vars(dataset.log), "text": str(dataset)}
-    found["parts"] = {n: p[np.arange(len(p))].interaction for n, p in enumerate(dataset.parts)}
+    found = {name: value for name, value in vars(dataset).items() if name != "config"}
+    found |= vars(dataset.split) | {"log": vars(dataset.log), "identity": dataset.identity}
+    views = found.pop("parts")
+    found["parts"] = {name: view[np.arange(len(view))].interaction for name, view in views.items()}
+    del found["split"]
     return facts(found)
 
 
@@ -142,7 +137,7 @@ class Recorder(PosConfig):
 def test_every_option_that_preparing_reads_counts(folder: Path) -> None:
     config = Recorder("AttrFormer", "shop", None, shop_options(folder, cache=False))
     config.read = set()
-    read_dataset(config).build()
+    read_dataset(config)
     later = {"data_path", "dataset", "cache", "MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD"}
     later |= {"LIST_SUFFIX", "augmentation", "update_from", "memory_limit"}  # read afterwards
     later |= {"event_features", "user_features", "MODEL_TYPE"}
@@ -224,5 +219,5 @@ def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
     given = {"data_path": str(tmp_path), "benchmark_filename": ["train", "test"]}
     for _ in range(2):
         with pytest.raises(UsageError, match="nothing of the test part can be predicted"):
-            read_dataset(PosConfig("PosSASRec", "shop", None, given)).build()
+            make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
     assert kept()

@@ -20,11 +20,10 @@ import torch
 from conftest import CROSS_ENTROPY, make_log, small, train, write_atomic
 
 import recbole_pos
-from recbole_pos.data.item_vectors import keep_vectors, read_new_vectors, read_vectors, to_files
+from recbole_pos.data.item_vectors import keep_vectors, read_new_vectors, read_vectors, to_file
 from recbole_pos.errors import RunWarning, StorageError, UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.folder import RunFolder, read_result
 
 SIZE = 5
 USES = ("add", "replace")
@@ -78,16 +77,14 @@ def test_files_of_all_kinds_are_read_by_name(tmp_path: Path) -> None:
     sources = [
         *(str(tmp_path / f"{name}.parquet") for name in columns),
         write_npy(tmp_path, [*NAMES[:-1], "[PAD]"], values.astype("f8")),
-        *map(to_files, (pd.DataFrame(values, NAMES), (NAMES, values), frame)),
-        to_files((NAMES, torch.nn.Parameter(torch.from_numpy(values)))),
+        *map(to_file, (pd.DataFrame(values, NAMES), (NAMES, values), frame)),
+        to_file((NAMES, torch.nn.Parameter(torch.from_numpy(values)))),
     ]
     for source in sources:
         found, (notice,) = read_vectors(source, given, "item_id")
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, want.astype("f4"))
         assert "2 of 3 items; 1 have none" in notice
-    both, _ = read_vectors({"a": sources[0], "b": sources[3]}, given, "item_id")
-    np.testing.assert_array_equal(both, np.concatenate((want, want), 1).astype("f4"))
     names, new = read_new_vectors(sources[1], dict.fromkeys(NAMES[:-2]), "item_id")
     assert list(names) == NAMES[-2:] and not new[1].any()
     np.testing.assert_allclose(new[0], values[-2])

@@ -17,7 +17,7 @@ from recbole.evaluator import Collector
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.data.splits import PHASES, TEST, TRAIN, VALID
 from recbole_pos.data.targets import _find_values
 from recbole_pos.errors import UsageError
@@ -56,8 +56,6 @@ def test_numbers_and_vectors_are_normalized_and_times_are_exact(
         read_dataset(PosConfig("PosSASRec", "shop", None, {**given, **more}, strict=False))
         for more in ({}, chosen)
     )
-    for dataset in (plain, other):
-        dataset.build()
     assert torch.equal(plain.log.times, other.log.times)
     price, vectors = plain.item_feat["price"], (plain.item_feat["v"].double() - low) / (high - low)
     vectors[[0, plain.field2token_id["item_id"][made["item"]["item_id:token"][0]]]] = 0
@@ -71,7 +69,7 @@ def test_missing_times_are_an_error(tmp_path: Path) -> None:
     frame.loc[[3, 5], "timestamp"] = np.nan, np.inf
     options = {"data_path": str(write_atomic(frame, tmp_path))}
     with pytest.raises(UsageError, match="2 of .* no finite 'timestamp'"):
-        PosSequentialDataset(PosConfig("FPARec", "tiny", None, options))
+        read_dataset(PosConfig("FPARec", "tiny", None, options))
 
 
 @pytest.mark.parametrize("metrics", [["Recall", "MRR", "ItemCoverage"], ["GAUC"]])
@@ -116,7 +114,7 @@ def write_parts(parts: dict[str, pd.DataFrame], folder: Path, name: str = "tiny"
 def read(folder: Path, files: list[str] | None, model: str = "FPARec", **more: Any) -> Any:
     given = {"data_path": str(folder), "benchmark_filename": files, **more}
     dataset = read_dataset(PosConfig(model, "tiny", None, given))
-    dataset.parts = dict(zip(THREE, dataset.build(), strict=True))
+    dataset.parts = make_views(dataset)
     return dataset
 
 
@@ -200,7 +198,7 @@ def test_histories_end_with_earlier_files(log: pd.DataFrame, tmp_path: Path) -> 
     found = dataset.split.summary["leaks"]
     assert found["in_earlier_part"] == {"valid": 0, "test": repeated} and repeated > 5
     assert found["before_earlier_part"] == {"valid": 0, "test": early} and early > 5
-    windows = dataset.parts["train"].make_training_windows()
+    windows = dataset.make_training_windows()
     learned = np.concatenate(
         [dataset.part[s : e + 1] for s, e in zip(windows.start, windows.end, strict=True)]
     )
@@ -365,8 +363,8 @@ def test_a_kind_that_only_test_has(tmp_path: Path) -> None:
     given = {"target_events": BUY, "load_col": LOAD, "data_path": str(tmp_path)}
     assert _find_values("returned", [True], np.array([1]), np.array(["[PAD]", "true"]), True) == [1]
     dataset = read_dataset(small("BPR", eval_args={"split": {"GT": [0.6, 0.8]}}, **given))
-    whole = dataset.build()
-    assert len(dataset.without_test().build()[0]) == len(whole[0])
+    whole, reduced = make_views(dataset), make_views(dataset.without_test())
+    assert len(reduced["train"]) == len(whole["train"])
 
 
 def brute_force(split: dict[str, Any], bought: Any) -> list[tuple[str, float, str, str]]:
@@ -447,6 +445,5 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
 def test_general_models_learn_from_these_only(folder: Path) -> None:
     made = open_kinds(folder, "BPR")
     train = made.loaders["train"]._dataset
-    assert isinstance(train, PosDataset)
     names = made.dataset.field2id_token["kind"]
     assert set(names[train.inter_feat["kind"]]) == {"buy", "gift"}

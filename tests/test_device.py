@@ -137,7 +137,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # One of each way to encode, attend, make batches and lose; every model and scheme in make test-all.
 FEW: list[tuple[str, dict[str, Any]]] = [
-    ("FPARec", {"target_window": 3, "ema_decay": 0.9, "warmup_steps": 2}),
+    ("FPARec", {"target_window": 3, "warmup_steps": 2}),
     ("TORoPE", {"train_windows": "sliding"}),
     ("KernelAttention", {"kernel_u": "full", "kernel_l": "identity"}),
     ("PosSASRec", {"position": ["cape"], "loss_type": "SCE"}),

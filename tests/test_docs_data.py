@@ -22,7 +22,6 @@ PAGE = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="u
 def read(folder: Path, **options: Any) -> Any:
     """The prepared dataset ``shop`` in a folder."""
     dataset = read_dataset(PosConfig("Pop", "shop", None, {"data_path": str(folder), **options}))
-    dataset.build()
     return dataset
 
 
@@ -66,9 +65,9 @@ def test_what_is_loaded_and_what_is_missing(tmp_path: Path) -> None:
     tables = {"brand": "inter", "stars": "inter"}
     recbole_pos.Dataset.from_frame(frame, path=tmp_path / "shop", tables=tables)
     (tmp_path / "shop" / "shop.yaml").unlink()
-    assert set(read(tmp_path).field2type) == {"user_id", "item_id", "timestamp"}
+    assert set(read(tmp_path).kinds) == {"user_id", "item_id", "timestamp"}
     columns = ["user_id", "item_id", "timestamp", "brand", "stars"]
-    inter = read(tmp_path, load_col={"inter": columns}).inter_feat
+    inter = read(tmp_path, load_col={"inter": columns}).log.fields
     assert ((inter["brand"] == 0).sum() - (frame["brand"].isna()).sum()) == 0
     finite = frame["stars"][np.isfinite(frame["stars"])]
     assert inter["stars"].sum().item() == pytest.approx(finite.mean() * len(frame), rel=1e-5)

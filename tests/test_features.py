@@ -21,12 +21,12 @@ from torch import Tensor
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.attributes import read_features
-from recbole_pos.data.batch import map_tensors
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.data.splits import TRAIN
+from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.folder import RunFolder, read_result
 from recbole_pos.layers.sequence_batch import Features, PaddedBatch
 
 FEATURES = {
@@ -72,12 +72,11 @@ def test_a_field_of_zeros_has_values(tmp_path: Path) -> None:
     made["inter"]["discount:float"] = 0
     shop.write(tmp_path, made)
     dataset = read_dataset(PosConfig("PosSASRec", "shop", None, given))
-    dataset.build()
     assert not read_features(dataset, "event_features")["discount"].any()
     made["inter"]["discount:float"] = ""
     shop.write(tmp_path, made)
     with pytest.raises(UsageError, match="event_features: field 'discount' has no value"):
-        read_dataset(PosConfig("PosSASRec", "shop", None, given)).build()
+        make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
 
 
 def configure(folder: Path, model: str = "PosSASRec", **more: Any) -> PosConfig:

@@ -159,7 +159,7 @@ def expected(texts: dict[str, bytes]) -> tuple[dict[str, list[dict]], dict[str, 
 
 def check_cell(dataset: Any, field: str, found: Any, place: int, wanted: Any) -> None:
     """Require that a cell of a column, at a place of it, is what the file says."""
-    kind = dataset.field2type[field].value
+    kind = dataset.kinds[field]
     is_missing = field in dataset.missing and bool(dataset.missing[field][place])
     if kind == "float":
         if is_missing or abs(wanted) > np.finfo(np.float32).max and field != "timestamp":
@@ -176,7 +176,7 @@ def check_cell(dataset: Any, field: str, found: Any, place: int, wanted: Any) ->
 
 
 def compare(dataset: Any, texts: dict[str, bytes]) -> None:
-    """Require of a dataset, after ``build``, that it is what its files say."""
+    """Require of a dataset, that it is what its files say."""
     events, things = expected(texts)
     log, users = dataset.log, dataset.field2id_token["user_id"]
     assert len(log) == sum(map(len, events.values())) > 0
@@ -188,7 +188,7 @@ def compare(dataset: Any, texts: dict[str, bytes]) -> None:
     for feat, key in ((dataset.user_feat, "user_id"), (dataset.item_feat, "item_id")):
         for place, name in enumerate(dataset.field2id_token[key][1:], 1):
             row = things[key].get(name)
-            for field in feat.columns if row else ():
+            for field in feat if row else ():
                 check_cell(dataset, field, feat[field][place], place, row[field])
 
 
@@ -196,7 +196,6 @@ def load(folder: Path, texts: dict[str, bytes], config: PosConfig) -> Any:
     for suffix, data in texts.items():
         (folder / "shop" / f"shop.{suffix}").write_bytes(data)
     dataset = read_dataset(config)
-    dataset.build()
     return dataset
 
 
@@ -222,7 +221,7 @@ def test_whole_files_are_read(tmp_path: Path, configs: list[PosConfig]) -> None:
     texts = {suffix: "\n".join(rows).encode() for suffix, rows in FILES.items()}
     for config in configs:
         dataset = load(tmp_path, texts, config)
-        assert len(dataset.log) == 40 and len(dataset.item_feat) == 12
+        assert len(dataset.log) == 40 and len(dataset.item_feat["item_id"]) == 12
         compare(dataset, texts)
     texts["item"] = texts["item"].replace(b"\t3.5\t", b"\t1e39\t").replace(b"\t4.5\t", b"\tinf\t")
     dataset = load(tmp_path, texts, configs[0])

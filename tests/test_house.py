@@ -17,7 +17,7 @@ PACKAGE = ROOT / "recbole_pos"
 FLOORS = [
     *("layers", "position", "tables", "data", "relations", "model", "config", "conversion"),
     "experiment",
-    *("runs", "inspect", "serve", "public", "study", "tuning", "cli"),
+    *("runs", "inspect", "serve", "public", "referee", "study", "tuning", "cli"),
 ]
 # Names that occur twice still; none may join them.
 TWICE = set(

@@ -16,7 +16,7 @@ from conftest import make_log, train, write_atomic
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosSequentialDataset
+from recbole_pos.data import preparation
 from recbole_pos.data.identity import Vocabulary, extend_log
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import CheckpointError, RunWarning, UsageError
@@ -151,7 +151,6 @@ def test_every_part_of_the_data_counts(tmp_path: Path, change: dict[str, Any]) -
         options = {name: more.get(name, value) for name, value in given.items()}
         options["data_path"] = str(write_atomic(pd.DataFrame(table), tmp_path))
         dataset = read_dataset(PosConfig("FPARec", "tiny", None, options))
-        dataset.build()
         found.append(dataset.identity["data"])
     assert found[0] != found[1]
 
@@ -162,11 +161,9 @@ def test_later_interactions_are_history_only(tmp_path: Path) -> None:
     given = {"data_path": str(write_atomic(frame, tmp_path))}
     config = PosConfig("PosSASRec", "tiny", None, given)
     known = read_dataset(config)
-    known.build()
     later = pd.DataFrame({"user_id": ["u9", "new"], "item_id": ["i1", "i2"], "timestamp": 2e9})
     write_atomic(pd.concat([frame, later]), tmp_path)
-    grown = PosSequentialDataset(config, Vocabulary.from_dataset(known))
-    grown.build()
+    grown = preparation.read_dataset(config, Vocabulary.from_dataset(known), holds_out_later=True)
     assert grown.identity == known.identity
     whole = extend_log(grown, grown.held_out, has_new_users=True)
     assert whole.split.is_target.sum() == known.split.is_target.sum()

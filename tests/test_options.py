@@ -33,7 +33,7 @@ from recbole_pos.yaml_files import ROOT, read_yaml
 OF_PLUGIN = [ROOT / "base.yaml"]
 OF_PLUGIN += [file for room in ("model", "position", "loss") for file in (ROOT / room).iterdir()]
 # read elsewhere: sizes of sessions, fractions, bytes, limits of labels
-UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "threshold", "gpu_id"}
+UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "gpu_id"}
 
 
 def test_every_option_is_in_the_table() -> None:
@@ -44,7 +44,7 @@ def test_every_option_is_in_the_table() -> None:
     assert names <= OPTIONS.keys()
     inner = {key for key in OPTIONS if "." in key}
     of_graphs = {"entity_kg_num_interval", "relation_kg_num_interval"}
-    assert OPTIONS.keys() - names - inner <= {"model", "dataset", "plugins"} | of_graphs
+    assert OPTIONS.keys() - names - inner <= {"model", "dataset", "plugins", "encoding"} | of_graphs
     for options in defaults:
         for key in options.keys() - DERIVED_KEYS - REFUSED:
             check_value("default", find_option(key), options[key])
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_named(model: str, options: dict[str, Any], named: str)
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        ("SASRec", {"threshold": {"rating": 4}}, "only by custom models"),
+        ("SASRec", {"LABEL_FIELD": "rating"}, "only by custom models"),
         ("SessionKNN", {"train_batch_size": 64}, "only by models trained by gradients"),
         ("PosSASRec", {"learner": "sgd", "adam_betas": [0.8, 0.9]}, "only with learner: adam"),
         ("PosSASRec", {"feature_fusion": "concat_mlp"}, "item_features or user_features or"),

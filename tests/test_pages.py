@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -9,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -88,7 +88,7 @@ def test_pages_and_tables_are_written(
     assert pages.main(["--data_path", "data"]) == 0
     text = page.read_text("utf-8")
     assert "Words that stay." in text and "of data that are not here" in text and "old" not in text
-    assert "difference from Last [95% CI] | MDD |" in text
+    assert "difference from Last [95% CI] |\n|---|---:|" in text
     assert "| Pop | 2 |" in text and "|\n\nNot run: Never.\n<!-- end -->" in text
     everything = " ".join((repository / "results/tables/my.md").read_text("utf-8").split())
     assert "4 trained and tested runs" in everything and "60 users, 40 items" in everything
@@ -98,25 +98,28 @@ def test_pages_and_tables_are_written(
 
 
 @pytest.mark.parametrize(
-    ("measured", "margin", "expects", "verdict"),
+    ("measured", "effects", "expects", "verdict"),
     [
-        ((0.02, 0.01, 0.03, True), 0.5, "better", "replicated"),
-        ((-0.02, -0.03, -0.01, True), None, "better", "not replicated: significantly worse"),
-        ((0.01, -0.01, 0.03, False), 0.02, "better", "inconclusive"),
-        ((0.01, -0.01, 0.03, False), 0.04, "better", "not replicated"),
-        ((-0.02, -0.03, -0.01, True), -0.02, "same", "inconclusive"),
-        ((-0.02, -0.03, -0.01, True), -0.005, "same", "not replicated"),
+        ((2, 1, 3, True), [50], "better", "replicated"),
+        ((-2, -3, -1, True), [], "better", "contradicted"),
+        ((1, -1, 3, False), [2, 9], "better", "inconclusive"),
+        ((1, -1, 3, False), [4, 9], "better", "not replicated"),
+        ((1, -1, 3, False), [], "better", "inconclusive"),
+        ((2, 1, 3, False), [4], "better", "inconclusive"),  # one seed, in the paper's direction
+        ((-2, -3, -1, True), [-2], "same", "inconclusive"),
+        ((-2, -3, -1, True), [-0.5], "same", "not replicated"),
     ],
 )
 def test_a_claim_is_judged(
-    monkeypatch: pytest.MonkeyPatch, measured: tuple, margin: Any, expects: str, verdict: str
+    monkeypatch: pytest.MonkeyPatch, measured: tuple, effects: list, expects: str, verdict: str
 ) -> None:
     claims = load_script("claims", monkeypatch)
     difference, low, high, is_significant = measured
-    found = claims.Measured(difference, low, high, 0.01, is_significant, "")
-    assert claims.judge(found, margin, expects) == verdict
+    found = claims.Measured(difference, low, high, 0.01, is_significant, "own")
+    assert claims.judge(found, effects, expects) == verdict
     if not is_significant:  # nor can an interval without the noise of seeds refute anything
-        assert claims.judge(found._replace(mark="‡"), margin, expects) == "inconclusive"
+        found = found._replace(seed_noise="unknown")
+        assert claims.judge(found, effects, expects) == "inconclusive"
 
 
 def test_claims_follow_from_the_tables(
@@ -125,25 +128,59 @@ def test_claims_follow_from_the_tables(
     """Whichever of the two configurations the table is about; a claim without one is an error."""
     pages.main(["--data_path", "data"])
     claims = load_script("claims", monkeypatch)
-    (table,) = pd.read_csv("results/tables/my.csv")["table"].unique()
+    lines = pd.read_csv("results/tables/my.csv")
+    (table,) = lines["table"].unique()
     asked = (repository / "results", f"my :: {table}", "ndcg@10")
     one, other = (claims.measure(*asked, *pair) for pair in (("Pop", "Last"), ("Last", "Pop")))
-    assert (one.difference, one.low, one.high) == (-other.difference, -other.high, -other.low)
+    means = lines[lines["metric"] == "ndcg@10"].drop_duplicates("row").set_index("row")["mean"]
+    assert one.difference == pytest.approx(100 * (means["Pop"] / means["Last"] - 1))
+    assert other.difference == pytest.approx(100 * (means["Last"] / means["Pop"] - 1))
+    assert one.low * other.high < 0 or one.high * other.low < 0
     with pytest.raises(KeyError, match="Never"):
         claims.measure(*asked, "Pop", "Never")
-    test = {"at": "[here](page.md)", "table": asked[1], "row": "Pop", "from": "Last"}
-    margin = {"a": 1, "b": float(one.high)}
-    given = [{"claim": "Pop helps", "margin": margin, "here": [test]}]
+    test = {"data": "a", "page": "page.md", "table": asked[1], "row": "Pop", "from": "Last"}
+    given = {"Paper": [{"claim": "Pop helps", "paper": {"a": [30, 1], "b": None}, "here": [test]}]}
     Path("claims.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    table = claims.tabulate(list(claims.read_claims(Path("claims.yaml"), asked[0])))
-    assert f"| [here](page.md) | {one} | not replicated (a), inconclusive (b) |" in table
+    papers = claims.read_claims(Path("claims.yaml"), asked[0])
+    line = f"| Pop helps | [a](page.md) | +2900.0% | {one} | not replicated |"
+    assert line in claims.tabulate(papers, "the papers' data")
+    assert "Pop helps" not in claims.tabulate(papers, "other data")
 
 
 def test_claims_of_this_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     claims = load_script("claims", monkeypatch)
     assert claims.main(["--check"]) == 0, "python studies/claims.py"
-    claims.draw(list(claims.read_claims(claims.CLAIMS, claims.RESULTS)), tmp_path / "claims.png")
+    claims.draw(claims.read_claims(claims.CLAIMS, claims.RESULTS), tmp_path / "claims.png")
     assert (tmp_path / "claims.png").stat().st_size > 50_000
+
+
+def test_leaderboards_follow_from_the_kept_runs(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both metrics are those that the runs recorded; the best model stands first."""
+    board = load_script("leaderboard", monkeypatch)
+    monkeypatch.setattr(board, "STUDIES", repository / "studies")
+    models = [{"model": "popular", "row": "Pop", "varies": False}, {"model": "last", "row": "Last"}]
+    models += [{"model": "theirs", "published": {"ndcg@10": 9.0}}]
+    group = {"protocol": "one", "study": "my", "models": models}
+    results = repository / "results"
+    first, *others = re.findall(r"^\| (\w+) \|", board.tabulate([group], results), re.M)[1:]
+    assert first == "theirs" and sorted(others) == ["last", "popular"]
+    facts = json.loads((results / "runs/my/facts.json").read_text("utf-8"))
+    recorded = {run["row"]: run["test"] for run in facts.values()}
+    for entry in models[:2]:
+        line = board.read_line(entry, group, results)
+        test = recorded[entry["row"]]
+        assert line.ndcgs[-1] == pytest.approx(test["ndcg@10"], abs=1e-6)
+        assert line.hits[-1] == pytest.approx(test["hit@10"], abs=1e-6)
+        assert len(line.ndcgs) == (1 if entry["row"] == "Pop" else 2)
+    with pytest.raises(KeyError, match="Never"):
+        board.read_line({"model": "x", "row": "Never"}, group, results)
+
+
+def test_leaderboards_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = load_script("leaderboard", monkeypatch)
+    assert board.main(["--check"]) == 0, "python studies/leaderboard.py"
 
 
 @pytest.mark.long  # a minute; `make pages ARGS=--check` is the same

@@ -245,7 +245,6 @@ def test_what_stands_in_the_tables(built: Path) -> None:
 def test_times_are_those_of_the_source(built: Path, small: Path, name: str, first: float) -> None:
     data = {"data_path": str(built)}
     dataset = read_dataset(PosConfig("Pop", name, None, data))
-    dataset.build()
     assert dataset.log.times.min() == pytest.approx(first, abs=1e-6)
     if name == "zvuk":  # the users of the smallest ids
         assert {*dataset.field2id_token["user_id"][1:]} == {str(user) for user in range(USERS)}

@@ -68,7 +68,7 @@ def test_a_file_of_run_recbole_is_loaded_by_both(tiny, tmp_path_factory, monkeyp
     assert ours.model.item_embedding.embedding_dim == 4
     assert ours.trainer.evaluate(ours.loaders["test"], False) == result["test_result"]
     config, model, dataset, _, _, test = load_data_and_model(file)
-    assert config["position"] == ["rope"] and type(dataset).__name__ == "PosSequentialDataset"
+    assert config["position"] == ["rope"] and type(dataset).__name__ == "RecBoleView"
     same(model, ours.model)
     assert len(test) == len(ours.loaders["test"])
     assert len(recbole_pos.recommend(file, users=["u9"], k=3)) == 3
@@ -194,7 +194,7 @@ def test_nothing_of_a_file_is_run(tiny, place) -> None:
 def test_nothing_beside_a_file_is_run(tiny) -> None:
     """RecBole looks for pickled data where a checkpoint says it was written."""
     _, file = train("PARec", tiny, **{**SMALL, "epochs": 1})
-    for name in ("PosSequentialDataset", "for-PARec-dataloader"):
+    for name in ("read_view", "for-PARec-dataloader"):
         Path("kept", f"tiny-{name}.pth").write_bytes(pickle.dumps(Call()))
     assert type(load_data_and_model(file)[1]).__name__ == "PARec"
     assert not Path("touched").exists()
@@ -255,7 +255,6 @@ def test_missing_cells_are_filled(tmp_path) -> None:
     (tmp_path / "tiny" / "tiny.item").write_text(item)
     given = {"data_path": str(tmp_path), "filter_inter_by_user_or_item": False, "load_col": None}
     dataset = read_dataset(PosConfig("FPARec", "tiny", None, given))
-    dataset.build()
     fields, items = dataset.log.fields, dataset.item_feat
     assert fields["stars"].tolist() == [4, 3, 2, 3] and fields["shop"].tolist() == [1, 0, 2, 1]
     assert items["price"].tolist() == [1, 1, 1, 1] and items["brand"].tolist() == [0, 1, 0, 0]

@@ -19,10 +19,9 @@ from recbole.trainer import Trainer
 from recbole.utils import init_seed
 from reference_graph import SESSIONS
 
-import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.model.models import BUILTIN_GENERAL, BUILTIN_SEQUENTIAL, CAUSAL_BUILTINS
+from recbole_pos.model.models import BUILTIN_GENERAL, CAUSAL_BUILTINS
 from recbole_pos.model.training import compute_every_state, make_adapter
 
 pytestmark = pytest.mark.slow
@@ -72,23 +71,6 @@ def builtin_options(folder: Path, model: str, **options: Any) -> dict[str, Any]:
         given["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": "*"}
         given["selected_features"] = ["class"]
     return given
-
-
-COMMON = ("GRU4Rec", "SASRec", "BERT4Rec", "SASRecF", "FPMC", "BPR", "ItemKNN")  # one of each kind
-OTHERS = [name for name in (*BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL) if name not in COMMON]
-
-
-@pytest.mark.parametrize(
-    "model", [*COMMON, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
-)
-def test_recboles_model_trains_and_is_tested(shop: Path, tmp_path: Path, model: str) -> None:
-    options = builtin_options(shop, model, epochs=1)
-    result = recbole_pos.run(model, "tiny", None, options, run_dir=tmp_path / "run", verbose=False)
-    assert result.epochs == 1 and 0 <= result.test["hit@20"] <= 1
-    assert result.candidates.startswith("items not" if model in BUILTIN_GENERAL else "all items")
-    loaded = recbole_pos.load(tmp_path / "run")
-    again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
-    assert dict(again) == result.test
 
 
 # SASRec and evaluation

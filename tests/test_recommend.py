@@ -24,7 +24,7 @@ import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
-from recbole_pos.experiment.state import extract_weights
+from recbole_pos.experiment.checkpoint import extract_weights
 from recbole_pos.layers.catalogue import products
 from recbole_pos.model.models import BASELINES, MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
@@ -97,7 +97,6 @@ def test_what_comes_next_is_asked_as_a_test_target_is(tiny: Path, model: str, mo
     """
     config = small(model, data_path=str(tiny), **CROSS_ENTROPY.get(model, {}), **more)
     dataset = read_dataset(config)
-    dataset.build()
     known = prepare(config, dataset=dataset)
     known.trainer._train_epoch(known.trainer.training_loader(known.loaders["train"]), 0)
     known.model.eval()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.experiment.result import KNOWS_WHEN
+from recbole_pos.experiment.folder import KNOWS_WHEN
 from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.serve.http import RecommendBody, recommend

@@ -13,8 +13,7 @@ from conftest import SMALL, train
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import build, evaluation, memory
-from recbole_pos.experiment.build import prepare
+from recbole_pos.experiment import device, evaluation
 from recbole_pos.experiment.device import Precision, check_device, describe_device
 
 
@@ -120,19 +119,12 @@ def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
 # --- what does not fit into memory is refused; what is freed goes back to the system ---
 
 
-def test_weights_that_cannot_fit(tiny, monkeypatch) -> None:
-    """They are refused with their gradients, before anything is trained."""
-    monkeypatch.setattr(build, "get_memory_limit", lambda: 2**10)
-    with pytest.raises(UsageError, match="FPARec: .* memory, for 41 items"):
-        prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
-
-
 @pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])
 def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> None:
     """Of all items; of a part of them where a model is evaluated part by part."""
     monkeypatch.setattr(evaluation, "PART", 10)
     assert experiment(model, eval_batch_size=50).trainer.part_size == part
-    monkeypatch.setattr(memory, "get_memory_limit", lambda: 1000)
+    monkeypatch.setattr(device, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):
         experiment(model, eval_batch_size=50)
 
@@ -142,5 +134,5 @@ def test_gaps_of_the_heap_are_given_back() -> None:
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before = psutil.Process().memory_info().rss
-    memory.trim_heap()
+    device.trim_heap()
     assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

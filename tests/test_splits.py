@@ -21,8 +21,9 @@ from recbole.data.dataset import SequentialDataset
 
 from recbole_pos.config.options import find_option
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosSequentialDataset
-from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import sort_interactions
+from recbole_pos.data.recbole_view import PrefixRows
 from recbole_pos.data.splits import (
     PHASES,
     TEST,
@@ -36,8 +37,8 @@ from recbole_pos.data.splits import (
     split_sessions,
 )
 from recbole_pos.data.targets import Split, _find_copies, make_split, read_ties
-from recbole_pos.data.windows import PrefixRows
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 
 LONGEST = 4
 ITEMS = 9
@@ -63,9 +64,9 @@ def split_of(events: list[Event], options: dict, fraction: Any = None) -> Split:
         "t": torch.tensor([e.time for e in events], dtype=torch.float64),
         "row": torch.arange(len(events)),
     }
-    log = EventLog.build(columns, len(number) + 1, "u", "i", "t")
+    log, _ = sort_interactions(columns, len(number) + 1, "u", "i", "t")
     names = np.array(["", *(f"name{user}" for user in number)])
-    return make_split(log, options, names, ITEMS, fraction)
+    return make_split(log, options, names, ITEMS, fraction)[0]
 
 
 def rows_of(split: Split) -> dict[str, list[tuple[tuple[int, ...], int]]]:
@@ -333,7 +334,7 @@ def test_fractions_are_exact() -> None:
         read_fraction("1e-4000000")  # a text, of which yaml makes no number; read at once
     session = torch.arange(1, 101)
     columns = {"u": session, "i": session, "t": session.double()}
-    log = EventLog.build(columns, 101, "u", "i", "t")
+    log, _ = sort_interactions(columns, 101, "u", "i", "t")
     part = split_sessions(log, [0.29, 0.57])[0]  # 0.29 * 100 is 28.999999999999996 in floats
     assert part.tolist() == [0] * 29 + [1] * 28 + [2] * 43
 
@@ -343,7 +344,7 @@ def test_the_last_users_may_have_no_interactions(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("recbole_pos.data.interactions.CHUNK_INTERACTIONS", 4)
     item = torch.tensor([1, 2, 1, 1])
     columns = {"u": torch.tensor([1, 1, 2, 2]), "i": item, "t": item.double()}
-    log = EventLog.build(columns, 4, "u", "i", "t")
+    log, _ = sort_interactions(columns, 4, "u", "i", "t")
     assert [len(chunk) for _, chunk in log.iterate_chunks()] == [4]
     assert [rows.tolist() for rows in _find_copies(log, True)] == [[3], [2]]
     assert [len(rows) for rows in _find_copies(log.keep(np.zeros(4, dtype=bool)), True)] == [0, 0]
@@ -396,11 +397,10 @@ def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
     frame["timestamp"] = frame["timestamp"] // 25 * 25
     given = {"data_path": str(write_atomic(frame, tmp_path))}
 
-    def read(ties: str) -> PosSequentialDataset:
-        config = PosConfig("FPARec", "tiny", None, {**given, "eval_args": {"ties": ties}})
-        dataset = PosSequentialDataset(config)
-        dataset.build()
-        return dataset
+    def read(ties: str) -> Dataset:
+        return read_dataset(
+            PosConfig("FPARec", "tiny", None, {**given, "eval_args": {"ties": ties}})
+        )
 
     file, one, again, other = map(read, ("file", "random(1)", "random(1)", "random(2)"))
     assert torch.equal(one.log.items, again.log.items)

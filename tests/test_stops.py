@@ -27,8 +27,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import read_result
+from recbole_pos.experiment.folder import RunFolder, read_result
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.study.results import _read_finished_config
 

@@ -17,7 +17,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.cache import capture
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.tables import limits
+from recbole_pos.tables import storage
 from recbole_pos.tables.storage import Storage
 
 EVENTS = 6_000
@@ -56,7 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(folder: Path, name: str, model: str = "PosSASRec", **options: Any) -> Any:
     given = {"data_path": str(folder), "load_col": {"inter": COLUMNS}, "cache": False, **options}
     dataset = read_dataset(PosConfig(model, name, None, given))
-    dataset.build()
     return dataset
 
 
@@ -90,15 +89,15 @@ def test_the_same_to_the_bit(folder: Path, name: str, options: dict[str, Any], m
 
 
 def test_auto_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "get_free_memory", lambda: 4800)
+    monkeypatch.setattr(storage, "get_free_memory", lambda: 4800)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert limits.read_limit("auto") == 2400 and limits.read_limit("1.5 kb") == 1500
+    assert storage.read_limit("auto") == 2400 and storage.read_limit("1.5 kb") == 1500
     assert not Storage(100, 2400).is_on_disk and Storage(101, 2400).is_on_disk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert limits.read_limit("auto") == 1200
+    assert storage.read_limit("auto") == 1200
     for wrong in ("4 horses", -1):
         with pytest.raises(UsageError, match="memory_limit"):
-            limits.read_limit(wrong)
+            storage.read_limit(wrong)
 
 
 def test_a_full_disk_is_one_line(folder: Path, monkeypatch, capsys) -> None:

@@ -235,10 +235,10 @@ def name_run(**options: Any) -> str:
 
 def test_the_digest_of_a_run_is_of_what_changes_its_results():
     """An option at its default is left out, so that one that is new changes no digest."""
-    assert name_run() == name_run(ema_decay=0.0) == name_run(data_path="elsewhere")
+    assert name_run() == name_run(warmup_steps=0) == name_run(data_path="elsewhere")
     config = make_row_config({"model": "FPARec", "dataset": "ml-100k"})
-    del config.plain["ema_decay"]
-    names = [name_run(), name_run(ema_decay=0.5), name_run(hidden_size=32), name_run(seed=1)]
+    del config.plain["warmup_steps"]
+    names = [name_run(), name_run(warmup_steps=5), name_run(hidden_size=32), name_run(seed=1)]
     assert digest_run(config, {"data": "x"}) == names[0]
     names += [digest_run(config, {"data": "y"}), digest_run(config, {"data": "x"}, True)]
     assert len(set(names)) == 6

@@ -18,10 +18,11 @@ from session_logs import CUT, session_log
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
 from recbole_pos.data.loaders import BatchRequirements, make_training_loader
+from recbole_pos.data.recbole_view import read_view
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
 from recbole_pos.model.models import BUILTIN_GENERAL
 
 NUMBERS = [0.7, 0.85]
@@ -167,7 +168,7 @@ def test_leave_one_out_equals_recboles_general_loader(experiment, model: str, mo
     split = {"split": {"LS": mode}}
     made = experiment(model, eval_args=split, repeated_targets="candidate")
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
-    parts = PosDataset(made.config).build()
+    parts = read_view(made.config).build()
     samplers = create_samplers(made.config, parts[0], parts)
     for phase, part, sampler in list(zip(made.loaders, parts, samplers, strict=True))[1:]:
         if made.loaders[phase] is None:
@@ -191,7 +192,7 @@ def test_popular_negatives_that_no_draw_can_give(tmp_path: Path) -> None:
     }
     config = PosConfig("BPR", "tiny", None, {**options, **POPULAR})
     with pytest.raises(UsageError, match="all items that occur in training"):
-        make_training_loader(config, PosDataset(config).build()[0], BatchRequirements())
+        make_training_loader(config, read_view(config).build()[0], BatchRequirements())
 
 
 def test_only_models_that_sample_negatives_refuse_a_user_of_all_items(experiment, tmp_path) -> None:
@@ -231,12 +232,11 @@ def test_one_pass_of_filtering_by_hand(tmp_path: Path) -> None:
     frame = pd.DataFrame(rows, columns=["user_id", "item_id"])
     folder = write_atomic(frame.assign(timestamp=range(len(rows))), tmp_path)
     given = {"data_path": str(folder), "session_filter": {"item": 2, "session": 2}}
-    dataset = PosSequentialDataset(PosConfig("SASRec", "tiny", None, given))
+    dataset = read_dataset(PosConfig("SASRec", "tiny", None, given))
     users, items = (dataset.field2id_token[field] for field in ("user_id", "item_id"))
-    left = dataset.inter_feat
-    left = list(zip(users[left["user_id"]], items[left["item_id"]], strict=True))
+    left = list(zip(users[dataset.log.users], items[dataset.log.items], strict=True))
     assert left == [row for row in rows if row[0] in "abg"]
     assert set(items[1:]) == set("xwv") and len(users) == 4  # what was dropped has no id
     config = PosConfig("SASRec", "tiny", None, {**given, "session_filter": {"item": 9}})
     with pytest.raises(UsageError, match="session_filter"):
-        PosSequentialDataset(config)
+        read_dataset(config)

@@ -62,7 +62,7 @@ def test_same_seed_same_bits(tiny, tmp_path) -> None:
     assert list((whole / "tensorboard").iterdir())
 
 
-FALLING = {"lr_scheduler": "cosine", "warmup_steps": 9, "ema_decay": 0.9}
+FALLING = {"lr_scheduler": "cosine", "warmup_steps": 9}
 AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity", "negatives": 5}
 
 
@@ -131,34 +131,6 @@ def test_a_warm_up_that_does_not_end_is_warned_of(experiment) -> None:
     made = experiment("FPARec", epochs=1, warmup_steps=10_000)
     with pytest.warns(RunWarning, match="warmup_steps: training ends after .* before 10000"):
         made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
-
-
-def test_the_average_of_weights_is_evaluated_and_kept(experiment, monkeypatch) -> None:
-    """Against a loop; training continues with the weights themselves."""
-    made = experiment("FPARec", ema_decay=0.5, epochs=1)
-    trainer, model = made.trainer, made.model
-    own = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step, evaluate, after = trainer._step, trainer.evaluate, []
-
-    def stepped(*given: Any) -> None:
-        step(*given)
-        decay = min(0.5, (len(after) + 1) / (len(after) + 10))
-        for name, p in model.named_parameters():
-            own[name] = decay * own[name] + (1 - decay) * p.detach()
-        after.append({name: p.detach().clone() for name, p in model.named_parameters()})
-
-    def evaluated(*given: Any, **more: Any) -> Any:
-        torch.testing.assert_close(dict(model.named_parameters()), own)
-        return evaluate(*given, **more)
-
-    monkeypatch.setattr(trainer, "_step", stepped)
-    monkeypatch.setattr(trainer, "evaluate", evaluated)
-    trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
-    assert len(after) > 3
-    for name, p in model.named_parameters():
-        assert torch.equal(p, after[-1][name])
-        torch.testing.assert_close(trainer.best_weights["state_dict"][name], own[name])
-        assert not torch.equal(p, own[name])
 
 
 @pytest.fixture(scope="module")

@@ -275,7 +275,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Start from the best weights of a run, add position schemes, and train their parameters
     alone. Options are those of the run; --key value changes them.
     """
-    from recbole_pos.experiment.fine_tune import attach
+    from recbole_pos.experiment.run import attach
 
     settings = read_settings(args, AttachArguments)
     attach(args.trained, args.schemes, overrides, settings=settings)
@@ -295,7 +295,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     interactions and items included. Options are those of the run (epochs: 5); --key value changes
     them.
     """
-    from recbole_pos.experiment.fine_tune import update
+    from recbole_pos.experiment.run import update
 
     settings = read_settings(args, AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
@@ -416,6 +416,90 @@ def _parse_list(words: list[str] | None, name: str) -> Any:
 
     values = ",".join(word.strip("[],") for word in words or ())
     return parse_scalar(f"[{values}]", name) if values else None
+
+
+@_command(
+    "split",
+    option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
+    option("--to FOLDER", "folder to write, or to replace", required=True),
+    option("--config_files YAML...", "configuration", default=[]),
+    configured=True,
+)
+def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    """Write the parts of a split for other toolkits.
+
+    Parquet files of training, validation and test; requests without their targets, and the targets;
+    a README with the protocol. Options of the data (--eval_args, --mask_history) are those of run.
+    """
+    from recbole_pos.referee.split_folder import split
+
+    files = list_config_files(args.config_files)
+    print(split(args.dataset, files, **overrides).to_folder(args.to))
+
+
+@_command(
+    "score",
+    option("FILE...", "lists of another system; several are seeds of it", dest="files"),
+    option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
+    option("--config_files YAML...", "configuration", default=[]),
+    option("--runs RUN_DIR...", "runs to compare with; the first is the reference", default=[]),
+    option("--name NAME", "of the system, in the tables (predictions)", default="predictions"),
+    option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
+    option("--part PART", "test or valid (test)", default="test"),
+    option("--out FOLDER", "also write table.md, table.csv, table.tex, report.html and figures"),
+    configured=True,
+)
+def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    """Score the lists of any system on the targets of a split.
+
+    Parquet, csv, TREC runs and ranx json: user, item and score or rank; or a list for each user.
+    Everything wrong with the lists is counted. With --runs there are differences with intervals.
+    """
+    from recbole_pos.reporter import Reporter
+    from recbole_pos.study.scoring import score
+
+    names = "runs name metrics part".split()
+    given = {name: getattr(args, name) for name in names}
+    files = list_config_files(args.config_files)
+    scored = score(args.files, args.dataset, files, **given, **overrides)
+    scored.show(Reporter())
+    if args.out:
+        scored.write(args.out)
+
+
+@_command(
+    "audit",
+    option("SHOP", "a dataset, or a file of interactions", dest="data"),
+    option("--config_files YAML...", "configuration", default=[]),
+    configured=True,
+)
+def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    """What in a dataset decides how well any model seems to do.
+
+    Copies, ties, cold and repeated targets, leakage in time, and two baselines that learn nothing,
+    under leave-one-out and a split by time, or under --eval_args.
+    """
+    from recbole_pos.referee.audit import audit
+
+    print(audit(args.data, list_config_files(args.config_files), **overrides))
+
+
+@_command(
+    "lists",
+    _RUN_DIR,
+    option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
+    option("-k N", "items of a list (100)", default=100),
+    option("--part PART", "test or valid (test)", default="test"),
+    *_SOURCES,
+)
+def _lists(args: argparse.Namespace) -> None:
+    """Write what a run recommends at the targets that it is tested on.
+
+    The lists that its metrics are made of, for ranx, trec_eval and `recbole-pos score`.
+    """
+    from recbole_pos.referee.run_lists import write_lists
+
+    print(write_lists(args.run_dir, args.out, args.k, args.part, args.data_path))
 
 
 @_command(

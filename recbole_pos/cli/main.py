@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 
 from recbole_pos.cli.commands import make_parser
 from recbole_pos.cli.parser import Parser, parse_overrides, split_options
-from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError
-from recbole_pos.experiment.signals import handle_signals
+from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError, handle_signals
 from recbole_pos.values import shown, suggest
 
 _USUAL_FORMAT = warnings.formatwarning

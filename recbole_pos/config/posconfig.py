@@ -37,9 +37,9 @@ from recbole_pos.config.sources import (
     select_parts,
 )
 from recbole_pos.data.identity import FILTERS
-from recbole_pos.data.item_vectors import make_absolute, to_files
+from recbole_pos.data.item_vectors import make_absolute, to_file
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
@@ -167,7 +167,7 @@ class PosConfig(Config):
         self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
         self._call_options = options
         if "item_vectors" in options:  # vectors in memory become a file
-            options["item_vectors"] = to_files(options["item_vectors"])
+            options["item_vectors"] = to_file(options["item_vectors"])
 
         # Find model and dataset, whose names may stand in a file.
         model_name = ensure_registered(model) if isinstance(model, type) else model

@@ -30,7 +30,7 @@ from pyarrow import csv as csv_reader
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile
-from recbole_pos.tables.limits import read_limit
+from recbole_pos.tables.storage import read_limit
 from recbole_pos.tables.text import is_utf8
 from recbole_pos.values import shown
 

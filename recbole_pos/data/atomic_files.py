@@ -22,9 +22,8 @@ from pyarrow import compute
 from recbole_pos.data.location import KINDS, MISSING, PARQUET
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
-from recbole_pos.tables.limits import read_limit
-from recbole_pos.tables.storage import Storage
-from recbole_pos.tables.text import TextForm, find_form, is_utf8, iterate_lines, write_as_utf8
+from recbole_pos.tables.storage import Storage, read_limit
+from recbole_pos.tables.text import TextForm, find_form, iterate_lines
 from recbole_pos.values import Options, listed, shown
 
 _MISSING = frozenset(MISSING)
@@ -33,7 +32,6 @@ LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
 _BLOCK_LINES = 1 << 16  # that Python reads at a time
 _MAX_UNMERGED_NAMES = 1 << 21  # of a column, about a hundred megabytes
 _MISSING_CODE = -1
-_MAX_TOKEN_BYTES = 1 << 33  # of the array in which RecBole keeps the tokens of a column
 _EXPECTED = {
     "token": "text or whole numbers",
     "float": "numbers (a time as a number, such as seconds since 1970)",
@@ -67,10 +65,10 @@ def read_rows(
     Raises:
         UsageError: for the first row that is wrong, or a file without rows.
     """
-    kinds = {name: files[0].kinds[name] for name in names}
+    first_file = files[0]
+    kinds = {name: first_file.kinds[name] for name in names}
     num_rows = sum(file.num_rows for file in files)
-    storage = storage or Storage()
-    columns = {name: _Column(kind, num_rows, storage) for name, kind in kinds.items()}
+    columns = {name: _Column(kind, num_rows, storage or Storage()) for name, kind in kinds.items()}
     row, sizes = 0, []
     for file in files:
         first_row = row
@@ -85,7 +83,7 @@ def read_rows(
                 f"{file.path} has no line of data; fill it; a .user or .item file may also be "
                 "removed"
             )
-    table = {name: column.finish(name, files[0].path, row) for name, column in columns.items()}
+    table = {name: column.finish(row) for name, column in columns.items()}
     pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
     return pd.DataFrame(table, copy=False), sizes
 
@@ -136,22 +134,14 @@ class _Column:
             self.values[rows] = new_codes[self.values[rows]]
         self.names, self.unmerged = merged[0].dictionary, []
 
-    def finish(self, name: str, path: Path, num_rows: int) -> Any:
-        """Return the column ``name`` of a file, with its first ``num_rows`` cells."""
+    def finish(self, num_rows: int) -> Any:
+        """Return the first ``num_rows`` cells as a column of a table."""
         if self.kind.endswith("seq"):
             return pd.Series(self.lists, dtype=object)
         if self.kind == "float":
             return self.values[:num_rows]
         self._merge_names()
-        names = self.names.to_pylist()
-        longest = max(names, key=len, default="")
-        if 4 * len(longest) * len(names) > _MAX_TOKEN_BYTES:
-            raise UsageError(
-                f"{path}: {name} has {len(names):,} different tokens of up to "
-                f"{len(longest):,} characters ({longest[:40]!r}...), more than can be kept: names "
-                "are kept at the length of the longest. Shorten it, or leave the column out"
-            )
-        categories = pd.Index(names, dtype=object)
+        categories = pd.Index(self.names.to_pylist(), dtype=object)
         return pd.Categorical.from_codes(self.values[:num_rows], categories, validate=False)
 
 
@@ -166,8 +156,6 @@ class AtomicFile:
         self.path, self.seq_separator = path, config["seq_separator"]
         self.memory_limit = read_limit(config["memory_limit"])
         self.kinds: dict[str, str] = {}
-        if self.seq_separator == "":
-            raise UsageError("seq_separator is empty: nothing stands between names or numbers")
 
     @property
     def num_rows(self) -> int:
@@ -214,23 +202,16 @@ class AtomicFile:
 
 
 class TextTable(AtomicFile):
-    """Text whose first line names the columns, with a cell of each in every line."""
+    """Text of UTF-8 whose first line names the columns, with a cell of each in every line."""
 
     def __init__(self, path: Path, config: Options) -> None:
         super().__init__(path, config)
         self.separator = config["field_separator"]
-        self.encoding = config["encoding"] or "utf-8"  # RecBole's own Config has no default
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
             raise UsageError(
                 f"field_separator: {shown(self.separator)} must be one character, and neither a "
                 'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
             )
-        try:
-            "".encode(self.encoding)  # raises for codecs that do not encode text
-        except (LookupError, ValueError) as error:
-            raise UsageError(
-                f"encoding: {shown(self.encoding)} is not one that Python knows"
-            ) from error
         self.header_line = self._read_names()
 
     def _make_line_error(self, line_number: int, problem: str) -> UsageError:
@@ -238,7 +219,7 @@ class TextTable(AtomicFile):
 
     def _read_names(self) -> int:
         """Read names and types of the columns; return the number of their line."""
-        lines = iterate_lines(self.path, self.encoding)
+        lines = iterate_lines(self.path)
         number, line = next(((n, text) for n, text in lines if text.strip()), (0, ""))
         if not line:
             raise UsageError(
@@ -258,28 +239,16 @@ class TextTable(AtomicFile):
         return number
 
     @cached_property
-    def _utf8_copy(self) -> Any:
-        """A temporary file with the text in UTF-8; None if the file itself is UTF-8."""
-        return None if is_utf8(self.encoding) else write_as_utf8(self.path, self.encoding)
-
-    @property
-    def _utf8_path(self) -> Path:
-        return self.path if self._utf8_copy is None else Path(self._utf8_copy.name)
-
-    @cached_property
     def _form(self) -> TextForm | None:
         """The form of the text; None if only Python can read it."""
-        try:
-            return find_form(self._utf8_path, self.header_line, self.separator)
-        except UnicodeError:  # reported with its line by ``_read_slowly``
-            return None
+        return find_form(self.path, self.header_line, self.separator)
 
     @property
     def num_rows(self) -> int:
         """Number of rows, or of lines where some may be blank."""
         if self._form is not None:
             return self._form.num_lines
-        return sum(1 for _ in iterate_lines(self.path, self.encoding))
+        return sum(1 for _ in iterate_lines(self.path))
 
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
         """Yield number of the first row and columns of each block of rows."""
@@ -294,7 +263,7 @@ class TextTable(AtomicFile):
             raise ValueError("a blank line and an empty cell are the same")
         first_row = 0
         options = self.separator, self._form, self.memory_limit
-        for cells in read_text(self._utf8_path, len(self.kinds), *options):
+        for cells in read_text(self.path, len(self.kinds), *options):
             texts = dict(zip(self.kinds, cells, strict=True))
             block = {name: self._convert(kind, texts[name]) for name, kind in kinds.items()}
             yield first_row, block
@@ -303,7 +272,7 @@ class TextTable(AtomicFile):
     def _convert(self, kind: str, texts: pa.Array) -> Any:
         """Return a block of cells as values of a kind, or raise ValueError."""
         if kind == "token":
-            return _drop_missing(texts.dictionary_encode())
+            return _drop_missing(_number_names(texts))
         if kind == "float":
             return _parse_numbers(texts)
         return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
@@ -312,7 +281,7 @@ class TextTable(AtomicFile):
         """Yield blocks that are read line by line."""
         first_row = 0
         columns: Block = {name: [] for name in kinds}
-        for number, line in iterate_lines(self.path, self.encoding):
+        for number, line in iterate_lines(self.path):
             is_blank = self.separator not in line and not line.strip()
             if number <= self.header_line or is_blank:
                 continue
@@ -461,6 +430,21 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray:
     values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
     converted: np.ndarray = values[encoded.indices.fill_null(-1).to_numpy()]
     return converted
+
+
+def _number_names(texts: pa.Array) -> pa.DictionaryArray:
+    """Return names as a dictionary, those that are whole numbers by way of integers.
+
+    Integers are numbered in two thirds of the time. They are the names if they are as long: 007 and
+    -0, which Arrow reads too, are longer than 7 and 0.
+    """
+    with suppress(pa.ArrowInvalid):
+        numbers = texts.cast(pa.int64()).dictionary_encode()
+        names = numbers.dictionary.cast(pa.string())
+        num_digits = compute.sum(compute.binary_length(names).take(numbers.indices))
+        if num_digits.equals(compute.sum(compute.binary_length(texts))):
+            return pa.DictionaryArray.from_arrays(numbers.indices, names)
+    return texts.dictionary_encode()
 
 
 def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:

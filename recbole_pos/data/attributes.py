@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from recbole_pos.data.atomic_files import open_file
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
-from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options, listed, shown, suggest
 
 
 def map_fields_to_tables(dataset: Dataset) -> dict[str, str]:
-    """Return loaded field -> its table (inter, user or item), of a dataset after ``build``."""
-    feats = {"inter": dataset.log.fields, "user": dataset.user_feat, "item": dataset.item_feat}
-    return {field: table for table, feat in feats.items() if feat is not None for field in feat}
+    """Return loaded field -> its table, inter, user or item."""
+    return {field: name for name, table in dataset.tables.items() for field in table}
 
 
 def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ...] = ()) -> str:
@@ -77,8 +77,8 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
         raise UsageError("selected_features: expected at least one field of items")
     for field in fields:
         _require_field(dataset, "selected_features", field, "item")
-        ftype = dataset.field2type[field].value
-        if ftype.startswith("float") and field not in dataset.config["numerical_features"]:
+        kind = dataset.kinds[field]
+        if kind.startswith("float") and field not in dataset.config["numerical_features"]:
             raise UsageError(
                 f"selected_features: {shown(field)} holds numbers, which RecBole embeds only if "
                 f"numerical_features names them; add numerical_features: [{field}], or leave it out"
@@ -98,7 +98,7 @@ def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
 
 
 def _get_column(field: str, table: str, dataset: Dataset) -> Tensor:
-    return (dataset.log.fields if table == "inter" else getattr(dataset, f"{table}_feat"))[field]
+    return dataset.tables[table][field]
 
 
 def read_feature_names(config: Options, option: str) -> list[str]:
@@ -124,9 +124,16 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     return columns
 
 
+def read_history_features(dataset: Dataset) -> Features:
+    """Return the columns that ``event_features`` and ``user_features`` name."""
+    return Features(
+        read_features(dataset, "event_features"), read_features(dataset, "user_features")
+    )
+
+
 def _require_unscaled(config: Options, option: str, field: str) -> None:
-    """Refuse to normalize or discretize a field of numbers that ``option`` standardizes."""
-    for key in ("normalize_field", "discretization", "normalize_all"):
+    """Refuse to normalize a field of numbers that ``option`` standardizes."""
+    for key in ("normalize_field", "normalize_all"):
         value = config[key]
         if value is True or field in (value or ()):
             advice = "set it to False" if value is True else f"take {field} out of it"
@@ -146,7 +153,7 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""
         name = dataset.dataset_name
         raise UsageError(f"{label} is a field of {name}.{actual}, expected one of .{table}{advice}")
-    if dataset.field2type[field].value == "float_seq" and is_strict(dataset.config):
+    if dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
         raise UsageError(
             f"{label} holds vectors; give each number a column of type float, or leave it out"
         )
@@ -158,8 +165,7 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(explain_not_loaded(field, dataset))
-    ftype = dataset.field2type[field].value
-    if fields[field] != "item" or ftype not in ("token", "token_seq"):
+    if fields[field] != "item" or dataset.kinds[field] not in ("token", "token_seq"):
         raise UsageError(
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )

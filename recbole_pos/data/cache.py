@@ -7,44 +7,44 @@ options that preparing them reads, and versions. If one of these changes, there 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import recbole
-import torch
-from recbole.data.interaction import Interaction
-from recbole.utils import FeatureSource, FeatureType
-from recbole.utils.argument_list import dataset_arguments
 
+from recbole_pos.data.dataset import Columns, Dataset, NameIds
 from recbole_pos.data.interactions import EventLog, wrap_read_only
-from recbole_pos.data.loading import NameIds
 from recbole_pos.data.targets import Split
 from recbole_pos.errors import PosError
 from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 7  # raised when the same files and options are prepared otherwise
+FORMAT = 8  # raised when the same files and options are prepared otherwise
 MIN_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
 MAX_CACHES = 4  # caches of a dataset
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
 # The options that preparing reads; a test checks that there are no others.
-_LATER = {"MAX_ITEM_LIST_LENGTH", "ITEM_LIST_LENGTH_FIELD", "LIST_SUFFIX", "NEG_PREFIX"}
-_OWN = {"column_types", "discretization", "encoding", "eval_args", "numerical_features"}
-_OWN |= {"session_filter", "train_fraction", "rm_copies", "target_events", "timestamp_unit"}
-READ = sorted(_OWN | set(dataset_arguments) - _LATER)
+READ = (
+    *("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD", "alias_of_user_id"),
+    *("alias_of_item_id", "benchmark_filename", "column_types"),
+    *("eval_args", "field_separator", "filter_inter_by_user_or_item", "item_inter_num_interval"),
+    *("load_col", "normalize_all", "normalize_field", "numerical_features", "rm_copies"),
+    *("rm_dup_inter", "seq_len", "seq_separator", "session_filter", "target_events"),
+    *("timestamp_unit", "train_fraction", "unload_col", "unused_col", "user_inter_num_interval"),
+    "val_interval",
+)
 # Attributes of a dataset that are kept as they are.
-_KEPT = ("field2seqlen", "field2bucketnum", "feat_name_list", "identity", "user_counts", "missing")
+_KEPT = ("kinds", "identity", "user_counts", "missing")
 _ARRAY = "array"  # key of a mapping in json that stands for an array
 
 
@@ -85,19 +85,19 @@ class Cache:
         except RuntimeError:  # there is no home folder
             return None
 
-    def load_into(self, dataset: Any) -> bool:
-        """Restore a dataset and the warnings of reading it; return whether there is a cache."""
+    def load(self, config: Options) -> Dataset | None:
+        """Return the dataset that is kept, and log the warnings of reading it; None without one."""
         try:
             content = _read_arrays(self.path)
-            restore(dataset, content["state"])
+            dataset = restore(content["state"], config)
             os.utime(self.path)  # caches used longest ago are removed first
         except Exception:  # there is none, or it is damaged and replaced by the next one
-            return False
+            return None
         for message in content["warnings"]:
-            dataset.logger.warning(message)
-        return True
+            logging.getLogger().warning(message)
+        return dataset
 
-    def save(self, dataset: Any, warnings: list[str]) -> None:
+    def save(self, dataset: Dataset, warnings: list[str]) -> None:
         """Write the prepared data and the warnings of reading them; log a failure."""
         try:
             if _read_states(self.files) != self.states:
@@ -124,62 +124,49 @@ def find_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recbole-pos"
 
 
-def capture(dataset: Any) -> dict[str, Any]:
+def capture(dataset: Dataset) -> dict[str, Any]:
     """Return a prepared dataset (filtered, numbered, sorted, split) as arrays and plain values."""
-    split, tokens = dataset.split, dataset.field2id_token
+    split, names = dataset.split, dataset.field2id_token
     # fields that share names have them in one array under the first of them
-    first = {id(names): field for field, names in reversed(tokens.items())}
-    tables = {name: getattr(dataset, name).interaction for name in dataset.feat_name_list[1:]}
+    first = {id(column): field for field, column in reversed(names.items())}
     return {
         **{name: getattr(dataset, name) for name in _KEPT},
-        "log": {field: column.numpy() for field, column in split.log.fields.items()},
         "offsets": split.log.offsets,
         "summary": split.summary,
         "part": split.part,
         "is_target": split.is_target,
         "tables": {
             name: {field: column.numpy() for field, column in table.items()}
-            for name, table in tables.items()
+            for name, table in dataset.tables.items()
         },
-        "types": {field: kind.value for field, kind in dataset.field2type.items()},
-        "sources": {
-            field: (isinstance(source, FeatureSource), getattr(source, "value", source))
-            for field, source in dataset.field2source.items()
-        },
-        "alias": {name: list(fields) for name, fields in dataset.alias.items()},
-        "rest": list(dataset._rest_fields),
-        "names": {field: tokens[field] for field in first.values()},
-        "sharing": {field: first[id(names)] for field, names in tokens.items()},
+        "names": {field: names[field] for field in first.values()},
+        "sharing": {field: first[id(column)] for field, column in names.items()},
     }
 
 
-def restore(dataset: Any, state: dict[str, Any]) -> None:
-    """Set the state of a dataset, before it has read its files, to one of :func:`capture`."""
+def restore(state: dict[str, Any], config: Options) -> Dataset:
+    """Return the dataset of a :func:`capture`, under the options of training in ``config``."""
     names = state["names"]
     ids = {field: NameIds(column) for field, column in names.items()}
-    fields = (dataset.uid_field, dataset.iid_field, dataset.time_field)
-    masks = {field: mask for field, mask in state["missing"].items() if field in state["log"]}
-    log = EventLog(_to_tensors(state["log"]), state["offsets"], *fields, masks)
-    values = {
-        **{name: state[name] for name in _KEPT},
-        "field2type": {field: FeatureType(kind) for field, kind in state["types"].items()},
-        "field2source": {
-            field: FeatureSource(source) if is_enum else source
-            for field, (is_enum, source) in state["sources"].items()
-        },
-        "alias": {name: np.array(fields) for name, fields in state["alias"].items()},
-        "_rest_fields": np.array(state["rest"]),
-        "field2id_token": {field: names[source] for field, source in state["sharing"].items()},
-        "field2token_id": {field: ids[source] for field, source in state["sharing"].items()},
-        "split": Split(log, state["part"], state["is_target"], state["summary"]),
-        "user_feat": None,
-        "item_feat": None,
-        **{name: Interaction(_to_tensors(table)) for name, table in state["tables"].items()},
-    }
-    vars(dataset).update(values)
+    tables = {name: _to_tensors(table) for name, table in state["tables"].items()}
+    keys = (config[f"{name}_FIELD"] for name in ("USER_ID", "ITEM_ID", "TIME"))
+    log = EventLog(tables["inter"], state["offsets"], *keys)
+    dataset = Dataset(
+        config=config,
+        kinds=state["kinds"],
+        field2id_token={field: names[source] for field, source in state["sharing"].items()},
+        field2token_id={field: ids[source] for field, source in state["sharing"].items()},
+        user_feat=tables.get("user"),
+        item_feat=tables.get("item"),
+        missing=state["missing"],
+        user_counts=state["user_counts"],
+        split=Split(log, state["part"], state["is_target"], state["summary"]),
+    )
+    dataset.identity = state["identity"]
+    return dataset
 
 
-def _to_tensors(columns: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+def _to_tensors(columns: dict[str, np.ndarray]) -> Columns:
     return {field: wrap_read_only(column) for field, column in columns.items()}
 
 
@@ -225,19 +212,6 @@ def _read_arrays(path: Path) -> Any:
         return array.reshape(value["shape"])
 
     return json.loads(reader.schema.metadata[b"content"], object_hook=find_array)
-
-
-@contextlib.contextmanager
-def collect_warnings(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect the messages of warnings, which the cache keeps, for use in a ``with`` block."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(handler)
 
 
 def _digest(text: str) -> str:

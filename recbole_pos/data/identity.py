@@ -15,16 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from recbole.data.interaction import Interaction
 from torch import Tensor
 
-from recbole_pos.data.attributes import map_fields_to_tables
-from recbole_pos.data.clock import counts_time
-from recbole_pos.data.interactions import EventLog
-from recbole_pos.data.loading import NameIds, spell_out
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset, NameIds
+from recbole_pos.data.interactions import counts_time, sort_interactions
+from recbole_pos.data.loading import spell_out
 from recbole_pos.data.splits import TEST
-from recbole_pos.data.targets import Split
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
 
@@ -36,37 +32,6 @@ FILTERS = (
 )
 _COLUMNS = ("field", "token", "events")
 _COUNTS_TIME = "counts_time"
-
-
-def compute_identity(dataset: Dataset) -> dict[str, Any]:
-    """Return digests of a dataset after ``build``.
-
-    ``data`` is the one of items, sequences and split, joined with that of times; ``fields`` has by
-    name those of all other loaded fields: their values, missing cells and tokens.
-    """
-    log = dataset.log
-    log_fields = {log.user_field, log.item_field, log.time_field}
-    sequences = _digest(dataset, log.item_field, log.items.numpy(), log.offsets, dataset.part)
-    columns: dict[str, np.ndarray] = {}
-    for feat in (log.fields, dataset.user_feat, dataset.item_feat):
-        if feat is not None:
-            columns |= {field: feat[field].numpy() for field in feat}
-    return {
-        "data": sequences + _digest(dataset, "", log.times.numpy()),
-        "fields": {
-            field: _digest(dataset, field, columns[field], dataset.missing.get(field, np.empty(0)))
-            for field in sorted(columns.keys() - log_fields)
-        },
-    }
-
-
-def _digest(dataset: Dataset, field: str, *columns: np.ndarray) -> str:
-    """Return the hexadecimal digest of the tokens of a field and of the bytes of arrays."""
-    tokens = "\n".join(map(str, dataset.field2id_token.get(field, ())))
-    digest = hashlib.blake2b(tokens.encode(), digest_size=16)
-    for column in columns:
-        digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -85,13 +50,13 @@ def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Names and counts of a dataset after ``build``.
+    """Names and counts of a dataset.
 
     Attributes:
         tokens: field of type token -> [ids] names of the field, padding first.
         user_counts: [users] int64 interactions of each user before the split left any out, by id.
         popularity: [items] int64 training interactions of each item, by id.
-        counts_time: see :func:`~recbole_pos.data.clock.counts_time`.
+        counts_time: see :func:`~recbole_pos.data.interactions.counts_time`.
     """
 
     tokens: dict[str, np.ndarray]
@@ -100,12 +65,10 @@ class Vocabulary:
     counts_time: bool | None = None
 
     @classmethod
-    def from_dataset(cls, dataset: Any) -> Vocabulary:
-        """Return the names and counts of a dataset after ``build``."""
-        loaded = map_fields_to_tables(dataset)
-        tokens = {f: names for f, names in dataset.field2id_token.items() if f in loaded}
+    def from_dataset(cls, dataset: Dataset) -> Vocabulary:
+        """Return the names and counts of a dataset."""
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
-        return cls(tokens, dataset.user_counts, dataset.popularity, is_dated)
+        return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, is_dated)
 
     @property
     def digest(self) -> str:
@@ -170,7 +133,8 @@ class Vocabulary:
         """Return [interactions] bool: whether each is one of the interactions counted here.
 
         These are the ``user_counts`` oldest ones of each known user. ``users`` and ``times`` are
-        [interactions] names and times in the order of the file.
+        [interactions] names and times in the order of the file. For example, of a user who had two
+        interactions and now has them at the times [5, 1, 3], these are the last two.
         """
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
         order = np.lexsort((times.to_numpy(), user_ids))  # stable: file order breaks ties
@@ -259,64 +223,58 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     return table
 
 
-def extend_log(dataset: Any, later: HeldOut, has_new_users: bool) -> Any:
-    """Return a copy of a dataset, after ``build``, whose log includes later interactions.
+def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset:
+    """Return a copy of a dataset whose log includes later interactions.
 
     These are history only. With ``has_new_users`` new users are added, without attributes.
     """
-    extended = copy.copy(dataset)
-    extended.identity = dataset.identity  # weights learned from the known data fit
     user_field, interactions = dataset.uid_field, later.interactions
     names = dataset.field2id_token[user_field]
     if has_new_users:
         names = np.append(names, later.users)
     else:
         interactions = interactions[interactions[user_field].isin(names)]
+    num_new = len(names) - dataset.user_num
+
+    extended = copy.copy(dataset)
+    extended.identity = dataset.identity  # weights learned from the known data fit
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: NameIds(names)}
-    masks = dict(dataset.missing)
-    users = dataset.user_feat
-    num_new = len(names) - dataset.user_num
-    if num_new and users is not None:
-        columns = {
+    extended.missing = dict(dataset.missing)
+    if num_new and dataset.user_feat is not None:
+        extended.user_feat = {
             field: torch.cat((column, column.new_zeros((num_new, *column.shape[1:]))))
-            for field, column in users.interaction.items()
+            for field, column in dataset.user_feat.items()
         }
-        extended.user_feat = Interaction({**columns, user_field: torch.arange(len(names))})
-        for field in masks.keys() & columns.keys():
-            masks[field] = np.append(masks[field], np.ones(num_new, dtype=bool))
-    extended.split = _extend_split(extended, interactions)
-    extended.missing = masks | extended.log.missing
+        extended.user_feat[user_field] = torch.arange(len(names))
+        for field in dataset.missing.keys() & extended.user_feat.keys():
+            none_there = np.ones(num_new, dtype=bool)
+            extended.missing[field] = np.append(dataset.missing[field], none_there)
+    _add_later(extended, interactions)
     return extended
 
 
-def _extend_split(dataset: Any, interactions: pd.DataFrame) -> Split:
-    """Return the split with later interactions in the log, none of which is a target."""
+def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
+    """Add later interactions, none of which is a target, to the log of a copied dataset."""
     log, split, num_later = dataset.log, dataset.split, len(interactions)
-    columns, missing = {}, {}
+    columns = {}
     for field, column in log.fields.items():
         ids = dataset.field2token_id.get(field)
         cells = _read_later(interactions, field, column, ids, dataset.config)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
-            mask = log.missing.get(field, np.zeros(len(log), dtype=bool))
-            missing[field] = np.append(mask, is_missing.numpy())
+            mask = dataset.missing.get(field, np.zeros(len(log), dtype=bool))
+            dataset.missing[field] = np.append(mask, is_missing.numpy())
         columns[field] = torch.cat((column, cells))
-    extended = EventLog.build(
-        columns,
-        len(dataset.field2id_token[log.user_field]),
-        *(log.user_field, log.item_field, log.time_field),
-        missing=missing,
-        given_part=np.append(split.part, np.full(num_later, TEST, np.int8)),
-        is_selected=np.append(split.is_target, np.zeros(num_later, dtype=bool)),
-    )
-    return replace(
-        split,
-        log=replace(extended, given_part=None, is_selected=None),
-        part=extended.given_part,
-        is_target=extended.is_selected,
-    )
+
+    part = np.append(split.part, np.full(num_later, TEST, np.int8))
+    is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
+    names = log.user_field, log.item_field, log.time_field
+    extended, order = sort_interactions(columns, dataset.user_num, *names, given_part=part)
+    for field in dataset.missing.keys() & extended.fields.keys():
+        dataset.missing[field] = dataset.missing[field][order]
+    dataset.split = replace(split, log=extended, part=part[order], is_target=is_target[order])
 
 
 def _read_later(
@@ -336,21 +294,20 @@ def _read_later(
     if ids is not None:
         return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
     # the run does not keep the scale of its values, so later ones cannot be scaled alike
-    options = (config["normalize_field"], config["discretization"])
-    is_scaled = config["normalize_all"] or any(field in (option or ()) for option in options)
+    is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
     if is_scaled and field != config["TIME_FIELD"]:
         return empty.fill_(torch.nan) if column.is_floating_point() else empty
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
     return torch.from_numpy(numbers).to(column.dtype)
 
 
-def count_dataset(dataset: Any) -> dict[str, int]:
-    """Return the numbers of users, items and interactions of a dataset after ``build``."""
+def count_dataset(dataset: Dataset) -> dict[str, int]:
+    """Return the numbers of users, items and interactions of a dataset."""
     users, items = dataset.user_num - 1, dataset.item_num - 1
     return {"users": users, "items": items, "events": len(dataset.log)}
 
 
-def require_counts(name: str, expected: Mapping[str, int], dataset: Any) -> None:
+def require_counts(name: str, expected: Mapping[str, int], dataset: Dataset) -> None:
     """Refuse a dataset whose counts differ from those of the public dataset of its name."""
     actual = count_dataset(dataset)
     for unit, count in expected.items():

@@ -1,22 +1,30 @@
-"""EventLog: every interaction once, in flat arrays sorted by user and time."""
+"""EventLog: every interaction once, in arrays sorted by user and time; and checks of its times.
+
+``sort_interactions`` makes the log of the columns of a file, ``check_clock`` looks whether the time
+field holds clock times, for models that read it.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage
+from recbole_pos.values import SECONDS, shown
 
 # About how many interactions a chunk of a log has that is processed chunk by chunk: few enough that
 # a table of their pairs of user and item stays in the cache of a processor.
 CHUNK_INTERACTIONS = 1 << 17
+YEAR = 365.25 * 86400  # seconds
 _NUM_PARTS = 3  # training, validation and test
 
 
@@ -27,11 +35,6 @@ class EventLog:
     Attributes:
         fields: name -> [interactions] or [interactions, s] tensor, one per interaction field.
         offsets: [users + 1] int64; the interactions of user u are offsets[u] : offsets[u + 1].
-        missing: field of type float -> [interactions] bool, which cells had no number; a field
-            without missing cells need not be there.
-        given_part: [interactions] int8 TRAIN, VALID or TEST, until the log is split, if there is a
-            file for each part; else None.
-        is_selected: [interactions] bool, which ``target_events`` selects; None for all.
     """
 
     fields: dict[str, Tensor]
@@ -39,70 +42,6 @@ class EventLog:
     user_field: str
     item_field: str
     time_field: str
-    missing: dict[str, np.ndarray] = field(default_factory=dict)
-    given_part: np.ndarray | None = None
-    is_selected: np.ndarray | None = None
-
-    @classmethod
-    def build(
-        cls,
-        fields: dict[str, Tensor],
-        num_users: int,
-        user_field: str,
-        item_field: str,
-        time_field: str,
-        storage: Storage | None = None,
-        tie_seed: int | None = None,
-        **known: Any,
-    ) -> EventLog:
-        """Sort the columns of an interaction table.
-
-        Args:
-            fields: columns in file order, taken out one by one so that memory holds each once; the
-                time column must be exact (float64 or int64).
-            num_users: number of user ids, padding included.
-            user_field, item_field, time_field: names of these columns.
-            storage: space for the sorted columns; memory if None.
-            tie_seed: random state of the order of a user's interactions at the same time; None for
-                that of the file.
-            known: ``missing``, ``given_part`` and ``is_selected``, in file order.
-
-        Raises:
-            TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
-        """
-        dtype = fields[time_field].dtype
-        if dtype not in (torch.float64, torch.int64):
-            raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
-        storage = storage or Storage()
-        unsorted = cls({}, np.zeros(1, np.int64), user_field, item_field, time_field, **known)
-        rows: Any = slice(None)
-        if tie_seed is not None:  # sorting is stable, so only ties keep the random order
-            rows = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
-        users, times = fields[user_field].numpy()[rows], fields[time_field].numpy()[rows]
-        part = None if unsorted.given_part is None else unsorted.given_part[rows]
-        order, offsets = sort_by_user(users, times, part, num_users, storage)
-        if tie_seed is not None:
-            order = rows[order]
-        del users, times  # so that each column is freed as soon as it is sorted
-        columns = {}
-        for name in list(fields):
-            column = fields.pop(name).numpy()
-            sorted_column = storage.empty(column.shape, column.dtype)
-            if name == user_field:  # the sorted users follow from their numbers of interactions
-                sorted_column[:] = np.repeat(np.arange(num_users), np.diff(offsets))
-            else:
-                np.take(column, order, axis=0, out=sorted_column, mode="clip")  # "raise" copies
-            columns[name] = torch.from_numpy(sorted_column)
-        return replace(unsorted._select_known(order), fields=columns, offsets=offsets)
-
-    def _select_known(self, rows: np.ndarray | slice) -> EventLog:
-        """Return the log with only some rows of what is known besides its fields."""
-        return replace(
-            self,
-            missing={name: mask[rows] for name, mask in self.missing.items()},
-            given_part=None if self.given_part is None else self.given_part[rows],
-            is_selected=None if self.is_selected is None else self.is_selected[rows],
-        )
 
     def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
         """Yield the rows and the log of each chunk of whole users, to save memory."""
@@ -113,16 +52,14 @@ class EventLog:
             if rows.start == rows.stop:  # the last users may have no interactions
                 continue
             fields = {name: column[rows] for name, column in self.fields.items()}
-            chunk = replace(self, fields=fields, offsets=offsets - offsets[0])
-            yield rows, chunk._select_known(rows)
+            yield rows, replace(self, fields=fields, offsets=offsets - offsets[0])
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
         rows = torch.from_numpy(np.flatnonzero(mask))
         num_before = np.concatenate(([0], np.cumsum(mask)))
         fields = {name: column.index_select(0, rows) for name, column in self.fields.items()}
-        kept = replace(self, fields=fields, offsets=num_before[self.offsets])
-        return kept._select_known(rows.numpy())
+        return replace(self, fields=fields, offsets=num_before[self.offsets])
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -168,21 +105,74 @@ class EventLog:
         mask[self.offsets[:-1][self.lengths > 0]] = False
         return mask
 
-    @property
-    def possible_targets(self) -> np.ndarray:
-        """[interactions] bool: those with a history that ``target_events`` selects."""
-        return self.has_history & (True if self.is_selected is None else self.is_selected)
-
-    def count_targets(self) -> tuple[np.ndarray, np.ndarray]:
+    def count_targets(self, is_possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return how many possible targets the user of each interaction has: in all, and up to it.
 
-        Both are [interactions] int64; the latter include the interaction.
+        Both are [interactions] int64; the latter include the interaction. ``is_possible`` is
+        [interactions] bool. For example, a user with [False, True, True] has the numbers [2, 2, 2]
+        and [0, 1, 2].
         """
-        num_before = np.concatenate(([0], np.cumsum(self.possible_targets)))
+        num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]
         start = self.starts
         end = np.repeat(self.offsets[1:], self.lengths)
         return num_before[end] - num_before[start], num_until - num_before[start]
+
+
+def sort_interactions(
+    fields: dict[str, Tensor],
+    num_users: int,
+    user_field: str,
+    item_field: str,
+    time_field: str,
+    storage: Storage | None = None,
+    tie_seed: int | None = None,
+    given_part: np.ndarray | None = None,
+) -> tuple[EventLog, np.ndarray]:
+    """Sort the columns of an interaction table into a log.
+
+    Args:
+        fields: columns in file order, taken out one by one so that memory holds each once; the time
+            column must be exact (float64 or int64).
+        num_users: number of user ids, padding included.
+        user_field, item_field, time_field: names of these columns.
+        storage: space for the sorted columns; memory if None.
+        tie_seed: random state of the order of a user's interactions at the same time; None for that
+            of the file.
+        given_part: [interactions] TRAIN, VALID or TEST in file order, if there is a file for each
+            part: a user's interactions are then sorted by part first.
+
+    Returns:
+        The log, and the row in the file of each of its interactions, [interactions] int64.
+
+    Raises:
+        TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
+    """
+    dtype = fields[time_field].dtype
+    if dtype not in (torch.float64, torch.int64):
+        raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
+    storage = storage or Storage()
+
+    rows: Any = slice(None)
+    if tie_seed is not None:  # sorting is stable, so only ties keep the random order
+        rows = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
+    users, times = fields[user_field].numpy()[rows], fields[time_field].numpy()[rows]
+    part = None if given_part is None else given_part[rows]
+    order, offsets = sort_by_user(users, times, part, num_users, storage)
+    if tie_seed is not None:
+        order = rows[order]
+    del users, times  # so that each column is freed as soon as it is sorted
+
+    columns = {}
+    for name in list(fields):
+        column = fields.pop(name).numpy()
+        sorted_column = storage.empty(column.shape, column.dtype)
+        if name == user_field:  # the sorted users follow from their numbers of interactions
+            sorted_column[:] = np.repeat(np.arange(num_users), np.diff(offsets))
+        else:
+            np.take(column, order, axis=0, out=sorted_column, mode="clip")  # "raise" copies
+        columns[name] = torch.from_numpy(sorted_column)
+    return EventLog(columns, offsets, user_field, item_field, time_field), order
 
 
 def sort_by_user(
@@ -237,3 +227,98 @@ def wrap_read_only(column: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(column)
+
+
+def counts_time(times: np.ndarray, unit: str) -> bool | None:
+    """Return whether times, in ``unit`` since 1970, are dates from 1971 to 2100; None without any.
+
+    Other numbers only order the interactions, as a running number does.
+    """
+    if not len(times):
+        return None
+    first, last = (float(x) * SECONDS[unit] / YEAR for x in (times.min(), times.max()))
+    return 1 < first and last < 2100 - 1970
+
+
+def check_clock(
+    log: EventLog,
+    unit: str,
+    shortest_period: float | None = None,
+    instead: str = "take a scheme without time such as rope or learned",
+    across: bool = False,
+) -> list[str]:
+    """Check the times of all interactions before a time-aware model is built.
+
+    Args:
+        log: the interactions.
+        unit: unit of the time field, ``timestamp_unit``.
+        shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
+        instead: alternative to advise where times are unusable.
+        across: whether the model compares times of different users only.
+
+    Returns:
+        Warnings to show before training.
+
+    Raises:
+        UsageError: if no user has two different times; with ``across``, if all are the same.
+    """
+    name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
+    distinct = np.unique(times)
+    steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user
+    steps = steps[steps != 0]
+    advice = f"set TIME_FIELD to a column of clock times, or {instead}"
+    if len(steps) == 0:
+        if across and len(distinct) > 1:
+            return []
+        raise UsageError(
+            f"{name} is the same for all interactions of a user: there is no time to learn from; "
+            f"{advice}"
+        )
+    is_numbering = len(distinct) == len(times) == distinct[-1] - distinct[0] + 1
+    if is_numbering or (steps == steps[0]).all():
+        return [
+            f"{name} looks like a running number, not like clock time: a time-aware model learns "
+            f"no more from it than from order; {advice}"
+        ]
+    warnings = []
+    first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
+    if first < 1971 or last > 2100:
+        warnings.append(
+            f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "
+            f"it counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it "
+            f"only numbers interactions: {advice}; if it counts from another day than 1970-01-01, "
+            "its years do not matter"
+        )
+    resolution = float(np.diff(distinct).min()) * SECONDS[unit]
+    # Nyquist: a period needs at least two distinguishable times
+    if shortest_period is not None and shortest_period < 2 * resolution:
+        warnings.append(
+            f"{name}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
+            f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
+            f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
+            "set)"
+        )
+    return warnings
+
+
+def require_order(log: EventLog, readers: str, instead: str) -> None:
+    """Refuse times that fall along a user's history, as they may from one given part to the next.
+
+    Args:
+        log: the interactions.
+        readers: what assumes that times never fall, as an option with its value.
+        instead: alternative to advise.
+    """
+    users = log.users.numpy()
+    falls = (np.diff(log.times.numpy()) < 0) & (users[1:] == users[:-1])
+    if falls.any():
+        num_users = len(np.unique(users[1:][falls]))
+        raise UsageError(
+            f"{shown(log.time_field)}: the times of {num_users:,} users fall from one part of "
+            f"benchmark_filename to the next, and {readers} needs times that never fall; give "
+            f"parts that follow each other in time, or {instead}"
+        )
+
+
+def _show_year(year: float) -> str:
+    return str(math.floor(year)) if abs(year) < 1e6 else f"{year:.0e}"

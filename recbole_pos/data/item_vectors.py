@@ -1,4 +1,4 @@
-"""Content vectors of items, made elsewhere: files of names and numbers, put in the order of ids.
+"""Content vectors of items, made elsewhere: a file of names and numbers, put in the order of ids.
 
 ``.npy`` files are mapped and ``.parquet`` files read in parts, so that memory holds only the rows
 of known items, once.
@@ -6,10 +6,9 @@ of known items, once.
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -46,35 +45,33 @@ class VectorFile(NamedTuple):
     blocks: Iterable[tuple[np.ndarray, np.ndarray]]
 
 
-def open_files(source: Any, item_field: str) -> list[VectorFile]:
-    """Open the files of ``item_vectors``; ``source`` is a path, or paths by name.
+def open_vectors(source: str | Path, item_field: str) -> VectorFile:
+    """Open the file of ``item_vectors``.
 
     Raises:
-        UsageError: if a file cannot be read, or holds something else than vectors with names.
+        UsageError: if it cannot be read, or holds something else than vectors with names.
     """
-    files = []
-    for path in map(Path, source.values() if isinstance(source, Mapping) else [source]):
-        if path.suffix not in (".npy", ".parquet"):
-            raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
-        with _explain_read_errors(path):
-            is_matrix = path.suffix == ".npy"
-            file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
-        if file.names.has_duplicates:
-            repeated = file.names[file.names.duplicated()][0]
-            raise UsageError(f"item_vectors: {path}: {shown(repeated)} has more than one vector")
-        files.append(file)
-    return files
+    path = Path(source)
+    if path.suffix not in (".npy", ".parquet"):
+        raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
+    with _explain_read_errors(path):
+        is_matrix = path.suffix == ".npy"
+        file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
+    if file.names.has_duplicates:
+        repeated = file.names[file.names.duplicated()][0]
+        raise UsageError(f"item_vectors: {path}: {shown(repeated)} has more than one vector")
+    return file
 
 
 def _open_matrix(path: Path) -> VectorFile:
     """Open a matrix in a .npy file, and its names in a .txt file beside it."""
     values = open_memmap(path, mode="r")
-    names_file = path.with_suffix(".txt")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
             f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
             f"{list(values.shape)} of {values.dtype}"
         )
+    names_file = path.with_suffix(".txt")
     with _explain_read_errors(names_file):
         text = names_file.read_text(encoding="utf-8-sig")
     names = text.removesuffix("\n").split("\n") if text else []
@@ -85,8 +82,8 @@ def _open_matrix(path: Path) -> VectorFile:
             f"{num_rows:,} rows; they must be as many"
         )
     step = max(1, _BLOCK_NUMBERS // max(size, 1))
-    ranges = (np.arange(i, min(i + step, num_rows)) for i in range(0, num_rows, step))
-    blocks = ((rows, values[rows[0] : rows[-1] + 1]) for rows in ranges)
+    starts = range(0, num_rows, step)
+    blocks = ((np.arange(i, min(i + step, num_rows)), values[i : i + step]) for i in starts)
     return VectorFile(path, pd.Index(names), size, blocks)
 
 
@@ -94,66 +91,63 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
     """Open a parquet table with a column of names and one of lists."""
     file = pq.ParquetFile(path, memory_map=True)
     schema = file.schema_arrow
-    list_columns = [field.name for field in schema if _is_vector(field.type)]
-    key_columns = [field.name for field in schema if field.name not in list_columns]
-    has_key = len(key_columns) == 1 or item_field in key_columns
-    if len(list_columns) != 1 or not has_key:
+    lists = [column.name for column in schema if is_list_type(column.type)]
+    keys = [column.name for column in schema if column.name not in lists]
+    if len(lists) != 1 or not (len(keys) == 1 or item_field in keys):
         raise UsageError(
             f"item_vectors: {path}: expected a column of names ({item_field}) and one of lists of "
-            f"numbers, found {', '.join(f'{field.name}: {field.type}' for field in schema)}"
+            f"numbers, found {', '.join(f'{column.name}: {column.type}' for column in schema)}"
         )
-    key = item_field if item_field in key_columns else key_columns[0]
-    names = file.read([key]).column(0).cast(pa.string())
-    if names.null_count:
-        raise UsageError(f"item_vectors: {path}: {names.null_count:,} rows have no {key}")
-    blocks = _read_lists(path, file, list_columns[0])
-    first = list(itertools.islice(blocks, 1))
-    size = first[0][1].shape[1] if first else 0
-    return VectorFile(path, pd.Index(names.to_pandas()), size, itertools.chain(first, blocks))
+    key = item_field if item_field in keys else keys[0]
+    names = file.read([key]).column(0).cast(pa.string()).to_pandas()
+    vectors = lists[0]
+    sizes = (
+        compute.max(compute.list_value_length(batch.column(0))).as_py() or 0
+        for batch in file.iter_batches(1024, columns=[vectors])
+    )
+    size = next((size for size in sizes if size), 0)
+    return VectorFile(path, pd.Index(names), size, _read_lists(path, file, vectors, size))
 
 
 def _read_lists(
-    path: Path, file: pq.ParquetFile, column: str
+    path: Path, file: pq.ParquetFile, column: str, size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield rows [r] and vectors [r, size] of a column of lists, block by block."""
-    first_row, size = 0, 0
+    first_row = 0
     for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
         sizes = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(sizes)
-        if len(rows):
-            size = size or int(sizes[rows[0]])
-            if (is_wrong := sizes[rows] != size).any():
-                row = rows[is_wrong.argmax()]
-                raise UsageError(
-                    f"item_vectors: {path}, row {first_row + row + 1:,}: the vector has "
-                    f"{sizes[row]:,} numbers, others have {size:,}; all must have as many"
-                )
-            flat = lists.filter(pa.array(sizes > 0)).flatten()
-            yield first_row + rows, flat.to_numpy(zero_copy_only=False).reshape(-1, size)
+        if (is_wrong := (sizes != size) & (sizes > 0)).any():
+            row = is_wrong.argmax()
+            raise UsageError(
+                f"item_vectors: {path}, row {first_row + row + 1:,}: the vector has "
+                f"{sizes[row]:,} numbers, others have {size:,}; all must have as many"
+            )
+        flat = lists.filter(pa.array(sizes > 0)).flatten().to_numpy(zero_copy_only=False)
+        yield first_row + np.flatnonzero(sizes), flat.reshape(-1, max(size, 1))
         first_row += len(batch)
 
 
 def read_vectors(
-    source: Any, names: np.ndarray, item_field: str, out: Path | None = None
+    source: str | Path, names: np.ndarray, item_field: str, out: Path | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """Read the vectors of items, concatenated if ``item_vectors`` names several files.
+    """Read the vectors of items.
 
     Args:
-        source: ``item_vectors``: a path, or paths by name.
+        source: the file in ``item_vectors``.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
         out: a .npy file to write the vectors to; they are in memory if None.
 
     Returns:
-        [n, size] float32 vectors, zeros where no file has the name; and a sentence on each file
-        that has fewer or other items.
+        [n, size] float32 vectors, zeros where the file has no name; and a list with a sentence on a
+        file that has fewer or other items.
 
     Raises:
-        UsageError: if a file cannot be read, a number is not finite, or no item has a vector.
+        UsageError: if the file cannot be read, a number is not finite, or no item has a vector.
     """
-    files = open_files(source, item_field)
-    shape = len(names), sum(file.size for file in files)
+    file = open_vectors(source, item_field)
+    shape = len(names), file.size
     vectors: np.ndarray
     if out is None:
         vectors = np.zeros(shape, np.float32)
@@ -162,21 +156,17 @@ def read_vectors(
         if hasattr(os, "posix_fallocate"):  # a full disk would end the process later
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
-    notices = []
-    first_column = 0
-    for file in files:
-        num_found = _copy_vectors(file, names, vectors[:, first_column : first_column + file.size])
-        first_column += file.size
-        num_items = len(names) - 1
-        num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
-        notice = f"{file.path.name}: {file.size:,} numbers for {num_found:,} of {num_items:,} items"
-        if num_found < num_items:
-            notice += f"; {num_items - num_found:,} have none, and zeros in place of it"
-        if num_unknown:
-            notice += f"; {num_unknown:,} names of the file are of no item of the dataset"
-        if num_found < num_items or num_unknown:
-            notices.append(f"item_vectors: {notice}")
-    return vectors, notices
+    num_found, num_items = _copy_vectors(file, names, vectors), len(names) - 1
+    num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
+    if num_found == num_items and not num_unknown:
+        return vectors, []
+
+    notice = f"{file.path.name}: {file.size:,} numbers for {num_found:,} of {num_items:,} items"
+    if num_found < num_items:
+        notice += f"; {num_items - num_found:,} have none, and zeros in place of it"
+    if num_unknown:
+        notice += f"; {num_unknown:,} names of the file are of no item of the dataset"
+    return vectors, [f"item_vectors: {notice}"]
 
 
 def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray) -> int:
@@ -212,19 +202,18 @@ def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray)
 
 
 def read_new_vectors(
-    source: Any, known: Mapping[str, int], item_field: str
+    source: str | Path, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
-    names_in_files = itertools.chain(*(file.names for file in open_files(source, item_field)))
     excluded = {*known, "", "[PAD]"}
-    new_names = [name for name in dict.fromkeys(names_in_files) if name not in excluded]
-    if not new_names:
+    names = [name for name in open_vectors(source, item_field).names if name not in excluded]
+    if not names:
         raise UsageError(
             "item_vectors: all items of the file are known to the model already; give vectors of "
             "new ones"
         )
-    vectors, _ = read_vectors(source, np.array(["[PAD]", *new_names], dtype=object), item_field)
-    return np.array(new_names, dtype=object), vectors[1:]
+    vectors, _ = read_vectors(source, np.array(["[PAD]", *names], dtype=object), item_field)
+    return np.array(names, dtype=object), vectors[1:]
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
@@ -242,20 +231,16 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
         part.unlink(missing_ok=True)
 
 
-def to_files(value: Any) -> Any:
-    """Write vectors from memory into temporary files, and return their paths.
+def to_file(value: Any) -> Any:
+    """Write vectors from memory into a temporary file, and return its path.
 
-    The files last as long as the process. ``value`` is a DataFrame with a column of names and one
-    of lists, or of numbers with the names as its index; or (names, matrix); or any of these by
-    name, for which paths are returned by name. Paths are returned as text.
+    The file lasts as long as the process. ``value`` is a DataFrame with a column of names and one
+    of lists, or of numbers with the names as its index; or (names, matrix). Other values are
+    returned as they are, a path as text.
     """
-    if isinstance(value, Mapping):
-        return {name: to_files(vectors) for name, vectors in value.items()}
-    if not isinstance(value, (pd.DataFrame, tuple, list, np.ndarray)) or not len(value):
+    if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
-    if isinstance(value, pd.DataFrame) and [*value.dtypes] == [object]:  # lists; names: the index
-        value = value.index, value.iloc[:, 0].to_list()
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
         try:
@@ -267,21 +252,13 @@ def to_files(value: Any) -> Any:
     has_rows = len(pair) == 2 and all(hasattr(part, "__len__") for part in pair)
     if not has_rows or len(pair[0]) != len(pair[1]):
         raise UsageError(
-            "item_vectors: expected a DataFrame, (names, matrix) with a row for each name, a file, "
-            f"or several of these by name; found {shown(value)}"
+            "item_vectors: expected a DataFrame, (names, matrix) with a row for each name, or a "
+            f"file; found {shown(value)}"
         )
     names, matrix = [str(name) for name in pair[0]], pair[1]
     if hasattr(matrix, "detach"):  # a tensor, of any type, on any device
         matrix = matrix.detach().float().cpu()
-    if broken := [name for name in names if "\n" in name or "\r" in name]:
-        raise UsageError(
-            f"item_vectors: found the name {shown(broken[0])}, expected names without a line "
-            "break; rename it"
-        )
-    try:
-        np.save(path, np.asarray(matrix))
-    except ValueError as error:
-        raise UsageError(f"item_vectors: vectors differ in length: {error}") from error
+    np.save(path, np.asarray(matrix))
     path.with_suffix(".txt").write_text("".join(f"{name}\n" for name in names), "utf-8")
     return str(path)
 
@@ -293,44 +270,25 @@ def _temporary_folder() -> TemporaryFolder:
 
 
 def make_absolute(source: Any) -> Any:
-    """Return a path, or paths by name, as absolute ones, for processes in another folder."""
-    return _for_each(source, lambda path: path and str(Path(path).resolve()))
+    """Return a path as an absolute one, for processes in another folder; None stays None."""
+    return source and str(Path(source).resolve())
 
 
-def digest_content(source: Any) -> Any:
-    """Return the digest of a file of vectors and its names, or digests by name for a mapping.
+def digest_content(source: str | Path) -> str:
+    """Return the digest of a file of vectors and its names, wherever they are.
 
-    It does not depend on the folder. A path without a file is returned as text.
+    A path without a file is returned as text.
     """
-
-    def digest(path: Any) -> str:
-        files = [Path(path)]
-        if files[0].suffix == ".npy":
-            files.append(files[0].with_suffix(".txt"))
-        digests = [_digest_file(str(f), f.stat().st_mtime_ns) for f in files if f.is_file()]
-        return "".join(digests) or str(path)
-
-    return _for_each(source, digest)
-
-
-def _for_each(source: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``change`` of a path, or of each of the paths by name."""
-    if isinstance(source, Mapping):
-        return {name: change(path) for name, path in source.items()}
-    return change(source)
+    path = Path(source)
+    files = [path, path.with_suffix(".txt")] if path.suffix == ".npy" else [path]
+    digests = [_digest_file(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    return "".join(digests) or str(source)
 
 
 @lru_cache
-def _digest_file(path: str, modified: int) -> str:
+def _digest_file(path: Path, modified: int) -> str:
     """Return the digest of a file, cached by its time of change ``modified``."""
-    return digest_file(Path(path))[:16]
-
-
-def _is_vector(dtype: pa.DataType) -> bool:
-    """Return whether cells of the type are lists of numbers."""
-    if not is_list_type(dtype):
-        return False
-    return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
+    return digest_file(path)[:16]
 
 
 @contextmanager

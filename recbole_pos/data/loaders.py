@@ -13,17 +13,18 @@ from recbole.data.interaction import Interaction
 from recbole.sampler import RepeatableSampler, Sampler
 from torch import Tensor
 
-from recbole_pos.data.batch import (
+from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.recbole_view import RecBoleView
+from recbole_pos.data.splits import PHASES
+from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
     WindowGatherer,
     fits_on_device,
+    gather_index,
     prefetch,
     send_to_device,
 )
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
-from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import gather_index
 from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
@@ -48,12 +49,13 @@ class WindowLoader:
     packed = True  # batches are packed windows, not rows
 
     def __init__(
-        self, config: Options, dataset: PosSequentialDataset, requirements: BatchRequirements
+        self, config: Options, dataset: RecBoleView, requirements: BatchRequirements
     ) -> None:
         """Make the training windows and read the options; batches are formed once an epoch."""
         self.dataset = self._dataset = dataset  # RecBole's names for it
-        self.log, self.requirements = dataset.log, requirements
-        self.windows, self.features = dataset.make_training_windows(), dataset.get_features()
+        self.log, self.requirements = dataset.data.log, requirements
+        self.windows = dataset.data.make_training_windows()
+        self.features = read_history_features(dataset.data)
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.max_inputs = config["train_batch_events"]
@@ -83,17 +85,22 @@ class WindowLoader:
 
     def _make_batches(self) -> list[np.ndarray]:
         """Order the groups of windows; return indices of windows, [k], for each batch."""
+        # of each group: number of windows, largest length, numbers of inputs and targets
         sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
         first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
         max_lengths = np.maximum.reduceat(lengths, first)
         num_inputs = np.add.reduceat(lengths, first)
         num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
+
+        # pools of groups in random order, such as [[4, 0, 2], [1, 3]]
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(first)) if self.shuffle else np.arange(len(first))
-        batches: list[np.ndarray] = []  # of groups
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
         pool = num_before // (self.batch_size * self.pool_size)
-        for groups in np.split(order, np.flatnonzero(np.diff(pool)) + 1):
+        pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
+
+        batches: list[np.ndarray] = []  # of groups
+        for groups in pools:
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
             if self.pool_size == 1 or not self.shuffle:
                 batches += np.array_split(groups, min(num_batches, len(groups)))
@@ -104,6 +111,7 @@ class WindowLoader:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
+
         if not self.requirements.linked:  # a group is its window
             return batches
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
@@ -173,7 +181,11 @@ class WindowLoader:
 
 
 def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight."""
+    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight.
+
+    For example, groups of the weights [1, 1, 2, 4] have their middles at [0.5, 1.5, 3, 6] of 8; of
+    two parts the first three are one, and the last is the other.
+    """
     middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
@@ -220,7 +232,7 @@ class TargetLoader(FullSortEvalDataLoader):
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
     """
 
-    def __init__(self, config: Options, dataset: PosDataset | PosSequentialDataset) -> None:
+    def __init__(self, config: Options, dataset: RecBoleView) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
         self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
@@ -238,7 +250,7 @@ class TargetLoader(FullSortEvalDataLoader):
 
 
 def make_training_loader(
-    config: Options, train: PosDataset | PosSequentialDataset, requirements: BatchRequirements
+    config: Options, train: RecBoleView, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
     """Return a loader of packed windows under ``augmentation: all_positions``, else of rows."""
     name, augmentation = config["model"], config["augmentation"]
@@ -263,14 +275,14 @@ def make_training_loader(
 
 
 def make_held_out_loaders(
-    config: Options, parts: dict[str, PosDataset | PosSequentialDataset]
+    config: Options, parts: dict[str, RecBoleView]
 ) -> dict[str, TargetLoader | None]:
     """Return a loader for validation and for test; None for a phase without targets."""
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:
         num_targets = len(parts[phase])
-        if 0 < num_targets < num_processes:
+        if 0 < num_targets < num_processes:  # one without a row would leave the others waiting
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
                 f"{num_targets}; use fewer"
@@ -279,7 +291,7 @@ def make_held_out_loaders(
     return loaders
 
 
-def _make_sampler(config: Options, train: PosDataset | PosSequentialDataset) -> Any:
+def _make_sampler(config: Options, train: RecBoleView) -> Any:
     """Return RecBole's sampler of negatives; None if the model samples none.
 
     It reads training interactions only: RecBole's own construction counts popularity in all parts.

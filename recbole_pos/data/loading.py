@@ -1,10 +1,15 @@
-"""A dataset's atomic files as RecBole's tables: read, filtered by its options, and numbered."""
+"""The tables of a dataset, read from its atomic files, checked, and filtered by the options.
+
+Filters keep the same rows as RecBole's, in the order of the file.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,6 @@ import pandas as pd
 import pyarrow as pa
 from pandas.api.types import union_categoricals
 from pyarrow import compute
-from recbole.data.dataset import Dataset
-from recbole.utils import FeatureSource, FeatureType
 
 from recbole_pos.data.atomic_files import AtomicFile, open_file, read_rows
 from recbole_pos.data.attributes import is_strict
@@ -26,377 +29,247 @@ from recbole_pos.data.location import (
 )
 from recbole_pos.data.splits import TEST, TRAIN, VALID, filter_sessions, read_session_filter
 from recbole_pos.errors import UsageError
-from recbole_pos.tables.limits import read_limit
-from recbole_pos.tables.storage import Storage
+from recbole_pos.tables.storage import Storage, read_limit
 from recbole_pos.values import Options, listed, shown, suggest
 
 # Options that name fields, and of which type these must be; of any if empty.
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
-    **dict.fromkeys(("discretization", "val_interval"), ("float",)),
+    "val_interval": ("float",),
     "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
-    **dict.fromkeys(("threshold", "unused_col"), ()),
+    "unused_col": (),
 }
-
-
-# What RecBole makes of an option such as "[5,inf);(0,2]": bracket, low, high, bracket.
+# What an option such as "[5,inf);(0,2]" says: bracket, low, high, bracket.
 Intervals = list[tuple[str, float, float, str]]
 
 
-class AtomicTables(Dataset):
-    """RecBole's Dataset with an own reader; filters keep the same rows, in the file's order."""
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a dataset; names are categories, numbers float64, lists arrays.
 
-    given_part: np.ndarray | None = None  # [interactions] int8, if there is a file for each part
-    storage = Storage()  # of the columns of interactions
-    inter_feat: Any  # a DataFrame until ids stand for tokens, then an Interaction
-    field2seqlen: dict[str, int]
+    Attributes:
+        inter: a row per interaction; its index is the row in the files, from 0.
+        user, item: a row per user or item; None if no such table is loaded.
+        kinds: field -> token, float, token_seq or float_seq, for the fields of all tables.
+        part_by_row: [rows of the files] int8 TRAIN, VALID or TEST, if there is a file for each
+            part; else None.
+        storage: space for the columns of interactions.
+    """
 
-    def _get_preset(self) -> None:
-        """Set defaults as RecBole does, but filter and split given parts as any other data."""
-        super()._get_preset()
-        self.benchmark_filename_list = None
+    inter: pd.DataFrame
+    user: pd.DataFrame | None = None
+    item: pd.DataFrame | None = None
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    part_by_row: np.ndarray | None = None
+    storage: Storage = dataclasses.field(default_factory=Storage)
 
-    def _list_files(self) -> list[Path]:
-        """Return the atomic files of the dataset, some of which may not be there."""
-        return [*self._list_interaction_files(), self._find_file("user"), self._find_file("item")]
+    def by_name(self) -> dict[str, pd.DataFrame]:
+        """Return the loaded tables by their names inter, user and item."""
+        tables = {"inter": self.inter, "user": self.user, "item": self.item}
+        return {name: table for name, table in tables.items() if table is not None}
 
-    def _list_interaction_files(self) -> list[Path]:
-        parts = self.config["benchmark_filename"]
-        return list_interaction_files(Path(self.dataset_path), self.dataset_name, parts)
+    def keep(self, name: str, mask: np.ndarray) -> Tables:
+        """Return the tables with only those rows of one of them where ``mask`` is true."""
+        if mask.all():
+            return self
+        storage = self.storage if name == "inter" else Storage()
+        kept: Any = {name: _take_rows(self.by_name()[name], mask, storage)}
+        return replace(self, **kept)
 
-    def _find_file(self, suffix: str) -> Path:
-        return find_atomic_file(Path(self.dataset_path), self.dataset_name, suffix)
 
-    def _load_data(self, token: str, dataset_path: str) -> None:
-        """Load all tables of a dataset; check that they and the options fit together."""
-        parts = self.config["benchmark_filename"]
-        require_dataset(token, Path(dataset_path), ["user", "item"], parts)
-        for table in ("user", "item"):
-            file = self._find_file(table)
-            if (self.config["load_col"] or {}).get(table) and not file.is_file():
-                raise UsageError(
-                    f"load_col: {table}: found no file {file}; add it, or leave {table} out of "
-                    "load_col"
-                )
-        try:
-            super()._load_data(token, dataset_path)
-        except UsageError:
-            raise
-        except ValueError as error:  # how RecBole refuses files or options about them
-            raise UsageError(f"data: {error}") from error
-        self._require_common_tokens()
-        self._require_distinct_columns()
-        for option, kinds in NAMING_FIELDS.items():
-            self._require_loaded(option, kinds)
+def _take_rows(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.DataFrame:
+    """Return the rows of a table where ``mask`` ([rows] bool) is true, with their index."""
+    columns: dict[str, Any] = {}
+    for name, column in table.items():
+        if column.dtype == "category":
+            codes = storage.store(column.cat.codes.to_numpy()[mask])
+            columns[name] = pd.Categorical.from_codes(codes, dtype=column.dtype, validate=False)
+        else:
+            columns[name] = storage.store(column.to_numpy()[mask])
+    return pd.DataFrame(columns, index=table.index[mask], copy=False)
 
-    def _require_common_tokens(self) -> None:
-        """Refuse a table of users or items that has no token of the interactions."""
-        for table, id_field in (("user", self.uid_field), ("item", self.iid_field)):
-            if (feat := getattr(self, f"{table}_feat")) is None:
-                continue
-            in_table = feat[id_field].cat.categories
-            in_interactions = self.inter_feat[id_field].cat.categories
-            is_empty = not (len(in_table) and len(in_interactions))
-            if not (is_empty or in_interactions.isin(in_table).any()):
-                file = self._find_file(table)
-                raise UsageError(
-                    f"{file}: no {id_field} of it has an interaction: it has such as "
-                    f"{shown(in_table[0])}, the interactions {shown(in_interactions[0])}; write "
-                    f"both in one way, or leave {table} out of load_col"
-                )
 
-    def _require_distinct_columns(self) -> None:
-        """Refuse a field, except ids, of two tables: RecBole knows fields by their names only."""
-        columns = {}
-        for table in ("inter", "user", "item"):
-            if (feat := getattr(self, f"{table}_feat")) is not None:
-                columns[table] = set(feat) - {self.uid_field, self.iid_field}
-        name = self.dataset_name
-        for table, second_table in itertools.combinations(columns, 2):
-            if repeated := ", ".join(sorted(columns[table] & columns[second_table])):
-                files = f"{name}.{table} and from {name}.{second_table}"
-                raise UsageError(
-                    f"{repeated}: is loaded from {files}. Take one of "
-                    "them by load_col, or give the columns different names"
-                )
+def spell_out(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose columns of categories hold the names as text."""
+    return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
 
-    def _require_loaded(self, option: str, kinds: tuple[str, ...]) -> None:
-        """Require that every field that an option names is loaded, and of one of ``kinds``."""
-        value = self.config[option] or {}
-        if option == "seq_len" and not is_strict(self.config):
-            return
-        fields = list(value)
-        if option == "unused_col":  # lists of fields, by table
-            fields = list(itertools.chain(*value.values()))
-        for field in fields:
-            kind = self.field2type.get(field)
-            if kind is None:
-                hint = suggest(field, self.field2type)
-                raise UsageError(
-                    f"{option}: field {shown(field)} is not loaded{hint}; loaded are "
-                    f"{listed(self.field2type)}; see load_col"
-                )
-            if kinds and kind.value not in kinds:
-                raise UsageError(
-                    f"{option}: field {shown(field)} is of type {kind.value}; "
-                    f"{' or '.join(kinds)} is needed"
-                )
 
-    def _load_inter_feat(self, token: str, dataset_path: str) -> None:
-        """Load the interactions: one file, or the files of given parts one below the other."""
-        files = [open_file(path, self.config) for path in self._list_interaction_files()]
-        first, *others = (self._select_columns(file, FeatureSource.INTERACTION) for file in files)
-        for file, kinds in zip(files[1:], others, strict=True):
-            if kinds != first:
-                raise UsageError(
-                    f"{file.path}: loaded are {_list_kinds(kinds)}, but of the file before it "
-                    f"{_list_kinds(first)}; name columns that both have in load_col, and give each "
-                    "one type"
-                )
-        num_cells = sum(file.num_rows for file in files) * len(first)
-        self.storage = Storage(num_cells, read_limit(self.config["memory_limit"]))
-        table, sizes = read_rows(files, first, self.storage)
-        if missing := int((~np.isfinite(table[self.time_field])).sum()):
-            names = listed(file.path.name for file in files)
+# --- reading ---
+
+
+def list_files(config: Options) -> list[Path]:
+    """Return the paths of a dataset's tables: interactions, users, items; some may not exist."""
+    folder, name = Path(config["data_path"]), config["dataset"]
+    others = [find_atomic_file(folder, name, table) for table in ("user", "item")]
+    return [*list_interaction_files(folder, name, config["benchmark_filename"]), *others]
+
+
+def read_tables(config: Options) -> Tables:
+    """Read the tables of a dataset.
+
+    Raises:
+        UsageError: if a file is missing or wrong, or the files and options do not fit together.
+    """
+    folder, name = Path(config["data_path"]), config["dataset"]
+    require_dataset(name, folder, config["benchmark_filename"])
+    *inter_paths, user_path, item_path = list_files(config)
+    tables = _read_interactions(inter_paths, config)
+
+    others: dict[str, Any] = {}
+    kinds = dict(tables.kinds)
+    for table, path in (("user", user_path), ("item", item_path)):
+        if path.is_file():
+            others[table], kinds_of_table = _read_entities(path, table, config)
+            kinds |= kinds_of_table
+        elif (config["load_col"] or {}).get(table):
             raise UsageError(
-                f"{names}: {missing} of {len(table)} interactions have no finite "
-                f"{shown(self.time_field)}; without a time they have no place in a sequence"
+                f"load_col: {table}: found no file {path}; add it, or leave {table} out of load_col"
             )
-        for key in (self.uid_field, self.iid_field):
-            _require_writable(files[0], table, key)
-        self._register_columns(table, first, FeatureSource.INTERACTION)
-        self.inter_feat = table
-        if self.config["benchmark_filename"]:
-            parts = np.array((TRAIN, TEST) if len(files) == 2 else (TRAIN, VALID, TEST), np.int8)
-            self._part_by_row = np.repeat(parts, sizes)
+    tables = replace(tables, **others, kinds=kinds)
 
-    def _reset_index(self) -> None:
-        """Set ``given_part`` of the remaining interactions, by their rows in all files."""
-        if self.config["benchmark_filename"]:
-            self.given_part = self._part_by_row[self.inter_feat.index]
-        super()._reset_index()
+    _require_common_names(tables, config)
+    _require_distinct_columns(tables, config)
+    for option, expected in NAMING_FIELDS.items():
+        _require_loaded(option, expected, kinds, config)
+    return tables
 
-    def _load_user_or_item_feat(
-        self, token: str, dataset_path: str, source: FeatureSource, field_name: str
-    ) -> pd.DataFrame | None:
-        """Load the table of users or items; None if there is no such file."""
-        file, field = self._find_file(source.value), getattr(self, field_name)
-        feat = self._load_feat(file, source) if file.is_file() else None
-        if feat is not None:
-            feat.drop_duplicates(subset=[field], keep="first", inplace=True)
-        if field in self.field2source:
-            self.field2source[field] = FeatureSource(f"{source.value}_id")
-        return feat
 
-    def _select_columns(self, file: AtomicFile, source: FeatureSource | str) -> dict[str, str]:
-        """Return the columns of a file to load, with their types; check that ids are among them."""
-        load_col, unload_col = self._get_load_and_unload_col(source)
-        selected = set(file.kinds if load_col is None else load_col) - set(unload_col or ())
-        kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
-        self._require_ids_and_times(file, source, kinds)
-        _require_columns(file, self.config, load_col=load_col, unload_col=unload_col)
-        return kinds
-
-    def _load_feat(self, filepath: str | Path, source: FeatureSource | str) -> pd.DataFrame | None:
-        """Return the columns to load of a table besides interactions, or None without any."""
-        if self._get_load_and_unload_col(source)[0] == set():
-            return None
-        file = open_file(filepath, self.config)
-        if not (kinds := self._select_columns(file, source)):
-            self.logger.warning(f"No columns has been loaded from [{source}]")
-            return None
-        table = file.read(kinds)
-        id_fields = {FeatureSource.USER: self.uid_field, FeatureSource.ITEM: self.iid_field}
-        if source in id_fields:
-            _require_writable(file, table, id_fields[source])
-            _require_consistent(file, table, id_fields[source])
-        self._register_columns(table, kinds, source)
-        return table
-
-    def _register_columns(
-        self, table: pd.DataFrame, kinds: dict[str, str], source: FeatureSource | str
-    ) -> None:
-        """Cut lists to the option ``seq_len``; note each column's table, type and list length."""
-        max_lengths = self.config["seq_len"] or {}
-        for name, kind in kinds.items():
-            seqlen = 1
-            if kind.endswith("seq"):
-                if (max_length := max_lengths.get(name)) is not None:
-                    table[name] = [cell[:max_length] for cell in table[name]]
-                seqlen = int(table[name].map(len).max())
-            self.field2source[name] = source
-            self.field2type[name] = FeatureType(kind)
-            self.field2seqlen[name] = seqlen
-            if "float" in kind:
-                self.field2bucketnum[name] = 2  # RecBole's number where it discretizes none
-
-    def _require_ids_and_times(
-        self, file: AtomicFile, source: FeatureSource | str, kinds: dict[str, str]
-    ) -> None:
-        """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
-        is_inter = source == FeatureSource.INTERACTION
-        roles = {
-            "USER_ID_FIELD": (self.uid_field, "token", is_inter or source == FeatureSource.USER),
-            "ITEM_ID_FIELD": (self.iid_field, "token", is_inter or source == FeatureSource.ITEM),
-        }
-        if is_inter:
-            roles["TIME_FIELD"] = (self.time_field, "float", True)
-        for key, (field, expected, is_needed) in roles.items():
-            actual = kinds.get(field)
-            if actual is None and is_needed:
-                columns = listed(f"{name}:{kind}" for name, kind in file.kinds.items())
-                if key == "TIME_FIELD" and "float" not in file.kinds.values():
-                    raise UsageError(
-                        f"{file.path} has no times, its columns are {columns}; if the rows of a "
-                        "user are in order, copy it as FILE.tsv, and number them by `recbole-pos "
-                        f"convert FILE.tsv --name NAME --user {self.uid_field}:token --item "
-                        f"{self.iid_field}:token --time row_order`"
-                    )
-                raise UsageError(
-                    f"field {shown(field)} ({key}) was not loaded from {file.path}, whose columns "
-                    f"are {columns}; it needs user, item and time of an interaction in each row. "
-                    f"Set {key} or load_col (now {shown(self.config['load_col'])}) accordingly"
-                )
-            if actual not in (None, expected):
-                raise UsageError(
-                    f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
-                    f"{expected}: name its column {field}:{expected}"
-                )
-
-    def _data_filtering(self) -> None:
-        """Filter as RecBole does; raise a UsageError that names the options if it fails."""
-        try:
-            super()._data_filtering()
-        except UsageError:
-            raise
-        except ValueError as error:  # "Some feat is empty", or an interval that cannot be read
+def _read_interactions(paths: list[Path], config: Options) -> Tables:
+    """Read the interactions: of one file, or of the files of given parts, one below the other."""
+    files = [open_file(path, config) for path in paths]
+    kinds, *other_kinds = (select_columns(file, "inter", config) for file in files)
+    for file, others in zip(files[1:], other_kinds, strict=True):
+        if others != kinds:
             raise UsageError(
-                f"filtering {shown(self.dataset_name)} failed or left no interaction: {error} See "
-                "session_filter, user_inter_num_interval, item_inter_num_interval and val_interval"
-            ) from error
+                f"{file.path}: loaded are {_list_kinds(others)}, but of the file before it "
+                f"{_list_kinds(kinds)}; name columns that both have in load_col, and give each "
+                "one type"
+            )
 
-    def _keep(self, table: str, mask: np.ndarray) -> None:
-        """Keep the rows of a table (``inter``, ``user``, ``item``) where ``mask`` is true."""
-        if not mask.all():
-            feat = getattr(self, f"{table}_feat")
-            kept = _take(feat, mask, self.storage if table == "inter" else Storage())
-            setattr(self, f"{table}_feat", kept)
+    num_cells = sum(file.num_rows for file in files) * len(kinds)
+    storage = Storage(num_cells, read_limit(config["memory_limit"]))
+    table, sizes = read_rows(files, kinds, storage)
+    time_field = config["TIME_FIELD"]
+    if missing := int((~np.isfinite(table[time_field])).sum()):
+        raise UsageError(
+            f"{listed(path.name for path in paths)}: {missing} of {len(table)} interactions have "
+            f"no finite {shown(time_field)}; without a time they have no place in a sequence"
+        )
+    for key in (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]):
+        _require_writable(files[0], table, key)
+    _cut_lists(table, config)
 
-    def _filter_nan_user_or_item(self) -> None:
-        """Leave out rows without a user or item, with a warning."""
-        for field, own_table in ((self.uid_field, "user"), (self.iid_field, "item")):
-            for table in (own_table, "inter"):
-                feat = getattr(self, f"{table}_feat")
-                if feat is not None and feat[field].hasnans:
-                    is_nameless = feat[field].isna().to_numpy()
-                    files = [self._find_file(table)]
-                    if table == "inter":
-                        files = self._list_interaction_files()
-                    self.logger.warning(
-                        f"{listed(file.name for file in files)}: {is_nameless.sum():,} rows have "
-                        f"no {field} and are left out; of the rows of data, counted from 1: "
-                        f"{listed(feat.index[is_nameless] + 1)}"
-                    )
-                    self._keep(table, ~is_nameless)
-
-    def _remove_duplication(self) -> None:
-        """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
-
-        RecBole may reorder interactions with equal times; here they keep their order.
-        """
-        pair = [self.uid_field, self.iid_field]
-        if self.config["rm_copies"]:
-            self._keep("inter", ~self.inter_feat.duplicated([*pair, self.time_field]).to_numpy())
-        if (keep := self.config["rm_dup_inter"]) is not None:
-            order = np.argsort(self.inter_feat[self.time_field].to_numpy(), kind="stable")
-            is_kept = np.empty(len(order), dtype=bool)
-            is_kept[order] = ~self.inter_feat[pair].iloc[order].duplicated(keep=keep).to_numpy()
-            self._keep("inter", is_kept)
-
-    def _filter_inter_by_user_or_item(self) -> None:
-        if self.config["filter_inter_by_user_or_item"] is not True:
-            return
-        for field, feat in ((self.uid_field, self.user_feat), (self.iid_field, self.item_feat)):
-            if feat is not None:
-                self._keep("inter", self.inter_feat[field].isin(feat[field]).to_numpy())
-
-    def _filter_by_inter_num(self) -> None:
-        """Apply ``session_filter``, then RecBole's intervals of numbers of interactions.
-
-        Names get their ids later, so that dropped ones get none.
-        """
-        minimums = read_session_filter(self.config["session_filter"])
-        interactions = self.inter_feat
-        if max(minimums) > 1:
-            fields = self.uid_field, self.iid_field
-            self.inter_feat = filter_sessions(interactions, *fields, *minimums)
-            for table, field in zip(("user", "item"), fields, strict=True):
-                feat = getattr(self, f"{table}_feat")
-                if feat is not None:
-                    kept = self.inter_feat[field].unique()
-                    dropped = set(interactions[field].unique()) - set(kept)
-                    self._keep(table, ~feat[field].isin(dropped).to_numpy())
-        self._filter_by_count()
-
-    def _filter_by_count(self) -> None:
-        """Leave out users and items with too few or too many interactions.
-
-        Each round lowers the counts of the others, so it repeats until nothing is left out.
-        """
-        tables, fields = ("user", "item"), (self.uid_field, self.iid_field)
-        options = [self.config[f"{table}_inter_num_interval"] for table in tables]
-        allowed = list(map(self._parse_intervals_str, options))
-        if allowed == [None, None]:
-            return
-        # of users, and of items: number of the name in each interaction and in each row of their
-        # table, and whether a name stands in the table and is not dropped
-        codes, table_codes, is_listed = [], [], []
-        for table, field, intervals in zip(tables, fields, allowed, strict=True):
-            if intervals and len(intervals) > 1:
-                self.logger.warning("More than one interval of interaction number are given!")
-            feat = getattr(self, f"{table}_feat")
-            columns = [self.inter_feat[field], *([] if feat is None else [feat[field]])]
-            names = union_categoricals(columns)
-            in_interactions, in_table = np.split(names.codes, [len(columns[0])])
-            codes.append(in_interactions)
-            table_codes.append(in_table)
-            is_listed.append(np.isin(np.arange(len(names.categories)), in_table))
-        is_kept = np.ones(len(self.inter_feat), dtype=bool)
-        has_changed = True
-        while has_changed:
-            is_dropped, has_changed = np.zeros(len(codes[0]), dtype=bool), False
-            for code, is_left, intervals in zip(codes, is_listed, allowed, strict=True):
-                counts = np.bincount(code, minlength=len(is_left))
-                is_wrong = (counts > 0) & ~_is_within(counts, intervals)
-                if intervals:  # RecBole applies the lower bound also without interactions
-                    is_wrong |= is_left & (counts < intervals[0][1])
-                is_left &= ~is_wrong
-                is_dropped |= is_wrong[code]
-                has_changed |= bool(is_wrong.any())
-            is_kept[is_kept] = ~is_dropped
-            codes = [code[~is_dropped] for code in codes]
-        self._keep("inter", is_kept)
-        for table, is_left, in_table in zip(tables, is_listed, table_codes, strict=True):
-            if len(in_table):
-                self._keep(table, is_left[in_table])
+    part_by_row = None
+    if config["benchmark_filename"]:
+        parts = np.array((TRAIN, TEST) if len(files) == 2 else (TRAIN, VALID, TEST), np.int8)
+        part_by_row = np.repeat(parts, sizes)
+    return Tables(table, kinds=kinds, part_by_row=part_by_row, storage=storage)
 
 
-def _require_columns(
-    file: AtomicFile, config: Options, **names_by_option: Iterable[str] | None
-) -> None:
-    """Refuse a name in ``load_col`` or ``unload_col`` that is not a column of a file."""
-    for option, names in names_by_option.items():
-        for name in sorted(set(names or ()) - set(file.kinds)):
+def _read_entities(
+    path: Path, name: str, config: Options
+) -> tuple[pd.DataFrame | None, dict[str, str]]:
+    """Return the table of users or items, one row each, and its kinds; no table without columns.
+
+    ``name`` is user or item.
+    """
+    if config["load_col"] is not None and not config["load_col"].get(name):
+        return None, {}
+    file = open_file(path, config)
+    kinds = select_columns(file, name, config)
+    table, key = file.read(kinds), _key_fields(config)[name]
+    _require_writable(file, table, key)
+    _require_consistent(file, table, key)
+    _cut_lists(table, config)
+    return table.drop_duplicates(key), kinds
+
+
+def _key_fields(config: Options) -> dict[str, str]:
+    """Return the field with the names of users, and that of items."""
+    return {"user": config["USER_ID_FIELD"], "item": config["ITEM_ID_FIELD"]}
+
+
+def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, str]:
+    """Return the columns of a file to load, with their kinds.
+
+    Args:
+        file: the file.
+        table: inter, user or item.
+        config: configuration with ``load_col`` and ``unload_col``.
+
+    Raises:
+        UsageError: if there are no ids or times among them, or an option names a missing column.
+    """
+    load_col = "*" if config["load_col"] is None else config["load_col"].get(table, [])
+    unload_col = (config["unload_col"] or {}).get(table) or []
+    selected = set(file.kinds if load_col == "*" else load_col) - set(unload_col)
+    kinds = {name: kind for name, kind in file.kinds.items() if name in selected}
+    _require_ids_and_times(file, table, kinds, config)
+    for option, names in (("load_col", load_col), ("unload_col", unload_col)):
+        for name in sorted(set(names) - {*file.kinds, "*"}):
             raise UsageError(
                 f"{option}: {file.path} has no column {shown(name)}"
                 f"{suggest(name, file.kinds)}; it has {listed(file.kinds)}"
             )
+    return kinds
+
+
+def _cut_lists(table: pd.DataFrame, config: Options) -> None:
+    """Cut the lists of a table to the lengths that ``seq_len`` gives, in place."""
+    for field, max_length in (config["seq_len"] or {}).items():
+        if field in table and table[field].dtype == object:
+            table[field] = [cell[:max_length] for cell in table[field]]
+
+
+def _require_ids_and_times(
+    file: AtomicFile, table: str, kinds: dict[str, str], config: Options
+) -> None:
+    """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
+    roles = [("USER_ID_FIELD", "token", "item"), ("ITEM_ID_FIELD", "token", "user")]
+    if table == "inter":
+        roles.append(("TIME_FIELD", "float", ""))
+    for key, expected, table_without in roles:
+        field = config[key]
+        actual = kinds.get(field)
+        if actual is None and table != table_without:
+            raise _explain_missing_field(file, key, config)
+        if actual not in (None, expected):
+            raise UsageError(
+                f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
+                f"{expected}: name its column {field}:{expected}"
+            )
+
+
+def _explain_missing_field(file: AtomicFile, key: str, config: Options) -> UsageError:
+    """Return the error about a file of which users, items or times are not loaded.
+
+    ``key`` is the option that names their field, such as TIME_FIELD.
+    """
+    columns = _list_kinds(file.kinds)
+    if key == "TIME_FIELD" and "float" not in file.kinds.values():
+        return UsageError(
+            f"{file.path} has no times, its columns are {columns}; if the rows of a user are in "
+            "order, copy it as FILE.tsv, and number them by `recbole-pos convert FILE.tsv --name "
+            f"NAME --user {config['USER_ID_FIELD']}:token --item {config['ITEM_ID_FIELD']}:token "
+            "--time row_order`"
+        )
+    return UsageError(
+        f"field {shown(config[key])} ({key}) was not loaded from {file.path}, whose columns are "
+        f"{columns}; it needs user, item and time of an interaction in each row. Set {key} or "
+        f"load_col (now {shown(config['load_col'])}) accordingly"
+    )
+
+
+def _list_kinds(kinds: Mapping[str, str]) -> str:
+    return listed(f"{name}:{kind}" for name, kind in kinds.items())
 
 
 def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """Refuse names of users or items, in ``key``, that the files of a run could not hold."""
+    if key not in table:
+        return
     names = table[key].cat.categories
     is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
     codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))
@@ -425,25 +298,200 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
     )
 
 
-def spell_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose columns of categories hold the names as text."""
-    return table.astype(dict.fromkeys(table.select_dtypes("category"), object))
+def _require_common_names(tables: Tables, config: Options) -> None:
+    """Refuse a table of users or items that has no name of the interactions."""
+    for name, key in _key_fields(config).items():
+        if (table := tables.by_name().get(name)) is None:
+            continue
+        in_table, in_interactions = table[key].cat.categories, tables.inter[key].cat.categories
+        is_empty = not (len(in_table) and len(in_interactions))
+        if not (is_empty or in_interactions.isin(in_table).any()):
+            raise UsageError(
+                f"{find_atomic_file(Path(config['data_path']), config['dataset'], name)}: no {key} "
+                f"of it has an interaction: it has such as {shown(in_table[0])}, the interactions "
+                f"{shown(in_interactions[0])}; write both in one way, or leave {name} out of "
+                "load_col"
+            )
 
 
-def _list_kinds(kinds: dict[str, str]) -> str:
-    return listed(f"{name}:{kind}" for name, kind in kinds.items())
+def _require_distinct_columns(tables: Tables, config: Options) -> None:
+    """Refuse a field, except ids, of two tables: fields are known by their names only."""
+    columns = {name: set(table) for name, table in tables.by_name().items()}
+    for one, other in itertools.combinations(columns, 2):
+        repeated = columns[one] & columns[other] - {*_key_fields(config).values()}
+        if repeated:
+            dataset = config["dataset"]
+            raise UsageError(
+                f"{', '.join(sorted(repeated))}: is loaded from {dataset}.{one} and from "
+                f"{dataset}.{other}. Take one of them by load_col, or give the columns different "
+                "names"
+            )
 
 
-def _take(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.DataFrame:
-    """Return the rows of a table where ``mask`` ([rows] bool) is true, with their index."""
-    columns: dict[str, Any] = {}
-    for name, column in table.items():
-        if column.dtype == "category":
-            codes = storage.store(column.cat.codes.to_numpy()[mask])
-            columns[name] = pd.Categorical.from_codes(codes, dtype=column.dtype, validate=False)
-        else:
-            columns[name] = storage.store(column.to_numpy()[mask])
-    return pd.DataFrame(columns, index=table.index[mask], copy=False)
+def _require_loaded(
+    option: str, expected: tuple[str, ...], kinds: Mapping[str, str], config: Options
+) -> None:
+    """Require that every field that an option names is loaded, and of an expected kind if any."""
+    value = config[option] or {}
+    if option == "seq_len" and not is_strict(config):
+        return
+    fields = list(value)
+    if option == "unused_col":  # lists of fields, by table
+        fields = list(itertools.chain(*value.values()))
+    for field in fields:
+        kind = kinds.get(field)
+        if kind is None:
+            raise UsageError(
+                f"{option}: field {shown(field)} is not loaded{suggest(field, kinds)}; loaded are "
+                f"{listed(kinds)}; see load_col"
+            )
+        if expected and kind not in expected:
+            raise UsageError(
+                f"{option}: field {shown(field)} is of type {kind}; "
+                f"{' or '.join(expected)} is needed"
+            )
+
+
+# --- filters ---
+
+
+def filter_rows(tables: Tables, config: Options) -> Tables:
+    """Leave out rows by all options but those that count interactions."""
+    tables = leave_out_nameless(tables, config)
+    tables = leave_out_copies(tables, config)
+    for field, text in (config["val_interval"] or {}).items():
+        intervals = parse_intervals(text, "val_interval")
+        for name, table in tables.by_name().items():
+            if field in table:
+                tables = tables.keep(name, _is_within(table[field].to_numpy(), intervals))
+    if config["filter_inter_by_user_or_item"] is True:
+        tables = leave_out_undescribed(tables, config)
+    return tables
+
+
+def leave_out_nameless(tables: Tables, config: Options) -> Tables:
+    """Leave out rows without a user or item, with a warning."""
+    for name, key in _key_fields(config).items():
+        for table_name in (name, "inter"):
+            table = tables.by_name().get(table_name)
+            if table is None or not table[key].hasnans:
+                continue
+            is_nameless = table[key].isna().to_numpy()
+            logging.getLogger().warning(
+                f"{config['dataset']}.{table_name}: {is_nameless.sum():,} rows have no {key} and "
+                "are left out; of the rows of data, counted from 1: "
+                f"{listed(table.index[is_nameless] + 1)}"
+            )
+            tables = tables.keep(table_name, ~is_nameless)
+    return tables
+
+
+def leave_out_copies(tables: Tables, config: Options) -> Tables:
+    """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
+
+    RecBole may reorder interactions with equal times; here they keep their order.
+    """
+    pair, time_field = [*_key_fields(config).values()], config["TIME_FIELD"]
+    if config["rm_copies"]:
+        tables = tables.keep("inter", ~tables.inter.duplicated([*pair, time_field]).to_numpy())
+    if (kept := config["rm_dup_inter"]) is not None:
+        table = tables.inter
+        order = np.argsort(table[time_field].to_numpy(), kind="stable")
+        is_kept = np.empty(len(order), dtype=bool)
+        is_kept[order] = ~table[pair].iloc[order].duplicated(keep=kept).to_numpy()
+        tables = tables.keep("inter", is_kept)
+    return tables
+
+
+def leave_out_undescribed(tables: Tables, config: Options) -> Tables:
+    """Leave out interactions whose user or item has no row in its table, if that is loaded."""
+    for name, key in _key_fields(config).items():
+        if (table := tables.by_name().get(name)) is not None:
+            tables = tables.keep("inter", tables.inter[key].isin(table[key]).to_numpy())
+    return tables
+
+
+def filter_by_counts(tables: Tables, config: Options) -> Tables:
+    """Apply ``session_filter``, then the intervals of numbers of interactions.
+
+    Names get their ids later, so that dropped ones get none.
+    """
+    min_session, min_item = read_session_filter(config["session_filter"])
+    if max(min_session, min_item) > 1:
+        before, keys = tables.inter, _key_fields(config)
+        left = filter_sessions(before, keys["user"], keys["item"], min_session, min_item)
+        for name, key in keys.items():
+            if (table := tables.by_name().get(name)) is not None:
+                dropped = set(before[key].unique()) - set(left[key].unique())
+                tables = tables.keep(name, ~table[key].isin(dropped).to_numpy())
+        tables = replace(tables, inter=left)
+    return _keep_counts_within(tables, config)
+
+
+def _keep_counts_within(tables: Tables, config: Options) -> Tables:
+    """Leave out users and items with too few or too many interactions.
+
+    Each round lowers the counts of the others, so it repeats until nothing is left out.
+    """
+    allowed = []
+    for name in ("user", "item"):
+        option = f"{name}_inter_num_interval"
+        allowed.append(parse_intervals(config[option], option))
+    if allowed == [None, None]:
+        return tables
+
+    # of users, and of items: number of the name in each interaction and in each row of their
+    # table, and whether a name stands in the table and is not dropped
+    codes, table_codes, is_listed = [], [], []
+    for name, key in _key_fields(config).items():
+        table = tables.by_name().get(name)
+        columns = [tables.inter[key], *([] if table is None else [table[key]])]
+        names = union_categoricals(columns)
+        in_interactions, in_table = np.split(names.codes, [len(tables.inter)])
+        codes.append(in_interactions)
+        table_codes.append(in_table)
+        is_listed.append(np.isin(np.arange(len(names.categories)), in_table))
+
+    is_kept = np.ones(len(tables.inter), dtype=bool)
+    has_changed = True
+    while has_changed:
+        is_dropped, has_changed = np.zeros(len(codes[0]), dtype=bool), False
+        for code, is_left, intervals in zip(codes, is_listed, allowed, strict=True):
+            counts = np.bincount(code, minlength=len(is_left))
+            is_wrong = (counts > 0) & ~_is_within(counts, intervals)
+            if intervals:  # RecBole applies the lower bound also without interactions
+                _, lowest, _, _ = intervals[0]
+                is_wrong |= is_left & (counts < lowest)
+            is_left &= ~is_wrong
+            is_dropped |= is_wrong[code]
+            has_changed |= bool(is_wrong.any())
+        is_kept[is_kept] = ~is_dropped
+        codes = [code[~is_dropped] for code in codes]
+
+    tables = tables.keep("inter", is_kept)
+    for name, is_left, in_table in zip(("user", "item"), is_listed, table_codes, strict=True):
+        if len(in_table):
+            tables = tables.keep(name, is_left[in_table])
+    return tables
+
+
+def parse_intervals(text: Any, option: str) -> Intervals | None:
+    """Return the intervals in a text such as ``[5,inf);(0,2]``, of ``option``; None for None."""
+    if text is None:
+        return None
+    intervals = []
+    for part in str(text).split(";"):
+        part = part.strip()
+        try:
+            low, high = map(float, part[1:-1].split(","))
+            if not (part[0] in "[(" and part[-1] in "])" and low <= high):
+                raise ValueError
+        except (ValueError, IndexError):
+            raise UsageError(
+                f"{option}: expected intervals such as [5,inf) or (0,2];[4,9], found {shown(text)}"
+            ) from None
+        intervals.append((part[0], low, high, part[-1]))
+    return intervals
 
 
 def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
@@ -455,60 +503,12 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
     return is_within
 
 
-class NameIds(Mapping[str, int]):
-    """Ids by name, a dict that is made when the first id is looked up, which training never does.
-
-    Args:
-        names: [ids] names by id, each once.
-    """
-
-    def __init__(self, names: np.ndarray) -> None:
-        self._names = names
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: index for index, name in enumerate(self._names.tolist())}
-
-    def __getitem__(self, name: str) -> int:
-        return self._ids[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def number_names(
-    columns: list[pd.Series], storage: Storage | None = None
-) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
-    """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
-
-    Columns are [rows] names (nan for none), as categories or objects, or arrays of names. Returned
-    are names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
-    """
-    ids: dict[str, int] = {}
-    numbered = [_number_column(column, ids, storage or Storage()) for column in columns]
-    return np.array(["[PAD]", *ids]), numbered
-
-
-def _number_column(
-    column: pd.Series, ids: dict[str, int], storage: Storage
-) -> np.ndarray | list[np.ndarray]:
-    """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
-    has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
-    if column.dtype == "category":
-        codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
-    else:
-        cells = np.concatenate(column.to_list()).astype(object) if has_lists else column
-        codes, names = pd.factorize(cells)
-        names = np.asarray(names, dtype=object)
-    appeared = pd.unique(codes)
-    appeared = appeared[appeared >= 0]
-    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # code -1, no name, reads the last 0
-    id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
-    if has_lists:
-        return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
-    column_ids = storage.empty(len(codes), np.int64)
-    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # -1 is the last
-    return column_ids
+def require_rows(tables: Tables, config: Options) -> None:
+    """Refuse filters that leave a table without rows."""
+    for table in tables.by_name().values():
+        if table.empty:
+            raise UsageError(
+                f"filtering {shown(config['dataset'])} left no interaction, or no row of users or "
+                "items; see session_filter, user_inter_num_interval, item_inter_num_interval and "
+                "val_interval"
+            )

@@ -24,29 +24,20 @@ MISSING = (
 )
 # What no name of a user or item may match: line ends, NUL, and the name of RecBole's padding.
 UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
-_ATOMIC = (".inter", ".item", ".user", ".yaml")
-# Suffixes of raw tables; a folder with a file of one of _RAW is taken for a folder of tables.
-_RAW = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz"}
-_TABLES = _RAW | {".txt", ".dat", ".json", ".xlsx", ".zip"}
+_ATOMIC = (".inter", ".item", ".user", ".yaml")  # suffixes of the files of a dataset
+_RAW = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".gz", ".txt", ".dat", ".xlsx")
 
 
 def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     """Return the path of a table of a dataset: the parquet file if it exists, else the text file.
 
     Raises:
-        UsageError: if both exist, or no file can have the name.
+        UsageError: if both exist.
     """
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
-    try:
-        if not parquet.exists():
-            return text
-        has_both = text.exists()
-    except OSError as error:
-        raise UsageError(
-            f"{shown(str(text))} cannot be read: {error.strerror}; see data_path, dataset and the "
-            "options that name its files"
-        ) from error
-    if has_both:
+    if not parquet.exists():
+        return text
+    if text.exists():
         raise UsageError(f"{text} and {parquet.name} are both there; remove or rename one of them")
     return parquet
 
@@ -99,59 +90,35 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
     return dataset, None
 
 
-def require_dataset(
-    name: str, folder: Path, suffixes: list[str], parts: Sequence[str] | None
-) -> None:
-    """Refuse a dataset that is not in ``folder``, with advice, or has a folder in place of a file.
+def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> None:
+    """Refuse a dataset that is not in ``folder``, with advice.
 
-    ``suffixes`` name its files besides interactions, such as item; ``parts`` those of interactions.
+    ``parts`` are the names in ``benchmark_filename``.
     """
     is_name = Path(name).name == name
     parts = parts if is_name and folder.is_dir() else None
-    files = list_interaction_files(folder, name, parts)
-    if not (is_name and files[0].exists()):
+    if not (is_name and list_interaction_files(folder, name, parts)[0].exists()):
         raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")
-    for file in (*files, *(find_atomic_file(folder, name, suffix) for suffix in suffixes)):
-        if file.is_dir():
-            raise UsageError(f"{file} is a folder where a file is expected; remove or rename it")
 
 
 def _advise(typed: Path, folder: Path) -> str:
     """Return advice on ``typed``, which named no dataset in ``folder``."""
-    if table := _find_tables(typed, folder):
-        name = typed.name.split(".")[0] or typed.resolve().name
+    if typed.suffix.lower() in _RAW:
+        name = shlex.quote(typed.name.split(".")[0])
         return (
             "-d takes a dataset of atomic files. Make one first: type `recbole-pos convert "
-            f"{shlex.quote(str(table))} --name {shlex.quote(name)}` and then "
-            f"`-d {shlex.quote(name)}`"
+            f"{shlex.quote(str(typed))} --name {name}` and then `-d {name}`"
         )
-    if typed.suffix in _ATOMIC and not typed.is_dir():
-        typed, folder = typed.parent, folder.parent
-    for path in (folder, typed):
-        if (path / f"{path.name}.inter").is_file():
-            return f"type `-d {path.name} --data_path={path.parent}`"
-        if names := _list_datasets(path):
-            return f"{path} holds the datasets {listed(names)}; type `-d NAME --data_path={path}`"
+    if typed.suffix in _ATOMIC:
+        return f"type `-d {typed.parent.name} --data_path={typed.parent.parent}`"
+    if names := _list_datasets(typed):
+        return f"{typed} holds the datasets {listed(names)}; type `-d NAME --data_path={typed}`"
     path = typed if len(typed.parts) > 1 else folder  # a path starts in the working directory
     hint = suggest(typed.name, _list_datasets(path.parent))
     return (
         f"there is no {path / typed.name}.inter{hint}; set data_path (--data_path) to the folder "
         f"that holds {typed.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
     )
-
-
-def _find_tables(typed: Path, folder: Path) -> Path | None:
-    """Return the path of a raw table, or of a folder of raw tables without datasets, or None."""
-    if typed.suffix.lower() in _TABLES and not {*typed.suffixes} & {*_ATOMIC}:
-        return typed
-    if typed.name in ("", ".."):
-        return None
-    for path in (typed, folder):
-        files = [file for pattern in ("*", "*/*") for file in path.glob(pattern)]
-        has_dataset = any(".inter" in file.suffixes for file in files)
-        if not has_dataset and any(file.suffix.lower() in _RAW for file in files):
-            return path
-    return None
 
 
 def _list_datasets(folder: Path) -> list[str]:

@@ -54,11 +54,15 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
 
 
 def split_log(
-    log: EventLog, eval_args: dict[str, Any], time_unit: str
+    log: EventLog, is_possible: np.ndarray, eval_args: dict[str, Any], time_unit: str
 ) -> tuple[np.ndarray, list[float]]:
     """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS).
 
-    ``time_unit`` is the unit of the times in the log, such as seconds.
+    Args:
+        log: the interactions.
+        is_possible: [interactions] bool, which may be targets; LS and RS count these.
+        eval_args: RecBole's option of that name.
+        time_unit: unit of the times in the log, such as seconds.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -71,7 +75,7 @@ def split_log(
     split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
-        part[rows] = split_users(*chunk.count_targets(), value)
+        part[rows] = split_users(*chunk.count_targets(is_possible[rows]), value)
     return part, []
 
 
@@ -166,14 +170,10 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
         part[part == 1] = TEST
     for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
         if not (part == phase).any():
-            cuts = " and ".join(
-                f"{format_time(time)} (shared by {(times == time).sum()} interactions)"
-                for time in boundaries
-            )
             raise UsageError(
                 f"eval_args.split.GT: {shown(value)} leaves no interaction for {PHASES[phase]}; "
-                f"the boundaries are at time {cuts}, the times of the data from "
-                f"{format_time(times.min())} to {format_time(times.max())}: choose others"
+                f"the boundaries are at time {' and '.join(map(format_time, boundaries))}, the "
+                f"times of the data from {format_time(times.min())} to {format_time(times.max())}"
             )
     return part, boundaries.tolist()
 
@@ -266,19 +266,26 @@ def read_fraction(value: Any) -> Fraction:
     return fraction
 
 
-def keep_recent_sessions(
+def find_recent_sessions(
     log: EventLog, part: np.ndarray, train_fraction: Any
-) -> tuple[EventLog, np.ndarray, dict[str, int]]:
-    """Leave out all training sessions but the newest ``train_fraction`` of them (None: all).
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Find which interactions are left without all but the newest training sessions.
+
+    Args:
+        log: the interactions.
+        part: [interactions] int8 part of each.
+        train_fraction: share of the training sessions that is kept; None for all of them.
 
     Returns:
-        The log and [interactions] parts that remain; and numbers of sessions: by phase,
+        [interactions] bool, which are left; and the numbers of sessions that are left: by phase,
         ``left_out``, and ``overlapping`` (held out, begun before the last training interaction).
     """
+    sessions = _order_sessions(log)
+    session_parts = part[log.offsets[sessions]]
     num_left_out = 0
+    is_kept = np.ones(len(log.lengths), dtype=bool)
     if train_fraction is not None:
-        fraction, sessions = read_fraction(train_fraction), _order_sessions(log)
-        train_sessions = sessions[part[log.offsets[sessions]] == TRAIN]
+        fraction, train_sessions = read_fraction(train_fraction), sessions[session_parts == TRAIN]
         num_kept = math.floor(fraction * len(train_sessions))
         if num_kept == 0:
             raise UsageError(
@@ -286,18 +293,16 @@ def keep_recent_sessions(
                 "than one"
             )
         num_left_out = len(train_sessions) - num_kept
-        is_kept = np.ones(len(log.lengths), dtype=bool)
         is_kept[train_sessions[:num_left_out]] = False
-        mask = np.repeat(is_kept, log.lengths)
-        log, part = log.keep(mask), part[mask]
+
+    is_left = np.repeat(is_kept, log.lengths)
     times = log.times.numpy()
-    first_rows = log.offsets[np.flatnonzero(log.lengths)]  # of each session
-    session_parts = part[first_rows]
-    counts = np.bincount(session_parts, minlength=len(PHASES)).tolist()
-    train_end = times[part == TRAIN].max(initial=-math.inf)
-    num_overlapping = int(((session_parts != TRAIN) & (times[first_rows] < train_end)).sum())
+    train_end = times[is_left & (part == TRAIN)].max(initial=-math.inf)
+    first_times = times[log.offsets[sessions]]
+    num_overlapping = int(((session_parts != TRAIN) & (first_times < train_end)).sum())
+    counts = np.bincount(session_parts[is_kept[sessions]], minlength=len(PHASES)).tolist()
     numbers = dict(zip(PHASES, counts, strict=True))
-    return log, part, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
+    return is_left, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.interactions import EventLog
@@ -27,15 +28,16 @@ from recbole_pos.data.splits import (
     TEST,
     TRAIN,
     VALID,
+    find_recent_sessions,
     format_time,
-    keep_recent_sessions,
     read_split,
     split_log,
 )
-from recbole_pos.data.windows import ALL_ITEMS, WITHOUT_SEEN
+from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, listed, shown, suggest
+from recbole_pos.values import Options, is_number, listed, shown, suggest
 
+ALL_ITEMS, WITHOUT_SEEN = "all items", "items not in the user's past"
 _DEFAULT_SPLIT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
 
@@ -113,32 +115,36 @@ def read_ties(value: Any) -> str | int:
 
 
 def find_selected(
-    dataset: Any, fields: dict[str, Tensor], requires_all: bool = False
+    selections: dict[str, Any] | None,
+    log: EventLog,
+    missing: dict[str, np.ndarray],
+    names: dict[str, np.ndarray],
+    requires_all: bool = False,
 ) -> np.ndarray | None:
     """Return [interactions] bool: whether ``target_events`` selects each; None without the option.
 
     Args:
-        fields: the columns of the interactions.
+        selections: the option: field -> value or values.
+        log: the interactions.
+        missing: field -> [interactions] bool, which cells have no number.
+        names: field of tokens -> [ids] names by id.
         requires_all: whether a value that no interaction has is an error, as of a whole file.
     """
-    selections = dataset.config["target_events"]
     if not selections:
         return None
-    num_rows = len(next(iter(fields.values())))
-    is_selected = np.ones(num_rows, dtype=bool)
-    log_fields = {dataset.uid_field, dataset.iid_field, dataset.time_field}
-    allowed = {field for field in fields.keys() - log_fields if fields[field].dim() == 1}
+    is_selected = np.ones(len(log), dtype=bool)
+    log_fields = {log.user_field, log.item_field, log.time_field}
+    allowed = {field for field in log.fields.keys() - log_fields if log.fields[field].dim() == 1}
     for field, selection in selections.items():
         if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
                 f"load_col names; it names {listed(sorted(allowed)) or 'none'}"
             )
-        column = fields[field].numpy()
-        has_value = ~dataset.missing.get(field, np.zeros(num_rows, dtype=bool))
-        tokens = dataset.field2id_token.get(field)
+        column = log.fields[field].numpy()
+        has_value = ~missing.get(field, np.zeros(len(log), dtype=bool))
         present = pd.unique(column[has_value])
-        selected = _find_values(field, selection, present, tokens, requires_all)
+        selected = _find_values(field, selection, present, names.get(field), requires_all)
         is_selected &= has_value & np.isin(column, selected)
     return is_selected
 
@@ -153,19 +159,21 @@ def _find_values(
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
-    if tokens is None:  # compare numbers in float32, as the data store them
-        selected = [np.float32(value) if is_number(value) else value for value in selected]
-    texts = [  # convert writes booleans as yaml does
-        str(x).lower() if isinstance(x, bool) and str(x) not in value_by_text else str(x)
-        for x in selected
-    ]
-    for text in texts:
-        if requires_all and text not in value_by_text:
+    values = []
+    for value in selected:
+        if tokens is None and is_number(value):  # compare in float32, as the data store them
+            value = np.float32(value)
+        text = str(value)
+        if isinstance(value, bool) and text not in value_by_text:  # as convert and yaml write it
+            text = text.lower()
+        if text in value_by_text:
+            values.append(value_by_text[text])
+        elif requires_all:
             raise UsageError(
                 f"target_events: no interaction has {field}: {shown(text)}"
                 f"{suggest(text, value_by_text)}; they have {listed(value_by_text)}"
             )
-    return [value_by_text[text] for text in texts if text in value_by_text]
+    return values
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:
@@ -199,7 +207,9 @@ def make_split(
     train_fraction: Any = None,
     files: Sequence[str] | None = None,
     time_unit: str = "seconds",
-) -> Split:
+    given_part: np.ndarray | None = None,
+    is_selected: np.ndarray | None = None,
+) -> tuple[Split, np.ndarray]:
     """Split the log, leave out old training sessions and cold items if configured, choose targets.
 
     Args:
@@ -208,18 +218,22 @@ def make_split(
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
         train_fraction: share of an ST split's training sessions, the newest; None for all.
-        files: ``benchmark_filename``, where the log has a ``given_part``.
+        files: ``benchmark_filename``, where there is a ``given_part``.
         time_unit: unit of the times in the log, for dates in ``eval_args.split``.
+        given_part: [interactions] int8, if there is a file for each part.
+        is_selected: [interactions] bool, which ``target_events`` selects; None for all.
 
     Returns:
-        The split. Its summary has for each phase: ``events`` as cut, and of these ``dropped`` (of
+        The split, and which of the interactions are left in it, [interactions] bool.
+
+        The summary of the split has for each phase: ``events`` as cut, and of these ``dropped`` (of
         cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not
         ``is_selected``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
         ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
         interaction, and ``copied_targets`` among them; ``tied_targets``, held-out ones whose user
         has another item at the same time, so that the order of the file decides;
         ``repeated_targets``, see :func:`find_repeated_targets`; of given parts ``leaks``; under ST
-        ``sessions``, see :func:`keep_recent_sessions`.
+        ``sessions``, see :func:`find_recent_sessions`.
     """
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
@@ -227,29 +241,52 @@ def make_split(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
             f"the split is {kind}"
         )
-    has_parts = log.given_part is not None
+
+    # the part of every interaction
+    is_possible = log.has_history & (True if is_selected is None else is_selected)
     boundaries: list[float] = []
-    if files and has_parts:
+    if given_part is not None and files:
         kind, value = "benchmark_filename", list(files)
-        part = _take_given_parts(log, eval_args, time_unit, len(files))
+        part = given_part
+        if len(files) == 2:
+            part = _cut_validation(log, given_part, is_possible, eval_args, time_unit)
     else:
-        part, boundaries = split_log(log, eval_args, time_unit)
+        part, boundaries = split_log(log, is_possible, eval_args, time_unit)
+
+    # what is left out of it
+    is_left = np.ones(len(log), dtype=bool)
     sessions: dict[str, int] = {}
     if kind == "ST":
-        log, part, sessions = keep_recent_sessions(log, part, train_fraction)
-    is_cold = count_items(log, part == TRAIN, item_num) == 0  # by item
-    copies, originals = _find_copies(log, is_by_time=not has_parts)
-    leaks = {"leaks": _count_leaks(log, part, copies, originals)} if has_parts else {}
+        is_left, sessions = find_recent_sessions(log, part, train_fraction)
+    if not is_left.all():
+        log, part = log.keep(is_left), part[is_left]
     part_as_cut = part
+    is_cold = count_items(log, part == TRAIN, item_num) == 0  # by item
+    copies, originals = _find_copies(log, is_by_time=given_part is None)
+    leaks = {}
+    if given_part is not None:
+        leaks = {"leaks": _count_leaks(log, part, copies, originals)}
     is_copy = np.zeros(len(log), dtype=bool)
     is_copy[copies] = True
     is_dropped = np.zeros(len(log), dtype=bool)
     if eval_args["cold_items"] == "drop":
         is_dropped = is_cold[log.items.numpy()]
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
-    has_history, is_possible = log.has_history, log.possible_targets
+        is_left[is_left] = ~is_dropped
+
+    # the targets among the rest
+    has_history = log.has_history
+    is_possible = has_history & (True if is_selected is None else is_selected[is_left])
     is_at_a_tie = find_ties(log)
-    is_target, is_tied = _choose_targets(log, part, eval_args, user_tokens, is_at_a_tie)
+    is_held_out = part != TRAIN
+    possible_rows = np.flatnonzero(is_possible & is_held_out)
+    is_target = is_possible & ~is_held_out
+    is_target[_choose_held_out(log, part, possible_rows, eval_args["target"], user_tokens)] = True
+    is_tied = np.zeros(len(log), dtype=bool)
+    if eval_args.get("ties") == "drop":
+        is_tied = is_target & is_held_out & is_at_a_tie
+        is_target &= ~is_tied
+
     parts_by_count = {  # name of a count -> parts of the interactions that it counts
         "events": part_as_cut,
         "without_history": part[~has_history],
@@ -257,12 +294,12 @@ def make_split(
         "cold_targets": part[is_target & is_cold[log.items.numpy()]],
         "copies": part_as_cut[copies],
         "copied_targets": part[is_target & is_copy],
-        "tied_targets": part[is_target & (part != TRAIN) & is_at_a_tie],
-        "repeated_targets": part[find_repeated_targets(log, is_target & (part != TRAIN))],
+        "tied_targets": part[is_target & is_held_out & is_at_a_tie],
+        "repeated_targets": part[find_repeated_targets(log, is_target & is_held_out)],
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
-    if log.is_selected is not None:
+    if is_selected is not None:
         parts_by_count["other_events"] = part[has_history & ~is_possible]
     if eval_args.get("ties") == "drop":
         parts_by_count["tied"] = part[is_tied]
@@ -276,20 +313,23 @@ def make_split(
         **{name: count_phases(parts) for name, parts in parts_by_count.items()},
         **leaks,
     }
-    return Split(replace(log, given_part=None, is_selected=None), part, is_target, summary)
+    return Split(log, part, is_target, summary), is_left
 
 
-def _take_given_parts(
-    log: EventLog, eval_args: dict[str, Any], time_unit: str, num_files: int
+def _cut_validation(
+    log: EventLog,
+    given_part: np.ndarray,
+    is_possible: np.ndarray,
+    eval_args: dict[str, Any],
+    time_unit: str,
 ) -> np.ndarray:
-    """Return [interactions] int8 parts; if two files are given, cut validation from the first."""
-    given_part: Any = log.given_part
-    if num_files == 3:
-        return given_part
+    """Return [interactions] int8 parts of two given ones: validation is cut from the first."""
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
-    part, is_first = given_part.copy(), given_part == TRAIN
-    part_of_first, _ = split_log(log.keep(is_first), eval_args, time_unit)
+    is_first = given_part == TRAIN
+    first, is_possible_first = log.keep(is_first), is_possible[is_first]
+    part_of_first, _ = split_log(first, is_possible_first, eval_args, time_unit)
+    part = given_part.copy()
     part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
     return part
 
@@ -297,16 +337,23 @@ def _take_given_parts(
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return [copies] int64 rows of exact copies (user, item, time), and of their originals.
 
-    ``is_by_time``: whether each user's interactions are sorted by time, not by given part first.
+    A copy has the user, item and time of an earlier row, its original. For example, rows of one
+    user with the items [a, b, a, a] at the times [1, 1, 1, 2] have the copy 2 with the original 0.
+    ``is_by_time`` says whether the interactions of each user are sorted by time; with given parts
+    they are sorted by part first.
     """
     pairs = [np.empty((2, 0), dtype=np.int64)]
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
+
+        # only rows at the same time as another row of their user may be copies
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
         ties_previous = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)
         is_tied = np.append(ties_previous, False) | np.append(False, ties_previous)
         group = np.cumsum(~np.append(False, ties_previous))[is_tied]  # one per user and time
         rows = rows[is_tied]
+
+        # sorted by item within a user and time, copies follow their original
         order = np.lexsort((items[rows], group))  # stable: the first of equals stays the first
         group, rows = group[order], rows[order]
         is_new = np.ones(len(rows), dtype=bool)
@@ -376,30 +423,13 @@ def find_ties(log: EventLog) -> np.ndarray:
     return is_tied
 
 
-def _choose_targets(
-    log: EventLog,
-    part: np.ndarray,
-    eval_args: dict[str, Any],
-    user_tokens: np.ndarray,
-    is_at_a_tie: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the targets, and those that ``ties: drop`` leaves out, both [interactions] bool."""
-    is_target = log.possible_targets & (part == TRAIN)
-    is_target[_choose_held_out(log, part, eval_args["target"], user_tokens)] = True
-    is_tied = np.zeros(len(log), dtype=bool)
-    if eval_args.get("ties") == "drop":
-        is_tied = is_target & (part != TRAIN) & is_at_a_tie
-    return is_target & ~is_tied, is_tied
-
-
 def _choose_held_out(
-    log: EventLog, part: np.ndarray, mode: str, user_tokens: np.ndarray
+    log: EventLog, part: np.ndarray, rows: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
-    """Return [targets] int64 rows in the log of the held-out targets by ``eval_args.target``.
+    """Return those of the ``rows`` of possible held-out targets that ``eval_args.target`` takes.
 
     The choice under ``random`` depends on the name of the user, not on a seed or ids.
     """
-    rows = np.flatnonzero((part != TRAIN) & log.possible_targets)
     if mode == "all":
         return rows
     users = log.users.numpy()[rows]
@@ -435,10 +465,11 @@ def describe_split(summary: dict[str, Any]) -> str:
     parts = [f"train {counts['train']:,} interactions{in_sessions.get('train', '')}{older}"]
     is_unusual = bool(summary["boundaries"])
     for phase in PHASES[1:]:
-        remarks = []
-        for key, label in labels.items():
-            if count := summary.get(key, {}).get(phase):
-                remarks.append(f"{count:,} {label}")
+        remarks = [
+            f"{summary[key][phase]:,} {label}"
+            for key, label in labels.items()
+            if summary.get(key, {}).get(phase)
+        ]
         is_unusual |= bool(remarks)
         if counts[phase]:
             note = f" ({', '.join(remarks)})" if remarks else ""
@@ -460,30 +491,33 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     ``summary`` is that of a split.
     """
     warnings = []
-    copies, copied_targets = summary["copies"], summary["copied_targets"]
-    if num_copies := sum(copies.values()):
+    targets, copied = summary["targets"], summary["copied_targets"]
+    if num_copies := sum(summary["copies"].values()):
         phrases = [
-            f"{copied_targets[phase]:,} of {summary['targets'][phase]:,} {phase} targets"
+            f"{copied[phase]:,} of {targets[phase]:,} {phase} targets"
             for phase in PHASES[1:]
-            if copied_targets[phase]
+            if copied[phase]
         ]
         warnings.append(
             f"{num_copies:,} interactions are exact copies of an earlier one (user, "
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    leaks = summary.get("leaks", {})
-    for phase in PHASES[1:] if leaks else ():
-        if summary["cold_targets"][phase] == summary["targets"][phase] > 0:
-            warnings.append(
-                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
-                "is meant, names are written differently in the files"
-            )
+    if "leaks" not in summary:
+        return warnings
+
+    warnings += [
+        f"benchmark_filename: no item of the {phase} targets is in training; unless that is meant, "
+        "names are written differently in the files"
+        for phase in PHASES[1:]
+        if summary["cold_targets"][phase] == targets[phase] > 0
+    ]
     for key, text in (
         ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
         ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
     ):
-        phrases = [f"{count:,} {phase}" for phase, count in leaks.get(key, {}).items() if count]
+        counts = summary["leaks"][key]
+        phrases = [f"{count:,} {phase}" for phase, count in counts.items() if count]
         if phrases:
             warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
     return warnings
@@ -513,3 +547,48 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
 def count_phases(part: np.ndarray) -> dict[str, int]:
     """Return phase -> how many of some interactions, of which ``part`` has the parts, are in it."""
     return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}
+
+
+# --- candidates ---
+
+
+def masks_history(config: Options) -> bool:
+    """Return whether seen items are excluded: ``mask_history``, or RecBole's choice if unset.
+
+    RecBole excludes them for all models but sequential ones.
+    """
+    choice = config["mask_history"]
+    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
+
+
+def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
+    """Return which items are ranked for a target, in words.
+
+    Args:
+        excludes_seen: whether items of the user's past are not ranked.
+        repeated_targets: the option of that name.
+    """
+    if not excludes_seen:
+        return ALL_ITEMS
+    if repeated_targets == "miss":
+        return WITHOUT_SEEN
+    return f"{WITHOUT_SEEN}, and the target"
+
+
+def find_excluded_items(
+    log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
+) -> tuple[Tensor, Tensor]:
+    """Return the seen items that are not ranked: [n] examples, and [n] items.
+
+    Args:
+        target_event, target_items: [b] row in the log, and item, of the target of each example.
+        repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
+    """
+    target = target_event.numpy()
+    start = log.offsets[log.users.numpy()[target]]
+    items = log.items[torch.from_numpy(gather_index(start, target - start))]
+    examples = torch.repeat_interleave(torch.from_numpy(target - start))
+    if repeated_targets == "miss":
+        return examples, items
+    is_other = items != target_items[examples]
+    return examples[is_other], items[is_other]

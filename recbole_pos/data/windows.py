@@ -1,26 +1,31 @@
-"""Histories over the log of interactions: (start, end) pairs of rows, never copies."""
+"""Training windows: pairs (start, end) of rows of the log, gathered into packed batches.
+
+``cut_windows`` chooses the windows, a model declares by ``BatchRequirements`` what it needs, and a
+``WindowGatherer`` makes batches by index, on the device that holds the log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
-from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.interactions import EventLog
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.sequence_batch import Features
-from recbole_pos.values import Options
+from recbole_pos.layers.sequence_batch import Features, SequenceBatch, map_tensors
 
-# Field of gathered rows with the row of their target in the log.
+# Field of RecBole's rows with the row of their target in the log.
 TARGET_EVENT = "target_event"
-ALL_ITEMS, WITHOUT_SEEN = "all items", "items not in the user's past"
+# Share of a GPU's free memory that interactions and windows may take.
+MEMORY_SHARE = 0.5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Windows:
         return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
 
 
-def training_windows(
+def cut_windows(
     user_start: np.ndarray, user_end: np.ndarray, max_length: int, mode: str, stride: int | None
 ) -> Windows:
     """Cut each user's training interactions into windows.
@@ -85,6 +90,7 @@ def training_windows(
         raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
         stride = 1 if mode == "prefix" else max_length
+
     is_trainable = user_end - user_start >= 2
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1  # of the inputs
     num_inputs = user_end - user_start
@@ -94,6 +100,8 @@ def training_windows(
         num_windows = num_inputs
     else:  # the oldest window of a user holds the remaining targets, up to L
         num_windows = -(-np.maximum(num_inputs - max_length, 0) // stride) + 1  # rounded up
+
+    # windows of a user from the newest to the oldest; each ends a stride before the one before it
     user = np.repeat(np.arange(len(num_windows)), num_windows)
     age = gather_index(np.zeros_like(num_windows), num_windows)  # 0 is the newest of a user
     end = user_end[user] - age * stride
@@ -103,132 +111,174 @@ def training_windows(
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)]."""
+    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)].
+
+    For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4].
+    """
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
 
 
-class PrefixRows(Interaction):
-    """RecBole's augmented interactions, computed on access: row r is a target and its history.
+# --- batches ---
 
-    In place of RecBole's tensors of [rows, L], memory is O(rows), and little before rows are read.
 
-    Args:
-        log: the interactions.
-        find_mask: returns [interactions] bool, which interactions have a row.
-        max_length: L, histories keep their last L interactions and are padded on the right.
-        suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
-        length_field: name of the field with the length of the history.
-        features: columns of interactions in histories, and of users.
+@dataclass(frozen=True)
+class BatchRequirements:
+    """What a model declares about the batches it learns from.
+
+    Attributes:
+        windows: whether it can learn from packed windows, a target at every position.
+        causal: whether every interaction has a state of its own, made from those up to it; else a
+            window has one target, after its newest interaction.
+        times: whether windows carry times.
+        seconds: seconds in one unit of the time field; batches have times in seconds.
+        max_length: n of batches, most interactions that the model is built for.
+        requests: whether they carry the time of the newest input's target, too.
+        log_rows: whether windows carry the rows of their interactions in the log.
+        linked: whether all windows of a user come in one batch, one after the other, oldest first.
+        prepare: computes on the host what depends on the values of a batch (sizes, row numbers),
+            since reading them from a device would wait for it; None if the model needs nothing.
+            Batches for a device are prepared one ahead; on a CPU the model prepares its batches
+            itself.
+        pack: turns RecBole's rows into the model's batch on the host, for the same reason: the
+            number of interactions depends on their values.
+    """
+
+    windows: bool = False
+    causal: bool = True
+    times: bool = False
+    seconds: float = 1
+    max_length: int = 0
+    requests: bool = False
+    log_rows: bool = False
+    linked: bool = False
+    prepare: Callable[[SequenceBatch], SequenceBatch] | None = None
+    pack: Callable[[Interaction], SequenceBatch | Interaction] | None = None
+
+
+def send_to_device(
+    batch: SequenceBatch | Interaction, device: torch.device
+) -> SequenceBatch | Interaction:
+    """Return a batch of the host on a device; a GPU copies it asynchronously."""
+    if isinstance(batch, SequenceBatch):
+        return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
+    columns = batch.interaction
+    if device.type == "cuda":
+        columns = map_tensors(columns, Tensor.pin_memory)
+    return Interaction(map_tensors(columns, lambda column: column.to(device, non_blocking=True)))
+
+
+class WindowGatherer:
+    """Items, times and windows on a device, where batches are gathered from them.
+
+    The host knows the size of a batch from its own copy of the windows: nothing is read from the
+    device.
     """
 
     def __init__(
         self,
         log: EventLog,
-        find_mask: Callable[[], np.ndarray],
-        max_length: int,
-        suffix: str,
-        length_field: str,
-        features: Features | None = None,
+        windows: Windows,
+        requirements: BatchRequirements,
+        device: torch.device,
+        features: Features,
     ) -> None:
-        """Keep the interactions; a row for each target is computed when it is read."""
-        super().__init__({})
-        self.log, self.max_length = log, max_length
-        self.suffix, self.length_field = suffix, length_field
-        self.features = features or Features()
-        self.find_mask, self.length = find_mask, int(np.count_nonzero(find_mask()))
+        """Copy interactions, windows and features to the device; times only if required."""
+        self.log, self.windows, self.requirements, self.device = log, windows, requirements, device
+        self.items = log.items.to(device)
+        self.times = log.times.to(device) if requirements.times else None
+        self.start = torch.from_numpy(windows.start).to(device)
+        self.end = torch.from_numpy(windows.end).to(device)
+        self.first = torch.from_numpy(windows.first).to(device)
+        self.features = map_tensors(features, lambda column: column.to(device))
+        self.is_target = None
+        if windows.is_target is not None:
+            self.is_target = torch.from_numpy(windows.is_target).to(device)
 
     @cached_property
-    def target(self) -> Tensor:
-        """[rows] int64 row of each target in the log."""
-        return torch.from_numpy(np.flatnonzero(self.find_mask()))
+    def users(self) -> Tensor:
+        """[windows] user of each, which only features of users need."""
+        return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
-    @property
-    def columns(self) -> list[str]:
-        """Names of all fields of a row."""
-        names = list(self.log.fields)
-        lists = [name + self.suffix for name in names if name != self.log.user_field]
-        return [*names, *lists, self.length_field, *self.features.users]
+    def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
+        """Return the windows numbered ``batch`` [b], packed; ``index`` is a copy on the device."""
+        windows = self.windows
+        host_lengths = windows.end[batch] - windows.start[batch]
+        num_inputs = int(host_lengths.sum())
+        num_targets = int(windows.num_targets[batch].sum())
+        if index is None:
+            index = torch.from_numpy(batch).to(self.device)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
+        # inputs: the rows of all windows, one window after the other
+        start, end, first = self.start[index], self.end[index], self.first[index]
+        lengths = end - start
+        rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.columns
+        # targets: each is the interaction in the row after its input
+        trained_rows = rows
+        queries = None
+        if num_targets < num_inputs:  # some inputs are context
+            offsets = lengths.cumsum(0) - lengths  # position of each window's first input
+            num_possible = int((windows.end[batch] - windows.first[batch]).sum())
+            queries = concatenate_ranges(first - start + offsets, end - first, num_possible)
+            if self.is_target is not None:  # sort: a mask would read its size from the device
+                is_context = (~self.is_target[rows[queries] + 1]).byte()
+                queries = queries[is_context.argsort(stable=True)[:num_targets]]
+            trained_rows = rows[queries]
 
-    def __getitem__(self, index: Any) -> Tensor | Interaction:
-        """Return a field of all rows by its name, or rows by a slice or index."""
-        if isinstance(index, str):
-            if index in self.log.fields:
-                return self.log.fields[index][self.target]
-            if index == self.length_field:
-                return self.target - self._find_start(self.target)
-            return self._gather(slice(None))[index]
-        return self._gather(index)
-
-    def _gather(self, index: Any) -> Interaction:
-        """Return the rows of a slice or of indices; histories are [rows, L], padded at the end."""
-        rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
-        target = self.target[rows.reshape(-1)]
-        start = self._find_start(target)
-        fields = {name: column[target] for name, column in self.log.fields.items()}
-        history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
-        is_padding = history_rows >= target[:, None]
-        history_rows.masked_fill_(is_padding, 0)
-        for name, column in self.log.fields.items():
-            if name != self.log.user_field:
-                history = self.features.events.get(name, column)[history_rows]
-                history[is_padding] = 0
-                fields[name + self.suffix] = history
-        for name, column in self.features.users.items():
-            fields[name] = column[fields[self.log.user_field]]
-        fields[self.length_field] = target - start
-        fields[TARGET_EVENT] = target
-        return Interaction(fields)
-
-    def _find_start(self, target: Tensor) -> Tensor:
-        """Return [n] int64 row of the oldest interaction in each target's history."""
-        user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
-        return torch.maximum(user_start, target - self.max_length)
+        times = at = None
+        if self.times is not None:
+            seconds = self.requirements.seconds  # a product with 1 would be a copy
+            times = self.times[rows] if seconds == 1 else self.times[rows] * seconds
+            if self.requirements.requests:
+                at = self.times[end] if seconds == 1 else self.times[end] * seconds
+        return SequenceBatch(
+            items=self.items[rows],
+            lengths=lengths,
+            max_length=self.requirements.max_length,
+            width=int(host_lengths.max()),
+            targets=self.items[trained_rows + 1],
+            queries=queries,
+            times=times,
+            at=at,
+            log_rows=rows if self.requirements.log_rows else None,
+            features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
+        )
 
 
-def masks_history(config: Options) -> bool:
-    """Return whether seen items are excluded: ``mask_history``, or RecBole's choice if unset.
+def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [total] int64.
 
-    RecBole excludes them for all models but sequential ones.
+    ``total`` is the sum of ``lengths``, known on the host so that no device is waited for.
     """
-    choice = config["mask_history"]
-    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
+    shift = start - (lengths.cumsum(0) - lengths)
+    steps = torch.arange(total, device=start.device)
+    return steps + shift.repeat_interleave(lengths, output_size=total)
 
 
-def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
-    """Return which items are ranked for a target, in words.
+def fits_on_device(
+    device: torch.device, data_on_device: str, log: EventLog, windows: Windows, features: Features
+) -> bool:
+    """Return whether the data are copied to the device of a model once, before training.
 
-    Args:
-        excludes_seen: whether items of the user's past are not ranked.
-        repeated_targets: the option of that name.
+    ``data_on_device`` is auto or never.
     """
-    if not excludes_seen:
-        return ALL_ITEMS
-    if repeated_targets == "miss":
-        return WITHOUT_SEEN
-    return f"{WITHOUT_SEEN}, and the target"
+    if data_on_device == "never" or device.type == "cpu":
+        return False
+    if device.type != "cuda":
+        return True
+    columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
+    columns += [*features.events.values(), *features.users.values()]
+    num_bytes = sum(column.nbytes for column in columns)
+    num_free_bytes, _ = torch.cuda.mem_get_info(device)
+    return num_bytes <= MEMORY_SHARE * num_free_bytes
 
 
-def find_excluded_items(
-    log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
-) -> tuple[Tensor, Tensor]:
-    """Return the seen items that are not ranked: [n] examples, and [n] items.
-
-    Args:
-        target_event, target_items: [b] row in the log, and item, of the target of each example.
-        repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
-    """
-    target = target_event.numpy()
-    start = log.offsets[log.users.numpy()[target]]
-    items = log.items[torch.from_numpy(gather_index(start, target - start))]
-    examples = torch.repeat_interleave(torch.from_numpy(target - start))
-    if repeated_targets == "miss":
-        return examples, items
-    is_other = items != target_items[examples]
-    return examples[is_other], items[is_other]
+def prefetch(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, none of them None; a thread computes the next while the caller uses the last."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, iterator, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, iterator, None)
+            yield item

@@ -7,23 +7,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from recbole.utils import ModelType, init_seed
+from recbole.utils import init_seed
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data import preparation
 from recbole_pos.data.attributes import check_selected, map_fields_to_tables
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.identity import Vocabulary, require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
-from recbole_pos.data.protocols import Dataset
-from recbole_pos.data.splits import PHASES
+from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.diagnosis import locate_in_custom_code
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import (
-    get_memory_limit,
-    is_memory_error,
+from recbole_pos.experiment.device import (
     require_scores,
 )
+from recbole_pos.experiment.diagnosis import locate_in_custom_code
+from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
 from recbole_pos.model.models import ADDED
@@ -44,7 +42,7 @@ class Experiment:
     """
 
     config: PosConfig
-    dataset: PosDataset | PosSequentialDataset
+    dataset: Dataset
     loaders: dict[str, Any]
     model: Any
     trainer: Any
@@ -52,9 +50,7 @@ class Experiment:
     changed: list[str] = field(default_factory=list)
 
 
-def prepare(
-    config: PosConfig, fresh: bool = True, dataset: PosDataset | PosSequentialDataset | None = None
-) -> Experiment:
+def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = None) -> Experiment:
     """Make data, model and trainer for a configuration, seeded.
 
     Args:
@@ -88,16 +84,16 @@ def prepare(
 
 
 def _prepare_data(
-    config: PosConfig, fresh: bool, dataset: PosDataset | PosSequentialDataset | None
-) -> tuple[PosDataset | PosSequentialDataset, Any, dict[str, Any]]:
-    """Return the dataset, its training part, and the held-out loaders by phase (valid, test)."""
+    config: PosConfig, fresh: bool, dataset: Dataset | None
+) -> tuple[Dataset, RecBoleView, dict[str, Any]]:
+    """Return the dataset, the view of its training part, and the loaders of valid and test."""
     try:
         if dataset is None:
             dataset = read_dataset(config)
-        parts = dict(zip(PHASES, dataset.build(), strict=True))
+        views = make_views(dataset)
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
-        loaders = make_held_out_loaders(config, parts)
+        loaders = make_held_out_loaders(config, views)
     except UsageError:
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
@@ -109,13 +105,13 @@ def _prepare_data(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
             f"{shown(config['dataset'])}; give smaller cutoffs"
         )
-    return dataset, parts["train"], loaders
+    return dataset, views["train"], loaders
 
 
 def read_dataset(
     config: PosConfig, folder: RunFolder | None = None, hold_out_later: bool = False
-) -> PosDataset | PosSequentialDataset:
-    """Return the dataset of a configuration, read from its files, before ``build``.
+) -> Dataset:
+    """Return the dataset of a configuration, read from its files.
 
     Users and items keep the ids that they have in an earlier run, by default ``update_from``;
     interactions that it did not have are held out if ``hold_out_later``.
@@ -123,9 +119,7 @@ def read_dataset(
     vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
         vocabulary = load_vocabulary(require_updatable(config["update_from"]), config)
-    is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    dataset_class = PosSequentialDataset if is_sequential else PosDataset
-    return dataset_class(config, vocabulary, hold_out_later)
+    return preparation.read_dataset(config, vocabulary, hold_out_later)
 
 
 def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
@@ -133,7 +127,7 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
     return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
-def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any:
+def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) -> Any:
     """Build the model of a configuration for the training part of a dataset, on its device.
 
     A UsageError says why it cannot be built; errors of custom code are raised unchanged.
@@ -143,9 +137,6 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: Dataset) -> Any
     config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)
-        # training keeps a gradient as large as each weight
-        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
-            raise MemoryError
         if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
         return model.to(config["device"])
@@ -170,12 +161,6 @@ def _warn_of_missing(config: PosConfig) -> None:
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:
     """Return the error to raise where a model of the plugin or of RecBole cannot be built."""
     name = config["model"]
-    if is_memory_error(error):
-        return UsageError(
-            f"{name}: its weights do not fit into the {get_memory_limit() / 2**30:,.3g} GiB of "
-            f"memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
-            "MAX_ITEM_LIST_LENGTH and the like"
-        )
     if isinstance(error, KeyError):  # its text is the missing field
         loaded = listed(map_fields_to_tables(dataset))
         return UsageError(

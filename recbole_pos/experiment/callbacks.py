@@ -1,6 +1,6 @@
 """Callbacks: what a user runs during a training, and the loggers of the option ``logger``.
 
-A logger is a callback that writes epochs and test to csv, TensorBoard, MLflow or Weights & Biases.
+A logger is a callback that writes epochs and test to TensorBoard, MLflow or Weights & Biases.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import pandas as pd
 from torch import Tensor
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.files import write_text
 from recbole_pos.values import Options
 from recbole_pos.version import __version__, find_commit
 
@@ -56,25 +54,24 @@ def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
     return any(answers)
 
 
-class Writer(NamedTuple):
-    """How a run is logged: ``write(metrics, epoch)``, and at its end ``end(is_finished)``."""
-
-    write: Callable[[dict[str, float], int], Any]
-    end: Callable[[bool], Any]
-
-
 class MetricLogger(Callback):
-    """A callback that logs the metrics of epochs and test to a tracker of experiments.
+    """Writes the metrics of epochs and test to a tracker of experiments, which a subclass knows."""
 
-    ``begin`` begins a run there, given configuration, folder and tags, and returns its writer.
-    """
+    def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        """Begin a run in the tracker."""
+        raise NotImplementedError
 
-    def __init__(self, begin: Callable[[Any, RunFolder, dict[str, str]], Writer]) -> None:
-        self.begin = begin
+    def write(self, values: dict[str, float], epoch: int) -> None:
+        """Write values by name, which belong to an epoch."""
+        raise NotImplementedError
+
+    def end(self, is_finished: bool) -> None:
+        """End the run, which may have been stopped before its end."""
+        raise NotImplementedError
 
     def on_start(self, experiment: Any) -> None:
-        """Begin a run in the tracker, with tags that identify data, options and version."""
-        config, folder = experiment.config, experiment.trainer.run
+        """Begin a run with tags that identify data, options and version."""
+        config, folder = experiment.config, experiment.trainer.run.path
         options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
         digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
         tags = {
@@ -84,9 +81,9 @@ class MetricLogger(Callback):
             "options_digest": digest.hexdigest()[:16],
             "recbole_pos": __version__,
             "commit": find_commit(),
-            "run_dir": str(folder.path),
+            "run_dir": str(folder),
         }
-        self.write, self.end = self.begin(config, folder, tags)
+        self.begin(config, folder, tags)
         for epoch in experiment.trainer.progress.history:  # not empty if the run is resumed
             self.on_epoch(epoch)
 
@@ -101,72 +98,65 @@ class MetricLogger(Callback):
         self.end(result is not None)
 
 
-def _begin_csv(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin ``metrics.csv`` in the run folder: a row for each epoch, with the tags."""
-    rows: dict[int, dict[str, float]] = {}
+class TensorBoardLogger(MetricLogger):
+    """Writes to ``tensorboard/`` of the run folder."""
 
-    def write(values: dict[str, float], epoch: int) -> None:
-        rows.setdefault(epoch, {"epoch": epoch}).update(values)
-        table = pd.DataFrame(list(rows.values())).assign(**tags)
-        write_text(folder.path / "metrics.csv", table.to_csv(index=False))
+    def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        tensorboard = _require("torch.utils.tensorboard", "tensorboard")
+        self.board = tensorboard.SummaryWriter(folder / "tensorboard")
+        self.board.add_text("run", "  \n".join(f"{name}: {text}" for name, text in tags.items()))
 
-    return Writer(write, lambda is_finished: None)
-
-
-def _begin_tensorboard(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin a run of TensorBoard in ``tensorboard/`` of the run folder."""
-    board = _require("torch.utils.tensorboard", "tensorboard").SummaryWriter(
-        folder.path / "tensorboard"
-    )
-    board.add_text("run", "  \n".join(f"{name}: {text}" for name, text in tags.items()))
-
-    def write(values: dict[str, float], epoch: int) -> None:
+    def write(self, values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():
-            board.add_scalar(name, value, epoch)
+            self.board.add_scalar(name, value, epoch)
 
-    return Writer(write, lambda is_finished: board.close())
+    def end(self, is_finished: bool) -> None:
+        self.board.close()
 
 
-def _begin_mlflow(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin a run of MLflow, in the experiment of the dataset."""
-    client = _require("mlflow", "mlflow-skinny").MlflowClient()
-    title = config["dataset"]
-    experiment = client.get_experiment_by_name(title)
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(title)
-    run_id = client.create_run(experiment_id, run_name=folder.path.name, tags=tags).info.run_id
-    for key, value in config.plain.items():
-        client.log_param(run_id, key, str(value)[:500])
+class MLflowLogger(MetricLogger):
+    """Writes to MLflow, in the experiment of the dataset."""
 
-    def write(values: dict[str, float], epoch: int) -> None:
+    def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        self.client = _require("mlflow", "mlflow-skinny").MlflowClient()
+        title = config["dataset"]
+        experiment = self.client.get_experiment_by_name(title)
+        number = experiment.experiment_id if experiment else self.client.create_experiment(title)
+        run = self.client.create_run(number, run_name=folder.name, tags=tags)
+        self.run_id = run.info.run_id
+        for key, value in config.plain.items():
+            self.client.log_param(self.run_id, key, str(value)[:500])
+
+    def write(self, values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():  # MLflow allows no @ in names
-            client.log_metric(run_id, name.replace("@", "_at_"), value, step=epoch)
+            self.client.log_metric(self.run_id, name.replace("@", "_at_"), value, step=epoch)
 
-    def end(is_finished: bool) -> None:
-        client.set_terminated(run_id, "FINISHED" if is_finished else "FAILED")
-
-    return Writer(write, end)
+    def end(self, is_finished: bool) -> None:
+        self.client.set_terminated(self.run_id, "FINISHED" if is_finished else "FAILED")
 
 
-def _begin_wandb(config: Any, folder: RunFolder, tags: dict[str, str]) -> Writer:
-    """Begin a run of Weights & Biases, in the project of ``wandb_project``."""
-    run = _require("wandb", "wandb").init(
-        project=config["wandb_project"],
-        name=folder.path.name,
-        dir=str(folder.path),
-        config={**config.plain, **tags},
-    )
+class WandbLogger(MetricLogger):
+    """Writes to Weights & Biases, in the project of ``wandb_project``."""
 
-    def write(values: dict[str, float], epoch: int) -> None:
-        run.log({**values, "epoch": epoch})
+    def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        self.run = _require("wandb", "wandb").init(
+            project=config["wandb_project"],
+            name=folder.name,
+            dir=str(folder),
+            config={**config.plain, **tags},
+        )
 
-    return Writer(write, lambda is_finished: run.finish(exit_code=0 if is_finished else 1))
+    def write(self, values: dict[str, float], epoch: int) -> None:
+        self.run.log({**values, "epoch": epoch})
+
+    def end(self, is_finished: bool) -> None:
+        self.run.finish(exit_code=0 if is_finished else 1)
 
 
-LOGGERS = {
-    "csv": _begin_csv,
-    "tensorboard": _begin_tensorboard,
-    "mlflow": _begin_mlflow,
-    "wandb": _begin_wandb,
+LOGGERS: dict[str, type[MetricLogger]] = {
+    "tensorboard": TensorBoardLogger,
+    "mlflow": MLflowLogger,
+    "wandb": WandbLogger,
 }
 
 
@@ -176,7 +166,7 @@ def make_loggers(config: Options) -> list[Callback]:
     names = [value] if isinstance(value, str) else list(value)
     if config["tensorboard"]:
         names.append("tensorboard")
-    return [MetricLogger(LOGGERS[name]) for name in dict.fromkeys(names)]
+    return [LOGGERS[name]() for name in dict.fromkeys(names)]
 
 
 def _require(module: str, package: str) -> Any:

@@ -16,11 +16,10 @@ from recbole.evaluator.register import metric_information
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.windows import describe_candidates, masks_history
+from recbole_pos.data.targets import describe_candidates, masks_history
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.evaluation import TOPK
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished, list_warnings, read_result
+from recbole_pos.experiment.folder import RunFolder, is_unfinished, list_warnings, read_result
 from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice, listed
 
@@ -56,7 +55,7 @@ def evaluate(
         part: test or valid.
         mask_history: whether items of a user's past are left out; as in the run if None.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
-        dataset: dataset of the run, after ``build``; read from its files if None.
+        dataset: dataset of the run; read from its files if None.
 
     Returns:
         Values by name, such as ``ndcg@10``.

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from recbole_pos.config.metrics import DATASET, EVENT, ITEMS, RANK
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.windows import TARGET_EVENT, find_excluded_items, masks_history
+from recbole_pos.data.targets import find_excluded_items, masks_history
+from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.state import load_best
+from recbole_pos.experiment.checkpoint import load_best
 from recbole_pos.layers.catalogue import (
     PART,
     Choice,

@@ -39,11 +39,10 @@ from recbole_pos.errors import (
     StorageError,
     TrainingError,
     UsageError,
+    handle_signals,
 )
 from recbole_pos.experiment.device import count_cores
-from recbole_pos.experiment.folder import RunFolder, find_unused_path
-from recbole_pos.experiment.result import Result
-from recbole_pos.experiment.signals import handle_signals
+from recbole_pos.experiment.folder import Result, RunFolder, find_unused_path
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 

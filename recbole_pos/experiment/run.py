@@ -1,19 +1,21 @@
-"""The calls on one experiment: ``run`` trains and tests a model, ``load`` loads a trained one."""
+"""Calls on an experiment: ``run``, ``attach``, ``update`` train, ``load`` loads a trained one."""
 
 from __future__ import annotations
 
 import glob
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recbole_pos.config.arguments import RunArguments, split_keywords
-from recbole_pos.config.plugins import allow
+from recbole_pos.config.arguments import AttachArguments, RunArguments, split_keywords
+from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.sources import list_positions
 from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
@@ -27,12 +29,13 @@ from recbole_pos.experiment.build import (
     read_dataset,
 )
 from recbole_pos.experiment.callbacks import Callback
+from recbole_pos.experiment.checkpoint import load_best, make_config
 from recbole_pos.experiment.device import check_device
-from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.folder import Result, RunFolder, is_unfinished
 from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
-from recbole_pos.experiment.result import Result, is_unfinished
-from recbole_pos.experiment.state import load_best, make_config
 from recbole_pos.experiment.train import train
+from recbole_pos.experiment.warm_start import require_updatable
+from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
@@ -200,7 +203,7 @@ def load(
             out, see ``data/identity.py``, and attributes may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: options of evaluation, which win over the options of the run.
-        dataset: dataset of the run, after ``build``; read from its files if None.
+        dataset: dataset of the run; read from its files if None.
 
     Raises:
         NeedsDataset: if the dataset is missing.
@@ -217,7 +220,6 @@ def load(
     warn_of_unfinished(folder)
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
-        dataset.build()
         dataset = dataset if view is None else view(dataset)
     experiment = prepare(config, fresh=False, dataset=dataset)
     identity = experiment.dataset.identity
@@ -292,3 +294,121 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
         is_in_weights = plain.get("item_vectors_use") == "init"
         options["item_vectors"] = None if is_in_weights else str(folder.require_vectors())
     return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)
+
+
+# --- training a trained model further ---
+
+
+def attach(
+    trained: str | Path,
+    schemes: str | Iterable[str],
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    settings: AttachArguments | None = None,
+    **keywords: Any,
+) -> Result | None:
+    """Add position schemes to a trained model and fine-tune only their parameters.
+
+    Examples:
+        >>> short = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
+        >>> first = recbole_pos.run("PosSASRec", "ml-100k", config_dict=short, run_dir="first")
+        >>> tuned = recbole_pos.attach("first", "kernel", {"epochs": 1}, run_dir="tuned")
+        >>> tuned.parameters < first.parameters  # only the kernel's are trained
+        True
+
+    A kernel starts as the identity and a bias at zero, so training starts from the trained model
+    itself; schemes that have no such start (``learned``, ``rope``) change it at once.
+
+    Args:
+        trained: run folder of a plugin model.
+        schemes: names to add, such as ``kernel``.
+        config_dict: options that differ from the trained run's (``learning_rate``, ...).
+        run_dir: folder of the new run.
+        settings: what is printed, as one object.
+        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
+
+    Returns:
+        The result of the new run, as of :func:`recbole_pos.run`.
+
+    Raises:
+        UsageError: if the folder holds no run, or the schemes cannot be added to its model.
+    """
+    source = RunFolder(trained).require()
+    options = dict(config_dict or {})
+    warn_of_unfinished(source)
+    config = source.read_config()
+    if refused := {"position", "init_from", "train_only"} & options.keys():
+        raise UsageError(f"{min(refused)}: attach decides it; use run with init_from instead")
+    if "position" not in config:
+        raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
+    allow(options.get("plugins"))
+    import_plugins(options.get("plugins"), "configuration")
+    are_registered = all(name in SCHEMES for name in list_positions(config["position"], None))
+    import_plugins(config.get("plugins"), str(source.config), are_registered)
+    added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
+    present = [name for name in scheme_names(config["position"]) if name != "nope"]
+    options |= {"position": [*present, *added], "train_only": added}
+    # the weights of an updated run include those that its update started from
+    options |= {"init_from": str(source.path.resolve()), "update_from": None, "new_items": None}
+    return _run_from(source, options, run_dir, settings, keywords)
+
+
+def update(
+    trained: str | Path,
+    config_dict: dict[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    new_items: str | None = None,
+    settings: AttachArguments | None = None,
+    **keywords: Any,
+) -> Result | None:
+    """Train a model for further epochs on its data as they are now, as a new run.
+
+    An interrupted update is resumed like any run: ``recbole_pos.run(resume=...)``.
+
+    Examples:
+        >>> first = recbole_pos.run("FPARec", "ml-100k", config_dict={"epochs": 1}, run_dir="old")
+        >>> later = recbole_pos.update("old", {"epochs": 2}, run_dir="new")
+        >>> later.epochs
+        2
+
+    Args:
+        trained: run folder of a plugin model.
+        config_dict: options of training that differ from those of the run (default ``epochs: 5``);
+            the best epoch by validation is kept.
+        run_dir: folder of the new run.
+        new_items: a token or token_seq field of items: a new item starts with the mean vector of
+            the items that share a token with it; with a random one if None.
+        settings: what is printed, as one object.
+        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
+
+    Returns:
+        The result of the new run, as of :func:`recbole_pos.run`.
+
+    Raises:
+        UsageError: if the folder holds no run that can be updated, or ``run_dir`` another run.
+    """
+    source = require_updatable(trained)
+    options = {"epochs": 5, "new_items": None, **(config_dict or {})}
+    for option in ("init_from", "train_only", "update_from"):
+        if options.get(option) is not None:
+            raise UsageError(f"{option}: update decides it; leave it out")
+    options |= {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
+    if new_items is not None:
+        options["new_items"] = new_items
+    allow(options.get("plugins"))
+    return _run_from(source, options, run_dir, settings, keywords)
+
+
+def _run_from(
+    source: RunFolder,
+    options: dict[str, Any],
+    run_dir: str | Path | None,
+    settings: AttachArguments | None,
+    keywords: dict[str, Any],
+) -> Result | None:
+    """Start a run with the configuration of another one; ``options`` win over it."""
+    args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
+    files = [str(source.config)]
+    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)

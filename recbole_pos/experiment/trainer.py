@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,18 @@ from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
-from recbole_pos.experiment.device import Precision
+from recbole_pos.experiment.checkpoint import (
+    CheckpointWriter,
+    Progress,
+    capture,
+    extract_weights,
+    load_weights,
+    restore,
+)
+from recbole_pos.experiment.device import Precision, trim_heap
 from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import trim_heap
-from recbole_pos.experiment.schedule import PER_STEP, WeightAverage, compute_learning_rate
-from recbole_pos.experiment.state import capture, extract_weights, load_weights, restore
 from recbole_pos.layers.item_table import KeptGradient, kept_gradient
 from recbole_pos.model.training import make_adapter
 from recbole_pos.reporter import Reporter
@@ -42,6 +46,7 @@ from recbole_pos.values import Options
 
 _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
+PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of the whole training
 
 
 class PosTrainer(EvaluatingTrainer):
@@ -85,8 +90,6 @@ class PosTrainer(EvaluatingTrainer):
         self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
         self.steps = 0  # number of steps taken so far, in all epochs
         self.planned_steps = 0  # of all epochs; 0 until a schedule or a warm-up needs it
-        decay = config["ema_decay"]
-        self.average = WeightAverage(model, decay) if decay else None
         # attributes that Trainer.evaluate reads
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.test_batch_size = config["eval_batch_size"]
@@ -180,8 +183,7 @@ class PosTrainer(EvaluatingTrainer):
                 epoch = progress.next_epoch
                 line = self._train_epoch(self.loader, epoch, show_progress=show_progress)
                 trim_heap()
-                with nullcontext() if self.average is None else self.average.used():
-                    has_improved = self._validate(valid_data, line, show_progress)
+                has_improved = self._validate(valid_data, line, show_progress)
                 trim_heap()
                 is_reported = bool(callback_fn and line["valid"])
                 self._finish_epoch(line, keep_now=epoch == 0 or is_reported)
@@ -293,8 +295,6 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps += 1
-        if self.average is not None:
-            self.average.update(self.steps)
         return reported_loss
 
     def _require_loss(self, loss: Any) -> None:
@@ -446,3 +446,27 @@ class LossWatch:
                 self.refuse(step, batch, value)
             self.total_loss += value * num_targets
             self.num_targets += num_targets
+
+
+def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int) -> float:
+    """Return the learning rate of a step; a resumed run has the same rates, to the bit.
+
+    Args:
+        config: configuration of the run.
+        epoch: number of the epoch, from 0.
+        step: number of steps before this one, in all epochs.
+        num_steps: number of steps of all epochs; read by schedules in ``PER_STEP``.
+    """
+    schedule = config["lr_scheduler"]
+    warmup = config["warmup_steps"]
+    highest = config["learning_rate"]
+    if step < warmup:
+        return highest * ((step + 1) / (warmup + 1))
+    if schedule in PER_STEP:
+        progress = min((step - warmup) / max(num_steps - warmup, 1), 1.0)
+        if schedule == "cosine":
+            return highest * ((1 + math.cos(math.pi * progress)) / 2)
+        return highest * (1 - progress)
+    decay_epochs = config["lr_decay_step"]
+    num_decays = epoch // decay_epochs if decay_epochs else 0
+    return highest * float(config["lr_decay_rate"] ** num_decays)

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.config.sources import own_defaults, starts_from_runs
 from recbole_pos.data.attributes import read_item_attribute
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import SIDE_FEATURES
-from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import is_unfinished
-from recbole_pos.experiment.state import find_difference, require_vocabulary
+from recbole_pos.experiment.checkpoint import find_difference, require_vocabulary
+from recbole_pos.experiment.folder import RunFolder, is_unfinished
 from recbole_pos.layers.hooks import InputPosition, PositionScheme
 from recbole_pos.position.build import ComposeInput
 from recbole_pos.position.schemes import SCHEMES, scheme_names

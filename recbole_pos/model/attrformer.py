@@ -36,8 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.clock import check_clock, require_order
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError

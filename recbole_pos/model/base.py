@@ -20,7 +20,7 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import SequentialRecommender
 from torch import Tensor, nn
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.targets import LaterTargets
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.item_vectors import read_vectors
-from recbole_pos.data.protocols import Dataset
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import ItemPart
 from recbole_pos.values import Options

@@ -46,6 +46,8 @@ BASELINES = Registry(
         "SPop": "recbole_pos.model.session_baselines:SPop",
         "SessionKNN": "recbole_pos.model.session_baselines:SessionKNN",
         "TransitionGraph": "recbole_pos.model.session_baselines:TransitionGraph",
+        "RecentPop": "recbole_pos.model.time_baselines:RecentPop",
+        "TALE": "recbole_pos.model.time_baselines:TALE",
         "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
         "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
         "FGNN": "recbole_pos.model.posrec:FGNN",
@@ -66,7 +68,7 @@ BUILTIN_GENERAL = list(recbole_models.GENERAL)
 # Of these, causal ones: no state is made of newer interactions.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 # Models that count, and have no parameters for gradients to change.
-UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph".split()
+UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph RecentPop TALE".split()
 # Kinds of models by which an option may be read, as the table of options names them.
 KINDS_OF_MODELS = (
     "custom models",

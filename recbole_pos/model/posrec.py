@@ -19,7 +19,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, build_transformer_layer
 from recbole_pos.layers.graph import (

@@ -28,7 +28,7 @@ from recbole.model.sequential_recommender.srgnn import SRGNN
 from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.layers.graph import (
     Anchors,
     SessionGraph,

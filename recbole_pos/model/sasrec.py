@@ -13,8 +13,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from recbole_pos.data.attributes import read_item_attribute
-from recbole_pos.data.clock import check_clock, require_order
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import (

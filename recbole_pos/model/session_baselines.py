@@ -9,6 +9,8 @@ Neural Networks" (ICLR 2016), and Li et al., "Neural Attentive Session-based Rec
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction
@@ -21,7 +23,7 @@ from scipy.sparse import csr_matrix, diags
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.values import Options
@@ -166,7 +168,7 @@ class SessionKNN(Untrained):
         self.register_buffer("neighbours", torch.from_numpy(items), persistent=False)
         self.register_buffer("similarity", torch.from_numpy(similarities), persistent=False)
 
-    def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    def find_neighbours(self, config: Options, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the items nearest to each item and their scores, [items, k] each."""
         return find_nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
 

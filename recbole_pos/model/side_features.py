@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.data.attributes import read_feature_names, read_features
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.layers.features import (
     BinnedField,

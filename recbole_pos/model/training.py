@@ -10,7 +10,7 @@ import torch
 from recbole.data.interaction import Interaction
 from torch import Tensor, nn
 
-from recbole_pos.data.batch import BatchRequirements
+from recbole_pos.data.windows import BatchRequirements
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.item_table import LARGE, ItemTable
 from recbole_pos.layers.losses import full_cross_entropy
@@ -70,8 +70,13 @@ class NativeAdapter(RecBoleAdapter):
             log_rows=model.needs_events or model.later_targets is not None,
             linked=model.linked,
             prepare=model.prepare if model.prepares else None,
-            pack=None if has_own_row_loss else model.pack,
+            pack=None if has_own_row_loss else self._pack_rows,
         )
+
+    def _pack_rows(self, rows: Interaction) -> SequenceBatch:
+        """Return RecBole's rows as a batch, prepared on the host."""
+        batch: SequenceBatch = self.model.prepare(self.model.pack(rows))
+        return batch
 
     def can_compile(self) -> bool:
         model, config = self.model, self.config

@@ -96,7 +96,6 @@ def build(
 
     # Read the new dataset as a run would, to count it; the model does not matter.
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
-    dataset.build()
     counts = count_dataset(dataset).items()
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
     for file in sorted(folder.glob(f"{name}.*")):

@@ -23,7 +23,7 @@ from recbole_pos.data.attributes import (
     read_column,
     require_values,
 )
-from recbole_pos.data.protocols import Dataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, shown
@@ -131,7 +131,7 @@ def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> str:
     if table in (POSITION, TIME):
         return "numerical"
     kinds = {"token": "categorical", "token_seq": "categorical", "float": "numerical"}
-    field_type = dataset.field2type[field].value
+    field_type = dataset.kinds[field]
     if field in (dataset.uid_field, dataset.iid_field) or field_type not in kinds:
         raise UsageError(
             f"{location}: relations are made of token, token_seq or float fields, and not of the "
@@ -149,11 +149,11 @@ def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> st
     within_table = map_fields_to_tables(dataset).get(within)
     if within_table is None:
         raise UsageError(f"{prefix}{explain_not_loaded(within, dataset)}")
-    is_categorical = dataset.field2type[within].value in ("token", "token_seq")
+    is_categorical = dataset.kinds[within] in ("token", "token_seq")
     if table not in TABLES or within_table != table or not is_categorical:
         raise UsageError(
             f"{prefix}expected a token or token_seq field of the same table, item or user; "
-            f"{shown(within)} is a {dataset.field2type[within].value} field of {within_table}, and "
+            f"{shown(within)} is a {dataset.kinds[within]} field of {within_table}, and "
             f"the relation is of {table}"
         )
     require_values(within, dataset, prefix)

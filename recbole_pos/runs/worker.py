@@ -20,12 +20,11 @@ import torch
 
 from recbole_pos.config.plugins import unpack
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.dataset import PosDataset, PosSequentialDataset
+from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import wrap_read_only
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.state import copy_run
+from recbole_pos.experiment.folder import RunFolder, copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
@@ -49,19 +48,17 @@ class SharedData:
         template: the dataset without them.
     """
 
-    def __init__(
-        self, dataset: PosDataset | PosSequentialDataset, includes_test: bool = False
-    ) -> None:
-        """Separate the columns of a copy of the dataset, after ``build``, from the rest."""
+    def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
+        """Separate the columns of a copy of the dataset from the rest."""
         template = copy.copy(dataset) if includes_test else dataset.without_test()
         template.identity = dataset.identity  # computed while the columns are still there
         split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = template.inter_feat = None
+        template.config = {}
         self.template = template
 
-    def make_dataset(self, config: Any) -> PosDataset | PosSequentialDataset:
+    def make_dataset(self, config: Any) -> Dataset:
         """Return the dataset for the configuration of a run; it reads the shared arrays."""
         dataset = copy.copy(self.template)
         fields = {name: wrap_read_only(column) for name, column in self.columns.items()}

@@ -17,10 +17,17 @@ from recbole_pos.conversion.convert import Dataset
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
-from recbole_pos.experiment.folder import SEARCH, RunFolder, make_folder
-from recbole_pos.experiment.result import Result, count_parameters, is_unfinished, read_result
+from recbole_pos.experiment.folder import (
+    SEARCH,
+    Result,
+    RunFolder,
+    copy_run,
+    count_parameters,
+    is_unfinished,
+    make_folder,
+    read_result,
+)
 from recbole_pos.experiment.run import Catalogue
-from recbole_pos.experiment.state import copy_run
 from recbole_pos.files import finish_replacement
 
 

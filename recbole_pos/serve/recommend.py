@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from recbole_pos.errors import UsageError
+from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.memory import keep_freed_memory
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns

@@ -15,10 +15,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recbole_pos.data.clock import YEAR, counts_time
+from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.identity import Growth, extend_log
-from recbole_pos.data.item_vectors import read_new_vectors, to_files
-from recbole_pos.data.windows import gather_index, masks_history
+from recbole_pos.data.interactions import YEAR, counts_time
+from recbole_pos.data.item_vectors import read_new_vectors, to_file
+from recbole_pos.data.targets import masks_history
+from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
@@ -167,8 +169,8 @@ class Recommender(FittedModel):
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
-        files = to_files(item_vectors)
-        names, vectors = read_new_vectors(files, self.ids, self.dataset.iid_field)
+        file = to_file(item_vectors)
+        names, vectors = read_new_vectors(file, self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
@@ -342,7 +344,7 @@ class Recommender(FittedModel):
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
-        features = dataset.get_features().map(
+        features = read_history_features(dataset).map(
             lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
         )
         items, times = log.items[index].numpy(), log.times[index].numpy()
@@ -417,6 +419,7 @@ class Recommender(FittedModel):
             score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
             parts.append(to_columns(histories.ids, empty, score, item))
             empty = empty[:0]
+
         for rows, ranked, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
@@ -427,6 +430,7 @@ class Recommender(FittedModel):
                 scores = batch.restrict(make_scores(batch))
                 best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
                 parts.append(to_columns(histories.ids, batch_rows, *best))
+
         row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]

@@ -16,8 +16,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor
 
-from recbole_pos.data.batch import map_tensors
-from recbole_pos.data.windows import gather_index
+from recbole_pos.data.windows import gather_index, map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.catalogue import (
     Choice,

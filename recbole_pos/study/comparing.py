@@ -25,9 +25,9 @@ from recbole_pos.config.arguments import (
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
-from recbole_pos.data.item_vectors import open_files
+from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.windows import describe_candidates
+from recbole_pos.data.targets import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -42,11 +42,14 @@ from recbole_pos.study.configs import (
     require_twins,
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
+from recbole_pos.study.paper_files import write_paper_files
 from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.power import make_power_table
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables, tabulate
 from recbole_pos.study.results import Results, collect_results, collect_runs, concatenate
 from recbole_pos.study.scheduler import Scheduler
+from recbole_pos.study.scoring import add_judged, judge_rows
 from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
@@ -131,11 +134,12 @@ def compare(
         settings: the other arguments together.
         keywords: options, as in ``config_dict``; or the other arguments by name, see
             :class:`~recbole_pos.config.arguments.CompareArguments`: ``seeds``, ``vary``,
-            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``known``, ``pack``,
-            ``max_concurrent``, ``address``, ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
+            ``reference``, ``rows``, ``run_dir``, ``dry_run``, ``report``, ``latex``, ``plan``,
+            ``difference``, ``known``, ``pack``, ``max_concurrent``, ``address``,
+            ``cpus_per_trial``, ``gpus_per_trial``, ``verbose``.
 
     Returns:
-        The comparison; None for ``dry_run``.
+        The comparison; None for ``dry_run`` and ``plan``.
 
     Raises:
         UsageError: if something given is wrong, before anything is trained; for runs that cannot be
@@ -154,13 +158,13 @@ def compare(
     if runs := _find_run_folders(what):
         given = {argument for argument in list_changed(args) if argument != "verbose"}
         given |= ({"dataset"} if name else set()) | base.keys()
-        if unread := sorted(given - {"reference", "run_dir", "plugins"}):
+        if unread := sorted(given - {"reference", "run_dir", "plugins", "latex"}):
             raise UsageError(
                 f"compare: {', '.join(unread)}: not read for folders of runs, which are compared "
                 "as they are; leave it out"
             )
         results = collect_runs(runs, args.reference)
-        return _show(results, reporter, Path(args.run_dir or "compared"))
+        return _show(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
@@ -175,6 +179,9 @@ def compare(
             "another --run_dir"
         )
 
+    if args.plan:  # of what has run
+        args = replace(args, report=True)
+    judged = judge_rows(plan)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
         models = _check_rows(plan)
@@ -184,10 +191,13 @@ def compare(
             return None
         _train_missing(scheduler, args, models, reporter)
 
-    results = collect_results(plan, folder)
+    results = add_judged(collect_results(plan, folder), judged)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
-    compared = _show(results, reporter, folder.path)
+    if args.plan:
+        reporter.line(make_power_table(results, args.difference))
+        return None
+    compared = _show(results, reporter, folder.path, args.latex)
     for study in packed:
         reporter.line(str(study))
     if args.pack:
@@ -265,16 +275,17 @@ def _check_rows(plan: Plan) -> set[str]:
     require_twins(configs)
     for table in plan.tables:
         candidates = {}
-        for row in table.rows:
+        for row in configs.keys() & table.rows:
             config = configs[row]  # without the option mask_history, all rows rank all items
             excludes_seen = bool(config["mask_history"])
             candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
-        require_same_candidates(candidates)
+        if candidates:
+            require_same_candidates(candidates)
     for config in configs.values():
         parts = config["benchmark_filename"]
-        require_dataset(plan.dataset, Path(config["data_path"]), [], parts)
+        require_dataset(plan.dataset, Path(config["data_path"]), parts)
         if config["item_vectors"]:
-            open_files(config["item_vectors"], config["ITEM_ID_FIELD"])
+            open_vectors(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 
@@ -338,9 +349,11 @@ def _train_missing(
         stop(is_started)
 
 
-def _show(results: Results, reporter: Reporter, folder: Path) -> Compared:
-    """Write the files of a comparison, print its tables, and return it."""
+def _show(results: Results, reporter: Reporter, folder: Path, for_paper: bool) -> Compared:
+    """Write the files of a comparison, also those for a paper, print its tables, and return it."""
     files = write_results(results, folder)
+    if for_paper:
+        files += write_paper_files(results, folder)
     tables = make_tables(results)
     for table in tables:
         reporter.line(table)

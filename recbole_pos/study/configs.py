@@ -22,7 +22,7 @@ from recbole_pos.config.options import DATA, find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.config.sources import list_positions
 from recbole_pos.data.item_vectors import digest_content
-from recbole_pos.data.windows import masks_history
+from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
@@ -112,14 +112,15 @@ def note_unread(plan: Plan) -> None:
     The row is then made without them. An option that no row reads stays in all rows, so that
     :func:`check_plan` refuses it.
     """
+    trained_rows = [plan.rows[name] for name in plan.sort_rows()]
+    if not trained_rows:
+        raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
     for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread(plan, name):
             row.unread = (*row.unread, key)
-    unread_by_all = set.intersection(
-        *(set(row.unread) for row in plan.rows.values() if not row.parent)
-    )
-    for row in plan.rows.values():
+    unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
+    for row in trained_rows:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 

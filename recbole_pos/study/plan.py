@@ -144,6 +144,15 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     return value
 
 
+def _parse_predictions(value: Any) -> Any:
+    """Return seed -> file, from such a mapping or from one file; seeds kept in json are text."""
+    if isinstance(value, str):
+        return {FIRST_SEED: value}
+    if isinstance(value, dict):
+        return {int(seed) if str(seed).isdigit() else seed: value[seed] for seed in value}
+    return value
+
+
 def _refuse(value: Any) -> None:
     """Raise an error, for a key that a study's file cannot set."""
     raise ValueError("it cannot stand here")
@@ -190,6 +199,8 @@ class Row(Options):
     Attributes:
         attach: schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
+        predictions: seed -> file with the lists of another system; empty for a row that is trained.
+        of: the part of the split that the predictions answer.
         search: grid of the row; True for that of the study, until the plan is complete; None for
             no search.
         unread: options of the base that only models of other rows read.
@@ -197,6 +208,8 @@ class Row(Options):
 
     attach: Attach | None = None
     retest: str | None = None
+    predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
+    of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
 
@@ -296,9 +309,20 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of all rows, each after its parent; graphlib refuses a circle."""
-        parents = {name: [row.parent] if row.parent else [] for name, row in self.rows.items()}
+        """Return the names of the rows that are trained, each after its parent.
+
+        graphlib refuses a circle.
+        """
+        parents = {
+            name: [row.parent] if row.parent else []
+            for name, row in self.rows.items()
+            if not row.predictions
+        }
         return list(graphlib.TopologicalSorter(parents).static_order())
+
+    def count_runs(self, name: str) -> int:
+        """Return how many runs a row has in the end: one for each seed, or file of predictions."""
+        return len(self.rows[name].predictions or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
         """Return the names of a row, its parent, and so on up to a row without a parent."""

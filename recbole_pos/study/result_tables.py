@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from recbole_pos.data.windows import WITHOUT_SEEN
+from recbole_pos.data.targets import WITHOUT_SEEN
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (
@@ -127,7 +127,7 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
 
 def _make_seeds_cell(results: Results, row: str) -> Cell:
     """Return a cell with the number of a row's finished runs, and as detail of the failed ones."""
-    num_seeds = len(results.plan.seeds)
+    num_seeds = results.plan.count_runs(row)
     status = results.runs.loc[results.runs["row"] == row, "status"]
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
     is_partial = results.is_planned and num_done < num_seeds

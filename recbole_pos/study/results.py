@@ -21,8 +21,7 @@ from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
 from recbole_pos.data.targets import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import KNOWS_WHEN, read_result
+from recbole_pos.experiment.folder import KNOWS_WHEN, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
 from recbole_pos.study.plan import COLD, METRICS, Plan, Source, TablePlan, list_fits, name_bins

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.recbole_view import make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.runs import DONE, FAILED
@@ -198,11 +199,12 @@ class Scheduler:
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def prepare(self, config: PosConfig) -> Any:
-        """Return the dataset of a configuration, after ``build``; each is read once."""
+        """Return the dataset of a configuration; each is read once."""
         key = digest_data_options(config)
         if key not in self.datasets:
-            self.datasets[key] = read_dataset(config)
-            self.datasets[key].build()
+            dataset = read_dataset(config)
+            make_views(dataset)  # refuses data without a training target before any run begins
+            self.datasets[key] = dataset
         return self.datasets[key]
 
     # --- how fits ended ---

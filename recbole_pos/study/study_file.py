@@ -152,6 +152,12 @@ def _validate(source: Source) -> Plan:
 def _check_row(plan: Plan, name: str) -> None:
     """Raise a UsageError for a row without a model, or with options that its parent decides."""
     row, path = plan.rows[name], ("rows", name)
+    if row.predictions:
+        if row.options or row.parent or row.config_files:
+            problem = "predictions: another system made them; leave out all other keys but `of`"
+            raise plan.source.error((*path, "predictions"), f"{name}: {problem}")
+        row.search = None
+        return
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
             similar = [key for key in row.options if suggest(key, ["model"])]

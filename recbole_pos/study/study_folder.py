@@ -22,8 +22,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import make_rank_table
-from recbole_pos.experiment.folder import RunFolder, make_folder
-from recbole_pos.experiment.result import Result
+from recbole_pos.experiment.folder import Result, RunFolder, make_folder
 from recbole_pos.files import atomic_write, read_capped, write_json
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests

@@ -116,7 +116,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
     findings = [f"Highest {format_metric(main)}: {value}."]
 
-    num_runs = len(table.rows) * len(results.plan.seeds)
+    num_runs = sum(map(results.plan.count_runs, table.rows))
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
     if results.is_planned and num_unfinished > 0:

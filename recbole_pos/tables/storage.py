@@ -1,20 +1,27 @@
-"""Columns that are in memory, or in mapped files where they would exceed ``memory_limit``."""
+"""Columns in memory, or in mapped files where they would exceed ``memory_limit``; and the limit."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from recbole_pos.errors import StorageError
+from recbole_pos.errors import StorageError, UsageError
+from recbole_pos.values import shown
 
 # Peak memory of reading and sorting, in bytes: the code of a cell, its id, its place in the log;
 # and keys and order of the rows that are sorted at a time.
 _BYTES_PER_CELL = 24
 _BYTES_PER_SORTED_ROW = 256
 _MIN_SORTED_ROWS, _MAX_SORTED_ROWS = 1 << 10, 1 << 22
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]B)", re.IGNORECASE)
 
 
 class Storage:
@@ -58,3 +65,34 @@ class Storage:
         stored = self.empty(column.shape, column.dtype)
         stored[...] = column
         return stored
+
+
+def read_limit(value: Any) -> int:
+    """Return the bytes of ``memory_limit``.
+
+    ``auto`` is half of the free memory, divided by the processes that torchrun has started here.
+    """
+    if value in (None, "auto"):
+        return get_free_memory() // (2 * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if match := _SIZE.fullmatch(str(value)):
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    raise UsageError(
+        f"memory_limit: expected auto or a size such as 4GB or 500MB, found {shown(value)}"
+    )
+
+
+def get_memory_limit() -> int:
+    """Return the bytes that the machine and its container allow this process to use."""
+    limits = [psutil.virtual_memory().total]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError):
+            text = (Path("/sys/fs/cgroup") / file).read_text(encoding="ascii").strip()
+            if text.isdigit():  # else "max"
+                limits.append(int(text))
+    return min(limits)
+
+
+def get_free_memory() -> int:
+    """Return about how many more bytes this process may use."""
+    used = psutil.Process().memory_info().rss
+    return max(min(psutil.virtual_memory().available, get_memory_limit() - used), 0)

@@ -28,8 +28,7 @@ from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.result import count_parameters
+from recbole_pos.experiment.folder import RunFolder, count_parameters
 from recbole_pos.files import write_text
 from recbole_pos.inspect.pictures import (
     BLUE,

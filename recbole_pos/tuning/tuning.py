@@ -23,9 +23,14 @@ from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.targets import describe_split, make_warnings
 from recbole_pos.errors import TrainingError, UsageError, make_resume_command
 from recbole_pos.experiment.build import prepare
-from recbole_pos.experiment.folder import SEARCH, RunFolder, find_unused_path, make_folder
-from recbole_pos.experiment.result import read_result
-from recbole_pos.experiment.state import copy_run
+from recbole_pos.experiment.folder import (
+    SEARCH,
+    RunFolder,
+    copy_run,
+    find_unused_path,
+    make_folder,
+    read_result,
+)
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE

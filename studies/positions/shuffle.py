@@ -32,12 +32,11 @@ def main() -> None:
     parser.add_argument("--data_path")
     parser.add_argument("--times", action="store_true", help="exchange times instead")
     given = parser.parse_args()
-    options = {"cache": False}  # from the cache it is no DataFrame
-    options |= {} if given.data_path is None else {"data_path": given.data_path}
+    options = {} if given.data_path is None else {"data_path": given.data_path}
     dataset = read_dataset(PosConfig("Pop", given.dataset, None, options))
-    user, item, time = (dataset.inter_feat[f] for f in ("user_id", "item_id", "timestamp"))
-    order = np.lexsort((time, user))  # stable: events of one second stay as in the file
-    frame = dataset.inter_feat.iloc[order][["user_id", "item_id", "timestamp"]].copy()
+    log = dataset.log  # sorted by user and time; events of one second stay as in the file
+    columns = {"user_id": log.users, "item_id": log.items, "timestamp": log.times}
+    frame = pd.DataFrame({field: column.numpy() for field, column in columns.items()})
     items = frame["item_id"].to_numpy(copy=True)
     if given.times:
         frame["timestamp"] = _exchange_times(frame)
@@ -48,7 +47,7 @@ def main() -> None:
         within = np.lexsort((key, frame["user_id"].to_numpy()[free]))
         items[free] = items[free][within]
     for field, codes in (("user_id", frame["user_id"]), ("item_id", items)):
-        frame[field] = dataset.id2token(field, codes)
+        frame[field] = dataset.field2id_token[field][codes]
     name = f"{given.dataset}-{'times' if given.times else 'shuffled'}"
     file = given.folder / name / f"{name}.inter"
     file.parent.mkdir(parents=True, exist_ok=True)

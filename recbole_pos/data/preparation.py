@@ -1,0 +1,352 @@
+"""From the tables of a dataset to numbers: ids, filled cells, the sorted log, and its split.
+
+``read_dataset`` takes a configuration and returns a ``Dataset``, from the cache if it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from recbole_pos.data.atomic_files import LARGEST
+from recbole_pos.data.cache import Cache
+from recbole_pos.data.dataset import Columns, Dataset, NameIds
+from recbole_pos.data.identity import HeldOut, Vocabulary, divide_interactions, keep_known_rows
+from recbole_pos.data.interactions import sort_interactions, wrap_read_only
+from recbole_pos.data.loading import (
+    Tables,
+    filter_by_counts,
+    filter_rows,
+    list_files,
+    read_tables,
+    require_rows,
+)
+from recbole_pos.data.targets import find_selected, make_split, read_ties
+from recbole_pos.errors import UsageError
+from recbole_pos.tables.storage import Storage
+from recbole_pos.values import Options
+
+_LIST_TYPES = {"token_seq": np.int64, "float_seq": np.float32}
+
+
+def read_dataset(
+    config: Options, known: Vocabulary | None = None, holds_out_later: bool = False
+) -> Dataset:
+    """Read, number, sort and split a dataset, or load what was kept of that.
+
+    Args:
+        config: configuration of the dataset.
+        known: vocabulary of an earlier run; its names keep their ids.
+        holds_out_later: whether to read only the data of that run and hold all later data out.
+    """
+    cache = Cache.open(config, list_files(config)) if known is None else None
+    if cache and (cached := cache.load(config)):
+        return cached
+    with collect_warnings() as warnings:
+        dataset = _prepare(config, known, holds_out_later)
+    if cache:
+        cache.save(dataset, warnings)
+    return dataset
+
+
+@contextlib.contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Collect the messages of warnings, which the cache keeps, for use in a ``with`` block."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -> Dataset:
+    """Read the tables, leave out rows, number the names, sort the interactions, and split them."""
+    tables = filter_rows(read_tables(config), config)
+    held_out = None
+    if known is not None and holds_out_later:
+        # with later interactions, users and items that the run left out would pass the filters
+        tables, held_out = _divide_tables(tables, config, known)
+    else:
+        tables = filter_by_counts(tables, config)
+    require_rows(tables, config)
+
+    storage, given_part = tables.storage, tables.part_by_row
+    if given_part is not None:
+        given_part = given_part[tables.inter.index]
+    numbers = number_tables(tables, config, known)
+    del tables  # so that memory holds each column of interactions once while they are sorted
+    names, missing = numbers.names, numbers.missing
+    user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+
+    eval_args = config["eval_args"]
+    ties = read_ties(eval_args["ties"])
+    log, order = sort_interactions(
+        numbers.columns["inter"],
+        len(names[user_field]),
+        *(user_field, item_field, config["TIME_FIELD"]),
+        storage=storage,
+        tie_seed=ties if isinstance(ties, int) else None,
+        given_part=given_part,
+    )
+    given_part = None if given_part is None else given_part[order]
+    missing |= {field: mask[order] for field, mask in missing.items() if field in log.fields}
+    del order
+
+    is_selected = find_selected(config["target_events"], log, missing, names, requires_all=True)
+    split, is_left = make_split(
+        log,
+        eval_args,
+        names[user_field],
+        len(names[item_field]),
+        *(config["train_fraction"], config["benchmark_filename"], config["timestamp_unit"]),
+        given_part=given_part,
+        is_selected=is_selected,
+    )
+    missing |= {field: mask[is_left] for field, mask in missing.items() if field in log.fields}
+    if config["target_events"]:
+        split.summary["target_events"] = config["target_events"]
+    part, is_target = storage.store(split.part), storage.store(split.is_target)
+    return Dataset(
+        config=config,
+        kinds=numbers.kinds,
+        field2id_token=names,
+        field2token_id={field: NameIds(column) for field, column in names.items()},
+        user_feat=numbers.columns.get("user"),
+        item_feat=numbers.columns.get("item"),
+        missing=missing,
+        user_counts=log.lengths,
+        split=replace(split, part=part, is_target=is_target),
+        held_out=held_out,
+    )
+
+
+def _divide_tables(tables: Tables, config: Options, known: Vocabulary) -> tuple[Tables, HeldOut]:
+    """Return the tables of an earlier run, whose vocabulary is ``known``, and its later data."""
+    user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    inter, held_out = divide_interactions(
+        tables.inter, known, user_field, item_field, config["TIME_FIELD"]
+    )
+    user, item = tables.user, tables.item
+    if user is not None:
+        user = keep_known_rows(user, user_field, known)
+    if item is not None:
+        item = keep_known_rows(item, item_field, known)
+    return replace(tables, inter=inter, user=user, item=item), held_out
+
+
+# --- names become ids, and cells columns of numbers ---
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The tables of a dataset as numbers.
+
+    Attributes:
+        names: field of tokens -> [ids] names by id, padding first.
+        columns: name of a table -> its columns by field: of interactions in the order of the file,
+            of users and items by id.
+        missing: field of type float -> which of its cells had no number, if there are any.
+        kinds: field -> token, float, token_seq or float_seq, for the fields of all columns.
+    """
+
+    names: dict[str, np.ndarray]
+    columns: dict[str, Columns]
+    missing: dict[str, np.ndarray]
+    kinds: dict[str, str]
+
+
+def number_tables(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
+    """Replace names by ids; fill and scale numbers by the options, as RecBole does.
+
+    Names of ``known``, the vocabulary of an earlier run, keep their ids.
+    """
+    names, ids = _number_all_names(tables, config, known)
+    columns: dict[str, Columns] = {}
+    missing: dict[str, np.ndarray] = {}
+    kinds: dict[str, str] = {}
+    for table_name, table in tables.by_name().items():
+        columns[table_name] = {}
+        unused = (config["unused_col"] or {}).get(table_name) or ()
+        rows = None
+        if table_name != "inter":
+            key = config[f"{table_name.upper()}_ID_FIELD"]
+            rows = _find_rows(ids[table_name, key], len(names[key]))
+            columns[table_name][key] = torch.arange(len(rows))
+            kinds[key] = "token"
+        for field in table:
+            if field in unused or field in columns[table_name]:
+                continue
+            kind = tables.kinds[field]
+            cells = ids.get((table_name, field), table[field])
+            if kind == "float":
+                values, is_missing = _fill(_pick(cells.to_numpy(), rows), field, config)
+                if is_missing.any():
+                    missing[field] = is_missing
+                column = _convert_numbers(values, field, config)
+            elif kind == "token":
+                column = torch.from_numpy(_pick(cells, rows, none=0))
+            else:
+                column = _convert_lists(cells, rows, field, kind, config)
+            columns[table_name][field] = column
+            kinds[field] = kind
+    return Numbers(
+        {field: by_id for field, by_id in names.items() if field in kinds}, columns, missing, kinds
+    )
+
+
+def _find_rows(ids: np.ndarray, num_ids: int) -> np.ndarray:
+    """Return the row of each id in a table whose rows have ``ids``, [num_ids] int64; -1 for none.
+
+    For example, of 4 ids a table with the rows of [3, 1] gives [-1, 1, -1, 0].
+    """
+    rows = np.full(num_ids, -1)
+    rows[ids] = np.arange(len(ids))
+    return rows
+
+
+def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:
+    """Return the cell in each of ``rows``, ``none`` for row -1; all cells if ``rows`` is None."""
+    if rows is None:
+        return cells
+    picked: np.ndarray = np.where(rows >= 0, cells[rows], none)
+    return picked
+
+
+def _fill(values: np.ndarray, field: str, config: Options) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers [n] with the mean where one is missing, and which were missing, [n] bool."""
+    is_valid = np.isfinite(values)
+    if field != config["TIME_FIELD"]:  # models compute in float32; times stay float64
+        is_valid &= np.abs(values) <= LARGEST
+    if not is_valid.all():
+        num_valid = np.count_nonzero(is_valid)
+        mean = np.where(is_valid, values, 0).sum() / num_valid if num_valid else np.nan
+        values = np.where(is_valid, values, mean)
+    return values, ~is_valid
+
+
+def _convert_numbers(values: np.ndarray, field: str, config: Options) -> Tensor:
+    """Return a field of numbers [n], float64 for times, else float32.
+
+    RecBole's models take fields of ``numerical_features`` as pairs [n, 2]: number and 1.
+    """
+    if field == config["TIME_FIELD"]:
+        return wrap_read_only(values)
+    if _is_scaled(field, config):
+        values = _scale(values)
+    if field in (config["numerical_features"] or ()):
+        values = np.stack([values, np.ones_like(values)], axis=-1)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _convert_lists(
+    cells: Sequence[np.ndarray], rows: np.ndarray | None, field: str, kind: str, config: Options
+) -> Tensor:
+    """Return a field of lists as [n, longest], padded with 0, in the order of ``rows`` if given."""
+    lists = list(cells)
+    if rows is not None:
+        empty = np.empty(0)
+        lists = [empty if row < 0 else lists[row] for row in rows.tolist()]
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    flat = np.concatenate(lists)
+    if kind == "float_seq" and _is_scaled(field, config):
+        flat = _scale(flat)
+    padded = np.zeros((len(lists), lengths.max(initial=0)), _LIST_TYPES[kind])
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
+    return torch.from_numpy(padded)
+
+
+def _is_scaled(field: str, config: Options) -> bool:
+    """Return whether ``normalize_field`` or ``normalize_all`` scales a field of numbers."""
+    fields = config["normalize_field"] or ()
+    if fields and config["normalize_all"]:
+        raise UsageError("normalize_field and normalize_all: one says all; leave one out")
+    return field in fields or bool(config["normalize_all"])
+
+
+def _scale(numbers: np.ndarray) -> np.ndarray:
+    """Return (x - min) / (max - min) of each number x, or ones if all are the same."""
+    low, high = numbers.min(initial=np.inf), numbers.max(initial=-np.inf)  # there may be none
+    return (numbers - low) / (high - low) if low < high else np.ones_like(numbers)
+
+
+def _number_all_names(
+    tables: Tables, config: Options, known: Vocabulary | None
+) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], Any]]:
+    """Number the names in all fields of tokens; users share ids with their aliases, so do items.
+
+    Returns:
+        Names by id for each field; and by table and field the ids of its cells, [rows] int64, or a
+        list of arrays for a field of lists.
+    """
+    groups = [
+        [config[f"{table}_ID_FIELD"], *(config[f"alias_of_{table.lower()}_id"] or ())]
+        for table in ("USER", "ITEM")
+    ]
+    grouped = {field for group in groups for field in group}
+    token_fields = (field for field, kind in tables.kinds.items() if kind.startswith("token"))
+    groups += [[field] for field in token_fields if field not in grouped]
+
+    names: dict[str, np.ndarray] = {}
+    ids: dict[tuple[str, str], Any] = {}
+    for group in groups:
+        places = [
+            (table_name, field)
+            for field in group
+            for table_name, table in tables.by_name().items()
+            if field in table
+        ]
+        cells = [tables.by_name()[table_name][field] for table_name, field in places]
+        first_field = group[0]
+        if known is not None and first_field in known.tokens:
+            cells.insert(0, pd.Series(known.tokens[first_field][1:], dtype=object))
+        group_names, group_ids = number_names(cells, tables.storage)
+        names |= dict.fromkeys(group, group_names)
+        ids |= dict(zip(places, group_ids[-len(places) :], strict=True))
+    return names, ids
+
+
+def number_names(
+    columns: list[pd.Series], storage: Storage | None = None
+) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
+    """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
+
+    Columns are [rows] names (nan for none), as categories or objects, or arrays of names. Returned
+    are names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
+    """
+    ids: dict[str, int] = {}
+    numbered = [_number_column(column, ids, storage or Storage()) for column in columns]
+    return np.array(["[PAD]", *ids]), numbered
+
+
+def _number_column(
+    column: pd.Series, ids: dict[str, int], storage: Storage
+) -> np.ndarray | list[np.ndarray]:
+    """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
+    has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
+    if column.dtype == "category":
+        codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
+    else:
+        cells = np.concatenate(column.to_list()).astype(object) if has_lists else column
+        codes, names = pd.factorize(cells)
+        names = np.asarray(names, dtype=object)
+
+    appeared = pd.unique(codes)
+    appeared = appeared[appeared >= 0]
+    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # code -1, no name, reads the last 0
+    id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+    if has_lists:
+        return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
+    column_ids = storage.empty(len(codes), np.int64)
+    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # -1 is the last
+    return column_ids

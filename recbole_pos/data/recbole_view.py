@@ -1,0 +1,284 @@
+"""A dataset as RecBole's classes read it: its models, loaders, samplers and evaluator.
+
+The view is made of a finished ``Dataset``: none of RecBole's loading steps run. Its rows, one for
+each target, are made when they are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.data.dataset import SequentialDataset
+from recbole.data.interaction import Interaction
+from recbole.utils import FeatureSource, FeatureType, ModelType
+from torch import Tensor
+
+from recbole_pos.data.attributes import read_feature_names, read_history_features
+from recbole_pos.data.dataset import Dataset
+from recbole_pos.data.interactions import EventLog
+from recbole_pos.data.preparation import read_dataset
+from recbole_pos.data.splits import PHASES, TRAIN
+from recbole_pos.data.targets import find_selected
+from recbole_pos.data.windows import TARGET_EVENT
+from recbole_pos.errors import UsageError
+from recbole_pos.layers.sequence_batch import Features
+from recbole_pos.values import Options, shown
+
+
+class RecBoleView(SequentialDataset):
+    """RecBole's dataset class over a finished dataset, for general models too.
+
+    What RecBole's class has no attribute for is looked up in ``data``.
+
+    Attributes:
+        data: the dataset.
+        phase: train, valid or test; None for a view of all interactions that have a history.
+        inter_feat: RecBole's name for the rows of the phase.
+    """
+
+    inter_feat: Any
+
+    def __init__(self, data: Dataset, phase: str | None = None) -> None:
+        """Set the attributes that RecBole's own constructor takes from files."""
+        config = data.config
+        self.data, self.phase, self.config = data, phase, config
+        self.dataset_name, self.dataset_path = data.dataset_name, data.dataset_path
+        self.uid_field, self.iid_field = data.uid_field, data.iid_field
+        self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
+        self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
+        self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
+        self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
+        self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
+        self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
+        self.field2type = {field: FeatureType(kind) for field, kind in data.kinds.items()}
+        self.field2source = _find_sources(data)
+        self.field2seqlen = _find_list_lengths(data)
+        floats = [field for field, kind in data.kinds.items() if "float" in kind]
+        self.field2bucketnum = dict.fromkeys(floats, 2)  # RecBole's number without discretization
+        self.inter_feat = Interaction(dict(data.log.fields))
+        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+            self._aug_presets()  # names of the columns of histories
+            self.inter_feat = self._make_rows_with_history()
+        elif phase is not None:
+            self.inter_feat = self._make_rows_without_history()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the dataset; pickle asks before there is one."""
+        if name.startswith("__") or "data" not in vars(self):
+            raise AttributeError(name)
+        try:
+            return getattr(self.data, name)
+        except AttributeError:
+            raise AttributeError(
+                f"dataset.{name}: RecBole's dataset has no such attribute where recbole_pos has "
+                "read the data; RecBole's own run_recbole reads them with it"
+            ) from None
+
+    def _make_rows_with_history(self) -> PrefixRows:
+        """Return a row for each target; for training without augmentation each user's newest."""
+        data, config = self.data, self.config
+        find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
+        if self.phase is not None:
+            is_newest_only = self.phase == "train" and config["augmentation"] == "none"
+            number = PHASES.index(self.phase)
+            find_mask = partial(data.split.find_targets, number, is_newest_only)
+        features = read_history_features(data)
+        names = config["LIST_SUFFIX"], self.item_list_length_field
+        return PrefixRows(data.log, find_mask, self.max_item_list_len, *names, features)
+
+    def _make_rows_without_history(self) -> Interaction:
+        """Return all training interactions, or each held-out target, for general models.
+
+        These read no histories, so ``target_events`` leaves them only interactions of that kind.
+        """
+        data = self.data
+        mask = data.split.find_targets(PHASES.index(str(self.phase)))
+        if self.phase == "train":
+            mask = data.part == TRAIN
+            is_selected = find_selected(
+                self.config["target_events"], data.log, data.missing, data.field2id_token
+            )
+            mask &= True if is_selected is None else is_selected
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        columns = {name: column[rows] for name, column in data.log.fields.items()}
+        return Interaction({**columns, TARGET_EVENT: rows})
+
+    def build(self) -> list[RecBoleView]:
+        """Return the views of the phases, for RecBole's ``data_preparation``."""
+        return list(make_views(self.data).values())
+
+    def join(self, df: Interaction) -> Interaction:
+        """Join the tables of users and items as RecBole does, but keep what rows have of users.
+
+        RecBole's table has the mean where a number is missing, rows of ``user_features`` NaN.
+        """
+        names = read_feature_names(self.config, "user_features")
+        gathered = {name: df[name] for name in names if name in df}
+        joined = super().join(df)
+        joined.interaction.update(gathered)
+        return joined
+
+    @property
+    def item_counter(self) -> Counter:
+        """Training interactions of each item that has any, for RecBole's metrics of popularity.
+
+        RecBole counts ``inter_feat``, whose rows are those that a model trains on, so that the
+        metrics of two models would count differently.
+        """
+        counts = self.data.popularity
+        items = np.flatnonzero(counts)
+        return Counter(dict(zip(items.tolist(), counts[items].tolist(), strict=True)))
+
+    def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
+        """Return a sparse matrix [users, items] of the interactions of this phase, or of all.
+
+        As in RecBole, ``form`` is coo or csr, and ``value_field`` gives the values; 1 if None.
+        """
+        part, fields = self.data.part, self.data.log.fields
+        mask = np.ones(len(part), bool) if self.phase is None else part == PHASES.index(self.phase)
+        rows = torch.from_numpy(np.flatnonzero(mask))
+        inter = Interaction({name: column[rows] for name, column in fields.items()})
+        return self._create_sparse_matrix(inter, self.uid_field, self.iid_field, form, value_field)
+
+
+def _find_sources(data: Dataset) -> dict[str, FeatureSource]:
+    """Return field -> RecBole's word for the table that it is from."""
+    sources = {field: FeatureSource(name) for name, table in data.tables.items() for field in table}
+    ids = {data.uid_field: FeatureSource.USER_ID, data.iid_field: FeatureSource.ITEM_ID}
+    return {field: (sources | ids)[field] for field in data.kinds}
+
+
+def _find_list_lengths(data: Dataset) -> dict[str, int]:
+    """Return field -> length of its longest list; 1 for fields without lists."""
+    columns = {field: column for table in data.tables.values() for field, column in table.items()}
+    return {
+        field: columns[field].size(1) if kind.endswith("seq") else 1
+        for field, kind in data.kinds.items()
+    }
+
+
+def read_view(config: Options) -> RecBoleView:
+    """Read a dataset for RecBole's ``run_recbole``, which splits it by ``build``."""
+    return RecBoleView(read_dataset(config))
+
+
+def make_views(data: Dataset) -> dict[str, RecBoleView]:
+    """Return a view of each phase: train, valid and test.
+
+    Raises:
+        UsageError: if there is no training target, or a given part has none.
+    """
+    views = {phase: RecBoleView(data, phase) for phase in PHASES}
+    if not len(views["train"]):
+        raise UsageError(
+            f"{shown(data.dataset_name)} has no training target: no user has two interactions"
+            f"{' up to the first boundary' if data.split.summary['boundaries'] else ''}"
+        )
+    if data.config["benchmark_filename"]:
+        for number, phase in enumerate(PHASES):
+            if not len(views[phase]):
+                _require_shared_users(data, number)
+    return views
+
+
+def _require_shared_users(data: Dataset, phase: int) -> None:
+    """Refuse a given part of users who have no interaction before it."""
+    users, part = data.log.users.numpy(), data.part
+    here, earlier = users[part == phase], users[part < phase]
+    if len(here) and not np.isin(here, earlier).any():
+        new, known = data.field2id_token[data.uid_field][[here[0], earlier[0]]].tolist()
+        raise UsageError(
+            f"benchmark_filename: nothing of the {PHASES[phase]} part can be predicted: none "
+            f"of its users, such as {shown(new)}, has an earlier interaction; earlier parts "
+            f"have such as {shown(known)}"
+        )
+
+
+class PrefixRows(Interaction):
+    """RecBole's augmented interactions, computed on access: row r is a target and its history.
+
+    In place of RecBole's tensors of [rows, L], memory is O(rows), and little before rows are read.
+
+    Args:
+        log: the interactions.
+        find_mask: returns [interactions] bool, which interactions have a row.
+        max_length: L, histories keep their last L interactions and are padded on the right.
+        suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
+        length_field: name of the field with the length of the history.
+        features: columns of interactions in histories, and of users.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        find_mask: Callable[[], np.ndarray],
+        max_length: int,
+        suffix: str,
+        length_field: str,
+        features: Features | None = None,
+    ) -> None:
+        """Keep the interactions; a row for each target is computed when it is read."""
+        super().__init__({})
+        self.log, self.max_length = log, max_length
+        self.suffix, self.length_field = suffix, length_field
+        self.features = features or Features()
+        self.find_mask, self.length = find_mask, int(np.count_nonzero(find_mask()))
+
+    @cached_property
+    def target(self) -> Tensor:
+        """[rows] int64 row of each target in the log."""
+        return torch.from_numpy(np.flatnonzero(self.find_mask()))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all fields of a row."""
+        names = list(self.log.fields)
+        lists = [name + self.suffix for name in names if name != self.log.user_field]
+        return [*names, *lists, self.length_field, *self.features.users]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __getitem__(self, index: Any) -> Tensor | Interaction:
+        """Return a field of all rows by its name, or rows by a slice or index."""
+        if isinstance(index, str):
+            if index in self.log.fields:
+                return self.log.fields[index][self.target]
+            if index == self.length_field:
+                return self.target - self._find_start(self.target)
+            return self._gather(slice(None))[index]
+        return self._gather(index)
+
+    def _gather(self, index: Any) -> Interaction:
+        """Return the rows of a slice or of indices; histories are [rows, L], padded at the end."""
+        rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
+        target = self.target[rows.reshape(-1)]
+        start = self._find_start(target)
+        fields = {name: column[target] for name, column in self.log.fields.items()}
+        history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
+        is_padding = history_rows >= target[:, None]
+        history_rows.masked_fill_(is_padding, 0)
+        for name, column in self.log.fields.items():
+            if name != self.log.user_field:
+                history = self.features.events.get(name, column)[history_rows]
+                history[is_padding] = 0
+                fields[name + self.suffix] = history
+        for name, column in self.features.users.items():
+            fields[name] = column[fields[self.log.user_field]]
+        fields[self.length_field] = target - start
+        fields[TARGET_EVENT] = target
+        return Interaction(fields)
+
+    def _find_start(self, target: Tensor) -> Tensor:
+        """Return [n] int64 row of the oldest interaction in each target's history."""
+        user_start = torch.from_numpy(self.log.offsets)[self.log.users[target]]
+        return torch.maximum(user_start, target - self.max_length)

@@ -1,0 +1,1 @@
+"""Splits that leave the package, and predictions of any system that are judged on them."""

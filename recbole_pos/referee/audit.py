@@ -1,0 +1,143 @@
+"""What in a dataset and its splits decides how well any model seems to do, on one page.
+
+In: a dataset, or a file or frame of interactions. Out: :class:`Audit`, counts for two splits with
+what each means for a comparison, and the level of two baselines that learn nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.splits import TRAIN
+from recbole_pos.experiment.run import run
+from recbole_pos.files import TemporaryFolder
+from recbole_pos.referee.requests import Requests, make_requests, read_split_data
+from recbole_pos.referee.split_folder import PAGES, Dataset
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "leave-one-out": {"LS": "valid_and_test"},
+    "by time": {"GT": [0.8, 0.9]},
+}
+BASELINES = ("Pop", "TransitionGraph")
+_METRIC = "ndcg@10"
+_ORDERS = 3  # random orders of simultaneous interactions
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Facts about the test targets of a dataset under two splits.
+
+    Attributes:
+        name: name of the dataset.
+        num_interactions, num_users, num_items: size of the dataset.
+        num_targets: split -> number of test targets.
+        counts: fact -> split -> number of test targets that it is true for.
+        levels: baseline -> split -> NDCG@10 of each order of simultaneous interactions, that of the
+            file first.
+    """
+
+    name: str
+    num_interactions: int
+    num_users: int
+    num_items: int
+    num_targets: Mapping[str, int]
+    counts: Mapping[str, Mapping[str, int]]
+    levels: Mapping[str, Mapping[str, Sequence[float]]]
+
+    def __str__(self) -> str:
+        """The page in markdown: a table, and what its lines mean."""
+        return PAGES.get_template("audit.md.jinja").render(audit=self)
+
+
+def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) -> Audit:
+    """Audit a dataset: copies, ties, cold and repeated targets, leakage in time, baselines.
+
+    Args:
+        data: a dataset, its name or its folder; or a file or frame of interactions, as
+            :func:`recbole_pos.convert` takes them.
+        config_files: yaml files of options, later ones winning.
+        options: options of the data, such as ``mask_history`` and filters.
+    """
+    is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
+    dataset = data if is_name else Dataset.from_frame(data)
+    eval_args = options.pop("eval_args", {})
+    splits = {"as given": eval_args["split"]} if "split" in eval_args else SPLITS
+    requests_by_split = {
+        name: make_requests(
+            read_split_data(dataset, config_files, {**options, "eval_args": {"split": split}})
+        )
+        for name, split in splits.items()
+    }
+    counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
+    facts = next(iter(counts.values()))
+
+    # every order is read and counted again, so only the first split has several
+    first_split = next(iter(splits))
+    orders = {name: ["file"] for name in splits}
+    if counts[first_split]["targets at a tie"]:
+        orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
+    levels = {
+        model: {
+            name: [
+                _measure(model, dataset, config_files, options, {"split": split, "ties": order})
+                for order in orders[name]
+            ]
+            for name, split in splits.items()
+        }
+        for model in BASELINES
+    }
+
+    built = next(iter(requests_by_split.values())).dataset
+    return Audit(
+        name=str(built.dataset_name),
+        num_interactions=len(built.log),
+        num_users=built.user_num - 1,
+        num_items=built.item_num - 1,
+        num_targets={name: len(requests) for name, requests in requests_by_split.items()},
+        counts={fact: {name: counts[name][fact] for name in splits} for fact in facts},
+        levels=levels,
+    )
+
+
+def count_facts(requests: Requests) -> dict[str, int]:
+    """Return fact -> number of test targets that it is true for."""
+    dataset, log = requests.dataset, requests.dataset.log
+    summary, targets = dataset.split.summary, requests.target_rows
+    users, items, times = log.users.numpy(), log.items.numpy(), log.times.numpy()
+    is_training = dataset.part == TRAIN
+    has_training = np.bincount(users[is_training], minlength=dataset.user_num) > 0
+    newest_training = times[is_training].max(initial=-np.inf)
+    return {
+        "copied targets": summary["copied_targets"]["test"],
+        "targets at a tie": summary["tied_targets"]["test"],
+        "targets of cold items": summary["cold_targets"]["test"],
+        "targets of cold users": int((~has_training[users[targets]]).sum()),
+        "repeated targets": summary["repeated_targets"]["test"],
+        # every target has an interaction of its user before it
+        "targets that repeat the item before": int((items[targets] == items[targets - 1]).sum()),
+        "targets with later training interactions": int((times[targets] < newest_training).sum()),
+    }
+
+
+def _measure(
+    model: str,
+    dataset: Any,
+    config_files: Sequence[str | Path],
+    options: Mapping[str, Any],
+    eval_args: Mapping[str, Any],
+) -> float:
+    """Return the test NDCG@10 of a baseline, which ranks the same items as other models."""
+    home = TemporaryFolder()
+    given = {"mask_history": False, **options, "eval_args": dict(eval_args)}
+    files = [os.fspath(file) for file in config_files]
+    name = read_dataset_name(dataset)
+    result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
+    assert result is not None and result.test is not None  # one process, and there are targets
+    return result.test[_METRIC]

@@ -1,0 +1,209 @@
+"""Where the right answers stand in lists of recommended items.
+
+In: :class:`Predictions` and the :class:`Requests` that they answer. Out: the rank of every target,
+and counts of all that is wrong with the lists. A list is judged as it stands, as its user would see
+it: an item that is unknown, excluded or repeated keeps its place and cannot be a hit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recbole_pos.errors import UsageError
+from recbole_pos.referee.predictions import Predictions
+from recbole_pos.referee.requests import Requests, divide
+from recbole_pos.referee.split_folder import PROTOCOL_FILE
+from recbole_pos.values import listed, shown
+
+_BLOCK_ROWS = 1 << 23  # rows of lists that are sorted at a time, in about 1.2 GB
+_LARGEST_SHARE = 0.01  # of rows or requests with a fault; above it is a warning
+UNKNOWN_REQUESTS = "rows of unknown requests"
+UNKNOWN_ITEMS = "rows of unknown items"
+DUPLICATES = "rows that repeat an item"
+SEEN_ITEMS = "rows of seen items, which are excluded"
+MISSING = "requests without a list"
+SHORT = "requests with a short list"
+_EFFECTS = {
+    UNKNOWN_REQUESTS: "they are not read",
+    UNKNOWN_ITEMS: "they keep their places and are no hits",
+    DUPLICATES: "they keep their places, and the first counts",
+    SEEN_ITEMS: "they keep their places and are no hits",
+    MISSING: "they are misses",
+    SHORT: "what the list lacks is a miss",
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a file of predictions is worth.
+
+    Attributes:
+        name: name of the predictions.
+        requests: the requests that they answer.
+        ranks: [requests] int64 rank of each target in its list, 0 for the first; the number of all
+            items for a target that is not in the list.
+        length: items in the longest list, K. Nothing is known of places beyond.
+        num_rows: rows of the predictions.
+        counts: fault -> number of rows or requests with it; each row counts for one fault at most.
+    """
+
+    name: str
+    requests: Requests
+    ranks: np.ndarray
+    length: int
+    num_rows: int
+    counts: dict[str, int]
+
+    def list_faults(self, min_share: float = 0.0) -> list[str]:
+        """Return a sentence for each fault of more than a share of the rows, or of the requests."""
+        sentences = []
+        for fault, count in self.counts.items():
+            total = len(self.ranks) if fault in (MISSING, SHORT) else self.num_rows
+            if count > min_share * total:
+                share = f"{count:,} of {total:,} {fault.partition(' ')[0]}"
+                rest = fault.partition(" ")[2]
+                sentences.append(f"{self.name}: {share} {rest}; {_EFFECTS[fault]}")
+        return sentences
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each fault of more than 1% of the rows or requests."""
+        return self.list_faults(_LARGEST_SHARE)
+
+
+def judge(predictions: Predictions, requests: Requests) -> Judgement:
+    """Find the rank of each target in its list.
+
+    Of equal scores in a list, the item with the lower id is first, as in evaluations of this
+    package; ids are in the order in which items first appear in the dataset.
+
+    Raises:
+        UsageError: if the predictions were made for another split, or name no request.
+    """
+    _require_same_split(predictions, requests)
+    lengths, num_unknown, example = _count_lists(predictions, requests)
+    if not lengths.any():
+        found = f"it has names such as {shown(example)}" if example else "it has no row"
+        raise UsageError(
+            f"{predictions.name} answers no request: {found}, and the requests are "
+            f"{listed(requests.names[:2])}, ... (`recbole-pos split` writes them)"
+        )
+
+    ranks = np.empty(len(requests), dtype=np.int64)
+    counts = Counter({UNKNOWN_REQUESTS: num_unknown})
+    for chosen in divide(lengths, _BLOCK_ROWS):
+        ranks[chosen], faults = _judge_block(predictions, requests, chosen)
+        counts += faults
+
+    length = int(lengths.max())
+    counts[MISSING] = int((lengths == 0).sum())
+    counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
+    num_rows = int(lengths.sum()) + num_unknown
+    ordered = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
+    return Judgement(predictions.name, requests, ranks, length, num_rows, ordered)
+
+
+def _require_same_split(predictions: Predictions, requests: Requests) -> None:
+    """Refuse predictions whose split has another digest than the requests.
+
+    The digest stands in a column ``split``, or in the exported folder that the file lies in.
+    """
+    digest = predictions.read_split_digest()
+    protocol_file = Path(predictions.name).parent / PROTOCOL_FILE
+    if digest is None and Path(predictions.name).is_file() and protocol_file.is_file():
+        protocol: dict[str, Any] = json.loads(protocol_file.read_bytes())
+        digest = protocol.get(requests.part, {}).get("digest")
+    if digest not in (None, requests.digest):
+        raise UsageError(
+            f"{predictions.name} was made for another split: its digest is {digest}, and that of "
+            f"these {requests.part} requests {requests.digest}; give the same data and options as "
+            "to `recbole-pos split`, or make the predictions again"
+        )
+
+
+def _count_lists(
+    predictions: Predictions, requests: Requests
+) -> tuple[np.ndarray, int, str | None]:
+    """Return [requests] int64 lengths of lists; how many rows are of unknown requests, and one."""
+    names = pa.array(requests.names)
+    lengths = np.zeros(len(requests), dtype=np.int64)
+    num_unknown, example = 0, None
+    for rows in predictions.read_rows():
+        index = _find_index(rows.requests, names)
+        is_unknown = index < 0
+        lengths += np.bincount(index[~is_unknown], minlength=len(lengths))
+        num_unknown += int(is_unknown.sum())
+        if example is None and is_unknown.any():
+            example = rows.requests[int(is_unknown.argmax())].as_py()
+    return lengths, num_unknown, example
+
+
+def _find_index(column: pa.Array, names: pa.Array) -> np.ndarray:
+    """Return [n] int32 index of each text of a column in ``names``, -1 for one not in it."""
+    return pc.fill_null(pc.index_in(column, value_set=names), -1).to_numpy()
+
+
+def _judge_block(
+    predictions: Predictions, requests: Requests, chosen: slice
+) -> tuple[np.ndarray, Counter[str]]:
+    """Return the ranks of some requests' targets ([requests] int64), and faults of the lists."""
+    num_items = len(requests.item_names)
+    targets = requests.target_ids[chosen]
+    request, item, order = _read_block(predictions, requests, chosen)
+
+    # lexsort goes by its last key first: by request, then by order, then by id
+    by_place = np.lexsort((item, order, request))
+    request, item = request[by_place], item[by_place]
+    is_first_of_list = np.append(True, request[1:] != request[:-1])
+    start_of_list = np.flatnonzero(is_first_of_list)[np.cumsum(is_first_of_list) - 1]
+    place = np.arange(len(request)) - start_of_list
+
+    pair = request.astype(np.int64) * (num_items + 1) + item  # a number for each
+    _, first_rows = np.unique(pair, return_index=True)
+    is_unknown = item == num_items
+    is_repeated = ~is_unknown
+    is_repeated[first_rows] = False
+    excluded_request, excluded_item = requests.find_excluded(chosen)
+    is_excluded = np.isin(pair, excluded_request * (num_items + 1) + excluded_item)
+
+    ranks = np.full(len(targets), num_items)
+    is_hit = (item == targets[request]) & ~is_excluded & ~is_repeated
+    ranks[request[is_hit]] = place[is_hit]
+    return ranks, Counter(
+        {
+            UNKNOWN_ITEMS: int(is_unknown.sum()),
+            DUPLICATES: int(is_repeated.sum()),
+            SEEN_ITEMS: int((is_excluded & ~is_repeated).sum()),
+        }
+    )
+
+
+def _read_block(
+    predictions: Predictions, requests: Requests, chosen: slice
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows of some requests, in the order of the file.
+
+    Returns:
+        [rows] int32 number of the request, counted from the first chosen one; [rows] int32 id of
+        the item, for an unknown one the number of all items; [rows] float64 order in the list.
+    """
+    # a null stands for the name of padding, which is no item
+    item_names = pa.array([None, *requests.item_names[1:]], pa.string())
+    request_names = pa.array(requests.names[chosen])
+    blocks = []
+    for rows in predictions.read_rows():
+        index = _find_index(rows.requests, request_names)
+        is_chosen = index >= 0
+        items = _find_index(rows.items.filter(pa.array(is_chosen)), item_names)
+        items = np.where(items > 0, items, np.int32(len(item_names)))
+        blocks.append((index[is_chosen], items, rows.order[is_chosen]))
+    request, item, order = map(np.concatenate, zip(*blocks, strict=True))
+    return request, item, order

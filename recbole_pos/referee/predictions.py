@@ -1,0 +1,234 @@
+"""Lists of recommended items as any system has written them.
+
+In: a file (parquet, csv, tsv, TREC run, ranx json), a frame, or the dict of a ranx run. Out:
+:class:`Predictions`, whose rows are read in blocks and more than once, so that a file need not fit
+into memory. Only ranx json is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, parquet
+
+from recbole_pos.errors import UsageError
+from recbole_pos.values import listed, shown
+
+# Names of columns by what they hold: ours, RecTools', RePlay's, RecBole's, ranx's.
+REQUEST_COLUMNS = ("request", "user_id", "query_id", "user", "user_idx", "session_id", "q_id")
+ITEM_COLUMNS = ("item_id", "item", "items", "item_idx", "iid", "doc_id", "docid")
+SCORE_COLUMNS = ("score", "rating", "relevance", "prediction")
+RANK_COLUMNS = ("rank",)
+SPLIT_COLUMN = "split"  # digest of the split that predictions were made for
+# The ranks of a TREC run are not read: it is sorted by its scores, as trec_eval does.
+_TREC_COLUMNS = ["request", "q0", "item", "place", "score", "tag"]
+_BLOCK_ROWS = 1 << 20
+_BLOCK_BYTES = 1 << 25
+
+
+class Rows(NamedTuple):
+    """Some rows of predictions.
+
+    Attributes:
+        requests, items: [n] their names, as text.
+        order: [n] float64 numbers, of which the lowest of a request is its best item.
+    """
+
+    requests: pa.Array
+    items: pa.Array
+    order: np.ndarray
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Lists of items, by request.
+
+    Attributes:
+        name: what messages call them: the file, or ``predictions``.
+        read_blocks: returns an iterator over blocks of rows, from the first row on.
+    """
+
+    name: str
+    read_blocks: Callable[[], Iterable[pa.RecordBatch]]
+
+    def read_rows(self) -> Iterator[Rows]:
+        """Yield the rows in blocks, in their order.
+
+        The best item of a request has the lowest rank; without ranks the highest score; without
+        both it is the first row of the request, or the first item of its list.
+
+        Raises:
+            UsageError: for missing columns, names that are numbers with decimals, or a rank or
+                score that is not a number.
+        """
+        num_before = 0
+        for block in self._iterate_blocks():
+            yield self._convert(block, num_before)
+            num_before += block.num_rows
+
+    def read_split_digest(self) -> str | None:
+        """Return the digest in the first row's column ``split``; None without that column."""
+        block = next(self._iterate_blocks(), None)
+        if block is None or SPLIT_COLUMN not in block.schema.names or not block.num_rows:
+            return None
+        return str(block.column(SPLIT_COLUMN)[0].as_py())
+
+    def _iterate_blocks(self) -> Iterator[pa.RecordBatch]:
+        """Yield the blocks; a UsageError names what cannot be read."""
+        try:
+            yield from self.read_blocks()
+        except UsageError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise UsageError(f"{self.name} cannot be read: {error}") from error
+
+    def _convert(self, block: pa.RecordBatch, num_before: int) -> Rows:
+        """Return a block of rows, of which ``num_before`` come before in the file."""
+        request_column = self._require_column(block, REQUEST_COLUMNS)
+        item_column = self._require_column(block, ITEM_COLUMNS)
+        requests, items = block.column(request_column), block.column(item_column)
+
+        if pa.types.is_nested(items.type):  # a row for each request, with the list of its items
+            # requests [a, b] and items [[x, y], [z]] become [a, a, b] and [x, y, z]
+            list_index = pc.list_parent_indices(items)
+            requests, items = requests.take(list_index), pc.list_flatten(items)
+            order = np.arange(len(items), dtype=float)
+        else:
+            order = self._find_order(block, num_before)
+        return Rows(
+            self._convert_names(requests, request_column),
+            self._convert_names(items, item_column),
+            order,
+        )
+
+    def _require_column(self, block: pa.RecordBatch, choices: Sequence[str]) -> str:
+        """Return the first of the names in ``choices`` that is a column."""
+        for name in choices:
+            if name in block.schema.names:
+                return name
+        raise UsageError(
+            f"{self.name}: found the columns {listed(block.schema.names)}, expected one of "
+            f"{', '.join(choices)}; give a row for each request and item, with a score or rank (a "
+            "matrix of scores is not read: take the best items of each row)"
+        )
+
+    def _find_order(self, block: pa.RecordBatch, num_before: int) -> np.ndarray:
+        """Return [rows] numbers to sort by, from ranks, scores or the order of rows."""
+        for choices, sign in ((RANK_COLUMNS, 1.0), (SCORE_COLUMNS, -1.0)):
+            for name in choices:
+                if name in block.schema.names:
+                    return sign * self._convert_numbers(block.column(name), name, num_before)
+        return np.arange(num_before, num_before + block.num_rows, dtype=float)
+
+    def _convert_numbers(self, column: pa.Array, name: str, num_before: int) -> np.ndarray:
+        """Return a column of ranks or scores as [rows] float64; refuse what is not a number."""
+        try:
+            numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"{self.name}: {name}: expected numbers; {error}") from error
+        if (is_missing := np.isnan(numbers)).any():
+            row = num_before + int(is_missing.argmax()) + 1
+            raise UsageError(
+                f"{self.name}: {name}: row {row:,} is NaN or empty, and so are "
+                f"{is_missing.sum() - 1:,} others near it; nothing can be ranked by that: leave "
+                "out items that have no score"
+            )
+        return numbers
+
+    def _convert_names(self, column: pa.Array, name: str) -> pa.Array:
+        """Return a column of names as text; refuse numbers with decimals."""
+        if pa.types.is_floating(column.type):
+            raise UsageError(
+                f"{self.name}: {name}: found numbers with decimals such as "
+                f"{shown(column[0].as_py())}, expected names as in the dataset: text or whole "
+                "numbers; cast them, as in frame.astype(int), or read the file with dtype=str"
+            )
+        return column.cast(pa.string())
+
+
+def open_predictions(source: Any) -> Predictions:
+    """Return the predictions in a file or frame; nothing is read before its rows are.
+
+    Args:
+        source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
+            {request: {item: score}}.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file of predictions, or is not there")
+        return Predictions(str(path), lambda: _read_file(path))
+    if isinstance(source, Mapping):
+        return Predictions("predictions", lambda: _read_run(source))
+    table = _convert_frame(source)
+    return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
+
+
+def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in blocks; its suffix tells the format, or its first line."""
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(_BLOCK_ROWS)
+    elif path.suffix == ".json":
+        yield from _read_run(json.loads(path.read_bytes()))
+    else:
+        yield from _read_text(path)
+
+
+def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a csv or tsv file with names of columns, or of a TREC run without."""
+    with open(path, encoding="utf-8-sig") as file:
+        first_line = file.readline()
+    words = first_line.split()
+    is_trec = len(words) == len(_TREC_COLUMNS) and words[1].upper() == "Q0"
+    if is_trec:
+        names, delimiter = _TREC_COLUMNS, "\t" if "\t" in first_line else " "
+    else:
+        delimiter = "\t" if "\t" in first_line else ","
+        names = [name.strip().strip('"') for name in first_line.rstrip("\r\n").split(delimiter)]
+    num_skipped = 0 if is_trec else 1
+    yield from csv.open_csv(
+        path,
+        csv.ReadOptions(column_names=names, skip_rows=num_skipped, block_size=_BLOCK_BYTES),
+        csv.ParseOptions(delimiter=delimiter),
+        # names stay as they are written: 007 is not 7
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    )
+
+
+def _read_run(run: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a ranx run, {request: {item: score}}, in one block."""
+    if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
+        raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
+    rows = [
+        (str(q), str(item), score) for q, scores in run.items() for item, score in scores.items()
+    ]
+    requests, items, scores = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = {"request": pa.array(requests, pa.string()), "item": pa.array(items, pa.string())}
+    yield pa.RecordBatch.from_pydict({**columns, "score": pa.array(scores, pa.float64())})
+
+
+def _convert_frame(frame: Any) -> pa.Table:
+    """Return a frame as a table of Arrow; refuse a matrix of scores and other objects."""
+    try:
+        if hasattr(frame, "iloc"):  # pandas
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        if hasattr(frame, "to_arrow"):  # polars, whose streams pyarrow 14 cannot read
+            return pa.table(frame.to_arrow())
+        if hasattr(frame, "__arrow_c_stream__"):
+            return pa.table(frame)
+        reason = f"found {type(frame).__name__} of shape {np.shape(frame)}"
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        reason = str(error)
+    raise UsageError(
+        f"predictions: expected a file, or a frame with a row for each request and item; {reason} "
+        "(of a matrix of scores take the best items of each row)"
+    )

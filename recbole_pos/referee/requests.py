@@ -1,0 +1,225 @@
+"""The requests of a split: what every system has to predict, and what the right answers are.
+
+In: a dataset and the options of its split. Out: :class:`Requests`. A request is the question for
+one held-out target: which item comes next after this history? All calls on the dataset stand here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.location import read_dataset_name
+from recbole_pos.data.splits import PHASES
+from recbole_pos.data.targets import describe_candidates, find_excluded_items, masks_history
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.build import read_dataset
+from recbole_pos.experiment.evaluation import make_rank_table
+from recbole_pos.experiment.folder import RunFolder
+from recbole_pos.experiment.run import load_config
+from recbole_pos.values import check_choice
+
+PARTS = ("test", "valid")
+# Reading a split needs the configuration of some model; this one learns nothing.
+READER = "SPop"
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of one part of a split, in the order of the dataset: by user, then by time.
+
+    Attributes:
+        dataset: the dataset.
+        part: test or valid.
+        excludes_seen: whether items of the user's past are not ranked (``mask_history``).
+        target_rows: [requests] int64 rows of the targets in ``dataset.log``.
+    """
+
+    dataset: Any
+    part: str
+    excludes_seen: bool
+    target_rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.target_rows)
+
+    @cached_property
+    def users(self) -> np.ndarray:
+        """[requests] names of the users, as text."""
+        user_ids = self.dataset.log.users.numpy()[self.target_rows]
+        return self.dataset.field2id_token[self.dataset.uid_field][user_ids].astype(str)
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """[requests] names of the requests, as text: each occurs once.
+
+        A request has the name of its user. If any user has several requests, a number is added to
+        all names, from the oldest request of a user on: ann#1, ann#2, bob#1.
+        """
+        users = self.users
+        is_first = np.append(True, users[1:] != users[:-1])
+        if is_first.all():
+            return users
+
+        first_rows = np.flatnonzero(is_first)
+        index_of_user = np.cumsum(is_first) - 1
+        numbers = np.arange(len(users)) - first_rows[index_of_user] + 1
+        return np.array([f"{user}#{number}" for user, number in zip(users, numbers, strict=True)])
+
+    @property
+    def item_names(self) -> np.ndarray:
+        """[items] names of all items by id, as text; id 0 is padding and no item."""
+        return self.dataset.field2id_token[self.dataset.iid_field].astype(str)
+
+    @property
+    def target_ids(self) -> np.ndarray:
+        """[requests] int64 ids of the items that are the right answers."""
+        return self.dataset.log.items.numpy()[self.target_rows]
+
+    @property
+    def times(self) -> np.ndarray:
+        """[requests] float64 times of the targets, in the unit of the dataset."""
+        return self.dataset.log.times.numpy()[self.target_rows]
+
+    @property
+    def history_starts(self) -> np.ndarray:
+        """[requests] int64 row in the log of the oldest interaction of each request's user.
+
+        The history of a request are the rows from there up to its target, without the target.
+        """
+        log = self.dataset.log
+        return log.offsets[log.users.numpy()[self.target_rows]]
+
+    @property
+    def candidates(self) -> str:
+        """Which items are ranked, in words."""
+        return describe_candidates(self.excludes_seen, self.dataset.config["repeated_targets"])
+
+    def find_excluded(self, chosen: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs of a request and an item that is not ranked for it.
+
+        Args:
+            chosen: the requests to look at.
+
+        Returns:
+            [pairs] int64 numbers of requests, counted from the first chosen one; [pairs] int64 ids
+            of items. A pair may occur more than once.
+        """
+        if not self.excludes_seen:
+            nothing = np.empty(0, dtype=np.int64)
+            return nothing, nothing
+        examples, items = find_excluded_items(
+            self.dataset.log,
+            torch.from_numpy(self.target_rows[chosen]),
+            torch.from_numpy(self.target_ids[chosen]),
+            self.dataset.config["repeated_targets"],
+        )
+        return examples.numpy(), items.numpy()
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that change with the data, the split, the targets or the candidates."""
+        digest = hashlib.sha256()
+        for text in (self.dataset.identity["data"], self.part, self.candidates, *self.names):
+            digest.update(text.encode() + b"\0")
+        digest.update(np.ascontiguousarray(self.target_rows).tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What is predicted and ranked, as plain values, with the digest of it all."""
+        summary = self.dataset.split.summary
+        return {
+            "dataset": str(self.dataset.dataset_name),
+            "split": summary["split"],
+            "boundaries": summary["boundaries"],
+            "target": summary["target"],
+            "cold_items": summary["cold_items"],
+            "part": self.part,
+            "requests": len(self),
+            "repeated_targets": summary["repeated_targets"][self.part],
+            "candidates": self.candidates,
+            "digest": self.digest,
+        }
+
+    def make_rank_table(self, ranks: np.ndarray) -> Any:
+        """Return the table that a run keeps of its test, given [requests] ranks from 0."""
+        unit = self.dataset.config["timestamp_unit"]
+        return make_rank_table(self.dataset, self.target_rows, ranks, unit)
+
+
+def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
+    """Yield ranges of requests that have, together, about as many elements as fit into memory.
+
+    Sizes [3, 1, 4, 2] and 5 elements give the ranges 0:2, 2:3 and 3:4.
+
+    Args:
+        sizes: [requests] elements of each, such as the items of its list.
+        largest: elements of a range, about.
+    """
+    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0
+    bounds = [*np.flatnonzero(is_first).tolist(), len(sizes)]
+    for first, end in itertools.pairwise(bounds):
+        yield slice(first, end)
+
+
+def read_split_data(
+    data: Any,
+    config_files: Sequence[str | Path] = (),
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Return a dataset, read from its files and split.
+
+    Args:
+        data: a dataset, its name or its folder.
+        config_files: yaml files of options, later ones winning.
+        options: options of the data, which win over files, such as ``eval_args``.
+    """
+    if data is None:
+        raise UsageError("dataset: none given; name one, as in -d shop")
+    name = read_dataset_name(data)
+    files = [os.fspath(file) for file in config_files]
+    # numbers stay as they are in the files; RecBole's defaults for ml-100k scale them
+    options = {"normalize_all": False, **(options or {})}
+    return read_dataset(PosConfig(READER, name, files, options))
+
+
+def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
+    """Return the dataset of a trained run, with the split of that run."""
+    options = {} if data_path is None else {"data_path": str(data_path)}
+    return read_dataset(load_config(RunFolder(run_dir).require(), options))
+
+
+def read_plan_data(options: dict[str, Any]) -> Any:
+    """Return the dataset of a study.
+
+    Args:
+        options: dataset, config_files and options that the rows of the study share, also options of
+            models, which are not read.
+    """
+    given = {key: value for key, value in options.items() if key != "model"}
+    name, files = given.pop("dataset"), list(given.pop("config_files", ()))
+    return read_dataset(PosConfig(READER, name, files, given, strict=False))
+
+
+def make_requests(dataset: Any, part: str = "test") -> Requests:
+    """Return the requests of a part of a dataset.
+
+    Raises:
+        UsageError: if the split leaves no target for the part.
+    """
+    check_choice("part", part, PARTS)
+    target_rows = np.flatnonzero(dataset.split.find_targets(PHASES.index(part)))
+    if not len(target_rows):
+        raise UsageError(f"part: this split of {dataset.dataset_name} has no {part} targets")
+    return Requests(dataset, part, bool(masks_history(dataset.config)), target_rows)

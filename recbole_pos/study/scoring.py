@@ -1,0 +1,250 @@
+"""Predictions of other systems in the tables of this package.
+
+:func:`score` is the command and the public function: files or frames, by themselves or beside runs.
+:func:`judge_rows` and :func:`add_judged` put the rows ``predictions: FILE`` of a study into its
+results, where they get the same intervals and corrections as rows that are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.folder import list_warnings
+from recbole_pos.referee.judge import Judgement, judge
+from recbole_pos.referee.predictions import open_predictions
+from recbole_pos.referee.requests import (
+    Requests,
+    make_requests,
+    read_plan_data,
+    read_run_data,
+    read_split_data,
+)
+from recbole_pos.reporter import Reporter
+from recbole_pos.runs import DONE
+from recbole_pos.study.configs import require_same_candidates
+from recbole_pos.study.paper_files import write_paper_files
+from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.rendered_table import RenderedTable
+from recbole_pos.study.result_tables import make_tables
+from recbole_pos.study.results import (
+    RUN_FOLDERS,
+    Results,
+    collect_runs,
+    concatenate,
+    select_protocol,
+)
+from recbole_pos.study.statistics import RankTable, is_from_ranks
+from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_report import write_results
+
+_METRICS = ("ndcg", "hit", "mrr")
+_MAIN_CUTOFF = 10
+
+
+Judged = Mapping[tuple[str, int], Judgement]  # by row and seed
+
+
+@dataclass(frozen=True, repr=False)
+class Scored:
+    """The result of :func:`score`.
+
+    Attributes:
+        results: results of which tables and charts are made.
+        judgements: one for each file or frame, with its ranks, and counts of its faults.
+        tables: the tables; the first is the text of this object.
+    """
+
+    results: Results
+    judgements: Sequence[Judgement]
+    tables: Sequence[RenderedTable]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A line for each row and metric: mean and deviation over seeds."""
+        return self.results.comparisons[0].means
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """A line for each row: difference from the reference, interval, p, star."""
+        return self.results.comparisons[0].differences
+
+    @property
+    def faults(self) -> list[str]:
+        """A sentence for every kind of fault in the lists, and how often it occurs."""
+        return [text for judgement in self.judgements for text in judgement.list_faults()]
+
+    def show(self, reporter: Reporter) -> None:
+        """Print the tables, the warnings, and the faults that are too few for a warning."""
+        for table in self.tables:
+            reporter.line(table)
+            reporter.line("")
+        warnings = self.results.warnings
+        for text in warnings:
+            reporter.warning(text)
+        for text in self.faults:
+            if text not in warnings:
+                reporter.line(text)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the files of a comparison and those for a paper; return their paths."""
+        path = Path(folder)
+        return [*write_results(self.results, path), *write_paper_files(self.results, path)]
+
+    def __repr__(self) -> str:
+        return "\n\n".join([self.tables[0].markdown(), *self.faults])
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self.tables)
+
+
+def score(
+    predictions: Any,
+    data: Any = None,
+    config_files: Sequence[str | Path] = (),
+    *,
+    runs: Sequence[str | Path] = (),
+    name: str = "predictions",
+    metrics: Sequence[str] | None = None,
+    part: str = "test",
+    **options: Any,
+) -> Scored:
+    """Score the lists of any system on the targets of a split, also beside runs of this package.
+
+    Examples:
+        >>> import pandas
+        >>> users = [str(user) for user in range(1, 944)]
+        >>> frame = pandas.DataFrame({"user_id": users, "item_id": "50", "score": 1.0})
+        >>> scored = recbole_pos.score(frame, "ml-100k")
+        >>> list(scored.table["metric"]), len(scored.faults)
+        (['ndcg@1', 'hit@1', 'mrr@1'], 0)
+
+    Args:
+        predictions: a file, a frame or the dict of a ranx run; or a list of them, which are seeds
+            of one system. Formats are those of :mod:`recbole_pos.referee.predictions`.
+        data: a dataset, its name or its folder; the dataset of the first run if None.
+        config_files: yaml files of options, later ones winning.
+        runs: folders of runs to compare with; the first is the reference.
+        name: name of the system in the tables.
+        metrics: such as ``ndcg@10``, the first of which is compared; up to the length of the lists
+            if None.
+        part: test or valid.
+        options: options of the data, such as ``eval_args`` and ``mask_history``.
+
+    Raises:
+        UsageError: if predictions cannot be read, or were made for another split.
+    """
+    if data is None and runs:
+        dataset = read_run_data(runs[0], options.get("data_path"))
+    else:
+        dataset = read_split_data(data, config_files, options)
+    requests = make_requests(dataset, part)
+    sources = predictions if isinstance(predictions, (list, tuple)) else [predictions]
+    judged = {
+        (name, seed): judge(open_predictions(source), requests)
+        for seed, source in enumerate(sources, 1)
+    }
+
+    results = collect_runs([Path(run) for run in runs]) if runs else None
+    study = results.plan.source.content if results else {"dataset": dataset.dataset_name}
+    rows = study.get("rows", {})
+    if name in rows:
+        raise UsageError(f"name: {name} is the name of a run, too; give another")
+    if unknown := [metric for metric in metrics or () if not is_from_ranks(metric)]:
+        raise UsageError(f"metrics: {unknown[0]} does not follow from ranks, as ndcg@10 does")
+    length = min(judgement.length for judgement in judged.values())
+    seeds = range(1, len(sources) + 1)
+    study = {
+        **study,
+        "title": f"{name} on {dataset.dataset_name}, {len(requests):,} {part} requests",
+        "rows": {**rows, name: {"predictions": dict.fromkeys(seeds, "")}},
+        "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
+    }
+    plan = make_plan(Source(RUN_FOLDERS, study))
+    results = replace(results, plan=plan) if results else _make_results(plan, requests)
+    results = add_judged(results, judged)
+    return Scored(results, list(judged.values()), make_tables(results))
+
+
+def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
+    """Return the metrics up to a length of lists, those at 10 first, or at the longest cutoff."""
+    known = sorted(cutoff for cutoff in cutoffs if cutoff <= length) or [length]
+    main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
+    ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
+    return [f"{metric}@{cutoff}" for cutoff in ordered for metric in _METRICS]
+
+
+def _make_results(plan: Plan, requests: Requests) -> Results:
+    """Return results without a run, with what is known of the split."""
+    summary = requests.dataset.split.summary
+    return Results(
+        plan,
+        runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
+        split=select_protocol(summary) if requests.part == "test" else {},
+        warnings=tuple(list_warnings(summary, requests.candidates, "none")),
+    )
+
+
+def judge_rows(plan: Plan) -> Judged:
+    """Judge the files of all rows of a study that have predictions."""
+    files = {
+        (name, seed): file
+        for name, row in plan.rows.items()
+        for seed, file in row.predictions.items()
+    }
+    if not files:
+        return {}
+    first_row, _ = next(iter(files))
+    requests = make_requests(read_plan_data(plan.make_options(first_row)))
+    return {run: judge(open_predictions(file), requests) for run, file in files.items()}
+
+
+def add_judged(results: Results, judged: Judged) -> Results:
+    """Return results with the runs, ranks and warnings of predictions.
+
+    Raises:
+        UsageError: if the lists are too short for a metric of the study, or other rows have other
+            targets or rank other items.
+    """
+    if not judged:
+        return results
+    _require_lengths(results.plan, judged)
+    frames = {} if results.ranks is None else dict(_list_ranks(results.ranks))
+    lines, warnings = [], list(results.warnings)
+    for (row, seed), judgement in judged.items():
+        frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
+        line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
+        line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
+        lines.append({**line, **dict.fromkeys(("reason", "device", "commit", "digest"), "")})
+        warnings += judgement.warnings
+
+    runs = concatenate([results.runs, pd.DataFrame(lines)])
+    ranked = runs[runs["status"] == DONE]
+    candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
+    for table in results.plan.tables:
+        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
+    ranks = RankTable.from_runs(frames)
+    return replace(results, runs=runs, ranks=ranks, warnings=tuple(warnings))
+
+
+def _list_ranks(ranks: RankTable) -> Iterator[tuple[tuple[str, int], pd.DataFrame]]:
+    """Yield row and seed of each run, and the table of its ranks."""
+    for run, run_ranks in zip(ranks.runs.itertuples(), ranks.rank, strict=True):
+        yield (str(run.row), int(run.seed)), ranks.targets.assign(rank=run_ranks)
+
+
+def _require_lengths(plan: Plan, judged: Judged) -> None:
+    """Refuse lists that are shorter than a metric of a table of their row."""
+    for (row, _), judgement in judged.items():
+        for table in plan.tables:
+            for metric in table.metrics if row in table.rows else ():
+                if int(metric.partition("@")[2]) > judgement.length:
+                    raise UsageError(
+                        f"metrics: {metric}: {judgement.name} has {judgement.length} items a "
+                        f"request; give longer lists, or metrics up to @{judgement.length}"
+                    )

@@ -1,0 +1,70 @@
+"""Write the table of public datasets in docs/datasets.md.
+
+    python studies/datasets.py FOLDER
+
+Counts are those of dataset/*/*.yaml, which ``recbole-pos data build`` checks. Of a dataset that
+lies in FOLDER (ml-100k comes with RecBole) leave-one-out is made, too, and counted: the share of
+test targets whose user has another item at the same time, has had the item before, or whose item
+has no training interaction. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.identity import count_dataset
+from recbole_pos.experiment.build import read_dataset
+from recbole_pos.public.described import read_public_datasets
+from recbole_pos.yaml_files import read_yaml
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "datasets.md"
+SHIPPED = "ml-100k"  # in RecBole's wheel
+_TABLE = re.compile(r"(?<=<!-- begin datasets -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_HEAD = ["dataset", "users", "items", "interactions", "a user", "ties", "repeats", "cold"]
+
+
+def read_shares(name: str, options: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """Return the counts of a dataset and the shares of its test targets, as cells of the table."""
+    dataset = read_dataset(PosConfig("Pop", name, None, options))
+    split = dataset.split.summary
+    kinds = ("tied_targets", "repeated_targets", "cold_targets")
+    targets = split["targets"]["test"]
+    return count_dataset(dataset), [f"{100 * split[kind]['test'] / targets:.0f}%" for kind in kinds]
+
+
+def tabulate(folder: Path) -> str:
+    """Return the table: the shipped dataset first, then all that have a yaml."""
+    lines = []
+    public = read_public_datasets()
+    for name in [SHIPPED, *public]:
+        counts, shares = (public[name].counts if name in public else {}), ["", "", ""]
+        if name == SHIPPED:
+            counts, shares = read_shares(name, {})
+        elif (folder / name / f"{name}.inter").is_file():
+            options = read_yaml(public[name].yaml)
+            del options["public"]
+            counts, shares = read_shares(name, {**options, "data_path": str(folder)})
+        if not counts:
+            continue
+        numbers = [f"{counts[kind]:,}" for kind in ("users", "items", "events")]
+        lines.append([name, *numbers, f"{counts['events'] / counts['users']:.0f}", *shares])
+    head = f"| {' | '.join(_HEAD)} |\n|---|{'---:|' * (len(_HEAD) - 1)}\n"
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Write the table of public datasets.")
+    parser.add_argument("folder", type=Path, help="where datasets lie")
+    table = tabulate(parser.parse_args().folder)
+    PAGE.write_text(_TABLE.sub(lambda _: table, PAGE.read_text("utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,394 @@
+"""Splits that leave the package, and predictions that come back: against plain loops."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from conftest import make_log, write_atomic
+
+import recbole_pos
+from recbole_pos.cli.main import main
+from recbole_pos.errors import UsageError
+from recbole_pos.referee import judge as judging
+from recbole_pos.referee import predictions as reading
+from recbole_pos.referee.judge import (
+    DUPLICATES,
+    MISSING,
+    SEEN_ITEMS,
+    SHORT,
+    UNKNOWN_ITEMS,
+    UNKNOWN_REQUESTS,
+    judge,
+)
+from recbole_pos.referee.predictions import open_predictions
+from recbole_pos.referee.requests import Requests, make_requests
+from recbole_pos.referee.run_lists import write_lists
+from recbole_pos.referee.split_folder import DataSplit, split
+from recbole_pos.study.statistics import compute_gains
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "leave-one-out": {},
+    "by time": {"eval_args": {"split": {"GT": [0.7, 0.85]}}},
+    "by time, seen excluded": {"eval_args": {"split": {"GT": [0.7, 0.85]}}, "mask_history": True},
+    "sessions": {"eval_args": {"split": {"ST": [0.8, 0.9]}}},
+    "ratios": {"eval_args": {"split": {"RS": [6, 2, 2]}}},
+}
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def parts(request: pytest.FixtureRequest, tiny: Path) -> DataSplit:
+    return split("tiny", data_path=str(tiny), **SPLITS[request.param])
+
+
+@pytest.fixture(scope="module")
+def requests(tiny: Path) -> Requests:
+    """Several requests a user, with seen items excluded."""
+    options = SPLITS["by time, seen excluded"]
+    return make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+
+
+def sort_by_user(log: pd.DataFrame) -> dict[str, list[tuple[str, float]]]:
+    """User -> items and times in order; rows of the same time stay in the order of the file."""
+    ordered = log.sort_values("timestamp", kind="stable")
+    return {
+        user: list(zip(rows["item_id"], rows["timestamp"], strict=True))
+        for user, rows in ordered.groupby("user_id")
+    }
+
+
+def test_a_folder_has_every_interaction_and_the_histories_of_requests(
+    parts: DataSplit, tmp_path: Path
+) -> None:
+    folder = parts.to_folder(tmp_path / "split")
+    events = sort_by_user(make_log())
+    frames = {
+        name: pd.read_parquet(folder / f"{name}.parquet") for name in ("train", "valid", "test")
+    }
+    together = pd.concat(frames.values())
+    for user, rows in events.items():
+        found = together[together["user"] == user]
+        assert list(zip(found["item"], found["time"], strict=True)) == rows
+    protocol = json.loads((folder / "split.json").read_text())
+    for part in ("valid", "test"):
+        asked = pd.read_parquet(folder / f"{part}_requests.parquet")
+        answers = pd.read_parquet(folder / f"{part}_targets.parquet")
+        assert asked["request"].is_unique and asked["request"].equals(answers["request"])
+        held_out = set(zip(frames[part]["user"], frames[part]["item"], strict=True))
+        for row, item in zip(asked.itertuples(), answers["item"], strict=True):
+            assert (row.user, item) in held_out
+            past = events[row.user][: len(row.history)]
+            assert list(zip(row.history, row.history_times, strict=True)) == past
+            assert events[row.user][len(row.history)] == (item, row.time)
+        assert protocol[part]["requests"] == len(asked)
+        assert protocol[part]["digest"] == make_requests(parts.dataset, part).digest
+    assert "Split" in (folder / "README.md").read_text()
+    pd.testing.assert_frame_equal(parts.train, frames["train"])
+    pd.testing.assert_frame_equal(parts.get_requests("test"), asked)
+
+
+def test_requests_of_users_with_several_targets_are_numbered(requests: Requests) -> None:
+    users, numbers = zip(*(name.rsplit("#", 1) for name in requests.names), strict=True)
+    assert list(users) == requests.users.tolist()
+    counts: dict[str, int] = {}
+    for user, number in zip(users, numbers, strict=True):
+        counts[user] = counts.get(user, 0) + 1
+        assert int(number) == counts[user]
+    assert max(counts.values()) > 1
+
+
+def test_the_digest_is_that_of_data_split_and_candidates(tiny: Path, tmp_path: Path) -> None:
+    def digest(data_path: Path, part: str = "test", **options: Any) -> str:
+        return make_requests(
+            split("tiny", data_path=str(data_path), **options).dataset, part
+        ).digest
+
+    other = make_log()
+    other.loc[0, "item_id"] = "i1" if other.loc[0, "item_id"] != "i1" else "i2"
+    digests = [digest(tiny, **options) for options in SPLITS.values()]
+    digests += [digest(tiny, "valid"), digest(write_atomic(other, tmp_path))]
+    assert len(set(digests)) == len(digests)
+    assert digest(tiny) == digests[0]
+
+
+def make_lists(requests: Requests, rng: np.random.Generator) -> pd.DataFrame:
+    """Lists with ties, unknown, repeated and seen items; some are short, some missing."""
+    rows = []
+    for number, name in enumerate(requests.names):
+        if number % 7 == 3:
+            continue
+        for _ in range(4 if number % 5 == 2 else 12):
+            item = f"i{rng.integers(0, 44)}"  # i40 and later are unknown
+            rows.append((name, item, float(rng.integers(0, 6))))
+    rows += [("nobody", "i1", 1.0), ("nobody", "i2", 0.0)]
+    frame = pd.DataFrame(rows, columns=["user_id", "item_id", "score"])
+    return frame.sample(frac=1, random_state=0, ignore_index=True)
+
+
+def find_ranks(frame: pd.DataFrame, requests: Requests) -> tuple[list[float], dict[str, int]]:
+    """The rank of each target and the faults of the lists, in plain loops."""
+    ids = {name: index for index, name in enumerate(requests.item_names)}
+    lists: dict[str, list[tuple[float, int, str]]] = {}
+    for row in frame.itertuples():
+        lists.setdefault(row.user_id, []).append(
+            (-row.score, ids.get(row.item_id, 10**6), row.item_id)
+        )
+    log, names = requests.dataset.log, requests.item_names
+    longest = max(len(lists.get(name, [])) for name in requests.names)
+    faults = dict.fromkeys(
+        (UNKNOWN_REQUESTS, UNKNOWN_ITEMS, DUPLICATES, SEEN_ITEMS, MISSING, SHORT), 0
+    )
+    faults[UNKNOWN_REQUESTS] = len(frame) - sum(len(lists.get(name, [])) for name in requests.names)
+    ranks = []
+    for name, row in zip(requests.names, requests.target_rows.tolist(), strict=True):
+        user = log.users[row]
+        seen = {names[log.items[r]] for r in range(row) if log.users[r] == user}
+        target, rank, earlier = names[log.items[row]], math.inf, set()
+        mine = sorted(lists.get(name, []))
+        faults[MISSING] += not mine
+        faults[SHORT] += 0 < len(mine) < longest
+        for place, (_, _, item) in enumerate(mine):
+            if item not in ids:
+                faults[UNKNOWN_ITEMS] += 1
+            elif item in earlier:
+                faults[DUPLICATES] += 1
+            elif requests.excludes_seen and item in seen:
+                faults[SEEN_ITEMS] += 1
+            elif item == target:
+                rank = place
+            earlier.add(item)
+        ranks.append(rank)
+    return ranks, {fault: count for fault, count in faults.items() if count}
+
+
+@pytest.mark.parametrize("excludes_seen", [False, True])
+def test_ranks_faults_and_metrics_in_loops(
+    tiny: Path, excludes_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**SPLITS["by time"], "mask_history": excludes_seen}
+    requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+    frame = make_lists(requests, np.random.default_rng(3))
+    want, faults = find_ranks(frame, requests)
+    judgement = judge(open_predictions(frame), requests)
+    assert judgement.counts == faults
+    assert judgement.length == 12 and judgement.num_rows == len(frame)
+    ranks = [rank if rank < len(requests.item_names) else math.inf for rank in judgement.ranks]
+    assert ranks == want
+    for k in (1, 5, 10):
+        best = [rank for rank in want if rank < k]
+        by_loop = {
+            "hit": len(best),
+            "ndcg": sum(1 / math.log2(rank + 2) for rank in best),
+            "mrr": sum(1 / (rank + 1) for rank in best),
+        }
+        for metric, total in by_loop.items():
+            gains = compute_gains(judgement.ranks, f"{metric}@{k}")
+            assert gains.mean() == pytest.approx(total / len(want), abs=1e-12)
+    # the same in blocks of few rows and of few requests
+    monkeypatch.setattr(reading, "_BLOCK_ROWS", 50)
+    monkeypatch.setattr(judging, "_BLOCK_ROWS", 100)
+    in_blocks = judge(open_predictions(frame), requests)
+    assert (in_blocks.ranks == judgement.ranks).all() and in_blocks.counts == judgement.counts
+
+
+def test_a_list_of_what_is_wrong(requests: Requests) -> None:
+    frame = pd.DataFrame({"request": requests.names, "item": "i1", "rank": 1})
+    assert judge(open_predictions(frame), requests).length == 1
+    half = frame[: len(frame) // 2]
+    judgement = judge(open_predictions(half), requests)
+    (missing,) = [text for text in judgement.warnings if MISSING.partition(" ")[2] in text]
+    assert f"{len(frame) - len(half)} of {len(frame)} requests" in missing and "misses" in missing
+    almost = frame.assign(item=np.where(np.arange(len(frame)) == 0, "i99", "i1"))
+    judgement = judge(open_predictions(almost), requests)
+    assert any("1 of" in text for text in judgement.list_faults())
+    assert not any(UNKNOWN_ITEMS.partition(" ")[2] in text for text in judgement.warnings)
+
+
+def test_every_format_says_the_same(requests: Requests, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    length, names = 6, requests.names
+    items = np.stack([rng.permutation(40)[:length] for _ in names])
+    long = pd.DataFrame(
+        {
+            "user_id": np.repeat(names, length),
+            "item_id": [f"i{i}" for i in items.reshape(-1)],
+            "score": np.tile(np.linspace(2, -3, length), len(names)),
+            "rank": np.tile(np.arange(1, length + 1), len(names)),
+        }
+    )
+    by_score = long.drop(columns="rank")
+    shuffled = long.sample(frac=1, random_state=0)
+    lists = pd.DataFrame({"request": names, "items": [[f"i{i}" for i in row] for row in items]})
+    run = {
+        name: {f"i{i}": -n for n, i in enumerate(row)}
+        for name, row in zip(names, items.tolist(), strict=True)
+    }
+    sources: dict[str, Any] = {
+        "RecTools": shuffled,
+        "RePlay": by_score.rename(columns={"user_id": "query_id", "score": "rating"}).sample(
+            frac=1, random_state=1
+        ),
+        "order of rows": long[["user_id", "item_id"]],
+        "lists": lists,
+        "polars": pl.from_pandas(shuffled),
+        "arrow": pl.from_pandas(lists).to_arrow(),
+        "categories": shuffled.astype({"user_id": "category", "item_id": "category"}),
+        "ranx": run,
+    }
+    for name in ("long.parquet", "long.csv", "long.tsv", "lists.parquet", "run.json", "run.trec"):
+        sources[name] = tmp_path / name
+    shuffled.to_parquet(tmp_path / "long.parquet")
+    by_score.to_csv(tmp_path / "long.csv", index=False)
+    shuffled.to_csv(tmp_path / "long.tsv", index=False, sep="\t")
+    lists.to_parquet(tmp_path / "lists.parquet")
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    lines = [f"{r.user_id} Q0 {r.item_id} 0 {r.score} tag\n" for r in shuffled.itertuples()]
+    (tmp_path / "run.trec").write_text("".join(lines))
+    want = judge(open_predictions(long), requests)
+    assert (want.ranks < length).any()
+    for name, source in sources.items():
+        found = judge(open_predictions(source), requests)
+        assert (found.ranks == want.ranks).all() and found.counts == want.counts, name
+
+
+@pytest.mark.parametrize("model", ["PosSASRec", "Pop"])
+def test_own_lists_come_back_as_the_own_table(
+    trained: Any, tiny: Path, tmp_path: Path, model: str
+) -> None:
+    """To the last digit, in every format that is written."""
+    run = trained(model, mask_history=True, **SPLITS["by time"])
+    kept = pd.read_parquet(run / "test_ranks.parquet")
+    options = {**SPLITS["by time"], "mask_history": True}
+    requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
+    for suffix in ("parquet", "csv", "run", "json"):
+        file = write_lists(run, tmp_path / f"lists.{suffix}", k=30)
+        judgement = judge(open_predictions(file), requests)
+        table = requests.make_rank_table(judgement.ranks)
+        columns = [column for column in kept if column != "rank"]
+        pd.testing.assert_frame_equal(table[columns], kept[columns])
+        for metric in ("ndcg@10", "hit@5", "mrr@20"):
+            mine, theirs = (compute_gains(t["rank"].to_numpy(), metric) for t in (table, kept))
+            assert (mine == theirs).all()
+    with pytest.raises(UsageError, match="expected a name that ends in .parquet"):
+        write_lists(run, tmp_path / "lists.txt")
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no user": (lambda f: f.rename(columns={"user_id": "who"}), "found the columns who, item_id"),
+    "matrix": (lambda f: np.zeros((3, 40)), r"ndarray of shape \(3, 40\)"),
+    "wide frame": (lambda f: pd.DataFrame(np.zeros((3, 4))), "a matrix of scores is not read"),
+    "NaN": (lambda f: f.assign(score=[0.5, np.nan, *f["score"][2:]]), "score: row 2 is NaN"),
+    "words": (lambda f: f.assign(score="high"), "score: expected numbers"),
+    "float ids": (lambda f: f.assign(item_id=1.0), "decimals such as 1.0"),
+    "other names": (
+        lambda f: f.assign(user_id="x"),
+        "answers no request: it has names such as 'x'",
+    ),
+    "nothing": (lambda f: f[:0], "it has no row"),
+    "other split": (lambda f: f.assign(split="0123"), "made for another split"),
+    "no frame": (lambda f: 3, "found int"),
+    "no run": (lambda f: {"a": 3}, "{request: {item: score}}"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_predictions_are_named_in_one_line(name: str, requests: Requests) -> None:
+    change, message = BAD[name]
+    frame = pd.DataFrame({"user_id": requests.names, "item_id": "i1", "score": 1.0})
+    with pytest.raises(UsageError, match=message) as raised:
+        judge(open_predictions(change(frame)), requests)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
+
+
+def test_bad_files_are_named(requests: Requests, tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a file of predictions"):
+        open_predictions(tmp_path / "none.csv")
+    for name, content in (
+        ("a.parquet", b"PAR1"),
+        ("b.json", b"{"),
+        ("c.csv", b"user_id,item_id\n1"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=f"{name} cannot be read"):
+            judge(open_predictions(tmp_path / name), requests)
+    # a file within an exported folder belongs to the split of that folder
+    folder = split("tiny", data_path=str(tiny)).to_folder(tmp_path / "split")
+    frame = pd.DataFrame({"request": requests.names, "item": "i1"})
+    frame.to_parquet(folder / "mine.parquet")
+    with pytest.raises(UsageError, match="made for another split"):
+        judge(open_predictions(folder / "mine.parquet"), requests)
+
+
+def test_a_dataset_of_a_frame_is_split() -> None:
+    data = recbole_pos.Dataset.from_frame(make_log())
+    parts = data.split(eval_args={"split": {"LS": "test_only"}})
+    assert len(parts.train) + len(parts.test) == len(make_log()) and not len(parts.valid)
+    with pytest.raises(UsageError, match="has no valid targets"):
+        parts.get_requests("valid")
+
+
+def test_the_commands(trained: Any, tiny: Path, tmp_path: Path, capsys: Any, refused: Any) -> None:
+    """Split, the lists of a run, and these scored beside it."""
+    run = trained("PosSASRec", mask_history=True, **SPLITS["by time"])
+    words = ["--data_path", str(tiny), "--eval_args.split={GT: [0.7, 0.85]}", "--mask_history=True"]
+    folder, lists = tmp_path / "split", tmp_path / "split" / "mine.csv"
+    assert main(["split", "tiny", "--to", str(folder), *words]) == 0
+    assert main(["lists", str(run), "--out", str(lists), "-k", "10"]) == 0
+    capsys.readouterr()
+    assert main(["score", str(lists), "-d", "tiny", "--metrics", "ndcg@5", *words]) == 0
+    alone = capsys.readouterr().out
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["score", str(lists), str(lists), "--runs", str(run), "--name", "Mine", *out]) == 0
+    assert "Mine" in (tmp_path / "out" / "table.tex").read_text()
+    beside = capsys.readouterr().out
+    mean = json.loads((run / "result.json").read_text())["test"]["ndcg@5"]
+    assert f"{mean:.4f}" in alone and f"{mean:.4f}" in beside and "Mine" in beside
+    refused(["score", lists, "-d", "tiny", "--metrics", "ndcg@20", *words], "ndcg@20", "10 items")
+    refused(["score", lists, "-d", "tiny", "--data_path", tiny], "made for another split")
+    refused(["score", lists], "dataset: none given")
+    refused(["score", lists, "-d", "tiny", "--metrics", "gauc", *words], "gauc does not follow")
+    refused(["score", lists, "--runs", run, "--name", "PosSASRec"], "give another")
+
+
+def test_predictions_are_rows_of_a_study(
+    trained: Any, tiny: Path, tmp_path: Path, cluster: Path, refused: Any
+) -> None:
+    """With the intervals of rows that are trained, and their own seeds."""
+    file = write_lists(trained("PosSASRec", **SPLITS["by time"]), tmp_path / "a.parquet", k=10)
+    study: dict[str, Any] = {
+        "dataset": "tiny",
+        "base": {**SPLITS["by time"], "data_path": str(tiny)},
+        "rows": {
+            "Pop": {"model": "Pop"},
+            "A": {"predictions": str(file)},
+            "B": {"predictions": {7: str(file), 8: str(file)}, "of": "test"},
+        },
+        "seeds": 2,
+    }
+    compared = recbole_pos.compare(study, run_dir=tmp_path / "study", verbose=False)
+    means = compared.table[compared.table["metric"] == "ndcg@10"].set_index("row")["mean"]
+    kept = pd.read_parquet(trained("PosSASRec", **SPLITS["by time"]) / "test_ranks.parquet")
+    want = compute_gains(kept["rank"].to_numpy(), "ndcg@10").mean()
+    assert means["A"] == means["B"] == pytest.approx(want, abs=1e-12)
+    assert list(compared.pairs["row"]) == ["A", "B"] and compared.pairs["low"].notna().all()
+    assert compared.runs.groupby("row").size().to_dict() == {"Pop": 2, "A": 1, "B": 2}
+    assert "not finished" not in (tmp_path / "study" / "report.html").read_text()
+
+    def refuse(message: str, **changes: Any) -> None:
+        with pytest.raises(UsageError, match=message):
+            recbole_pos.compare({**study, **changes}, run_dir=tmp_path / "other", verbose=False)
+
+    refuse("a.parquet has 10 items a request", metrics=["ndcg@20"])
+    refuse("leave out all other keys", rows={**study["rows"], "A": {"predictions": "a", "k": 3}})
+    refuse("not a file", rows={**study["rows"], "A": {"predictions": "none.csv"}})
+    refuse("rows: none is trained", rows={"A": {"predictions": str(file)}})
+    refuse(
+        "mask_history: Pop ranks",
+        rows={"Pop": {"model": "Pop", "mask_history": True}, **{"A": {"predictions": str(file)}}},
+    )

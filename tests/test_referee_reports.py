@@ -1,0 +1,225 @@
+"""Plans of power, files for papers, the audit, baselines with times, and docs/referee.md."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_log, write_atomic
+from study_simulation import Case
+
+import recbole_pos
+from recbole_pos.errors import UsageError
+from recbole_pos.referee.audit import audit, count_facts
+from recbole_pos.referee.requests import make_requests
+from recbole_pos.referee.split_folder import split
+from recbole_pos.study.paper_files import render_latex
+from recbole_pos.study.power import PairNoise
+from recbole_pos.study.rendered_table import Cell, RenderedTable
+from recbole_pos.study.statistics import compute_gains, estimate_difference
+
+DOCS = Path(__file__).parent.parent / "docs" / "referee.md"
+
+
+def simulate(seed: int, num_seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values [seeds, units] of two rows."""
+    ranks, _ = Case(seeds=(num_seeds, num_seeds)).ranks(np.random.default_rng(seed))
+    row, reference = (compute_gains(row_ranks, "ndcg@10") for row_ranks in ranks)
+    return row, reference
+
+
+def test_a_plan_says_what_the_study_then_finds() -> None:
+    """For as many seeds as there are, the same formula; for more, what larger studies have."""
+    row, reference = simulate(0, 3)
+    noise = PairNoise.from_values(row, reference)
+    estimate = estimate_difference(row, reference)
+    assert noise.predict_detectable(3) == pytest.approx(estimate.detectable, rel=1e-9)
+    assert math.isnan(noise.predict_detectable(1))
+    values = [noise.predict_detectable(number) for number in range(2, 11)]
+    assert values == sorted(values, reverse=True)
+    wanted = values[5] * 1.0001  # of 7 seeds
+    assert noise.count_needed_seeds(wanted) == 7
+    assert noise.count_needed_seeds(1e-9) is None
+
+    # planned from three seeds, on average, what studies of eight seeds have
+    planned, found = [], []
+    for number in range(20):
+        row, reference = simulate(number, 8)
+        few = PairNoise.from_values(row[:3], reference[:3])
+        planned.append(few.predict_detectable(8))
+        found.append(estimate_difference(row, reference).detectable)
+    assert np.median(planned) == pytest.approx(np.median(found), rel=0.15)
+    own = PairNoise.from_values(reference, reference)
+    assert own.difference == 0 and own.predict_detectable(3) < noise.predict_detectable(3)
+
+
+def test_plan_and_latex_of_a_study(
+    tiny: Path, tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study: dict[str, Any] = {
+        "dataset": "tiny",
+        "title": "50% of A & B_c",
+        "base": {"data_path": str(tiny), "epochs": 1, "train_batch_size": 64},
+        "rows": {"F_1": {"model": "FPARec", "hidden_size": 16}, "Pop": {"model": "Pop"}},
+        "seeds": 2,
+    }
+    folder = tmp_path / "study"
+    with pytest.raises(UsageError, match="has no finished run"):
+        recbole_pos.compare(study, run_dir=folder, plan=True)
+    recbole_pos.compare(study, run_dir=folder, latex=True, verbose=False)
+    text = (folder / "table.tex").read_text()
+    assert r"50\% of A \& B\_c" in text and r"\toprule" in text and text.count("tabular") == 4
+    assert (folder / "differences.pdf").read_bytes().startswith(b"%PDF")
+    if shutil.which("pdflatex"):
+        head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n"
+        (tmp_path / "page.tex").write_text(f"{head}{text}\\end{{document}}\n")
+        done = subprocess.run(
+            ["pdflatex", "-halt-on-error", "page.tex"], cwd=tmp_path, capture_output=True
+        )
+        assert done.returncode == 0, done.stdout
+    capsys.readouterr()
+    assert recbole_pos.compare(study, run_dir=folder, plan=True, difference=0.01) is None
+    out = capsys.readouterr().out
+    assert "Minimum detectable difference from F_1" in out and "needed for 0.01" in out
+    with pytest.raises(UsageError, match="--rows 'F_1' --seeds 2"):
+        recbole_pos.compare(study, run_dir=folder, plan=True, seeds=1)
+
+
+def test_latex_prints_every_sign() -> None:
+    line = (Cell("[x]*"), Cell("0.1 ± 0.2", "p < 0.001†", bold=True))
+    table = RenderedTable("A_B", ("a & b", "50%"), (line, line), ("~ ^ \\ {x} # $",))
+    text = render_latex(table)
+    assert r"\begin{tabular}{lr}" in text and r"a \& b & 50\% \\" in text
+    cell = r"\textbf{0.1 $\pm$ 0.2} {\scriptsize p $<$ 0.001$\dagger$}"
+    assert text.count(f"{{[x]*}} & {cell} \\\\") == 2
+    assert r"\textasciitilde{} \textasciicircum{} \textbackslash{} \{x\} \# \$" in text
+
+
+def test_the_audit_in_loops(tiny: Path, tmp_path: Path) -> None:
+    log = make_log()
+    log["timestamp"] //= 4  # so that some are equal
+    log = pd.concat([log, log.iloc[-40:]], ignore_index=True)  # exact copies
+    data_path = write_atomic(log, tmp_path)
+    requests = make_requests(
+        split("tiny", data_path=str(data_path), eval_args={"split": {"GT": [0.7, 0.8]}}).dataset
+    )
+    facts = count_facts(requests)
+    ordered = log.sort_values("timestamp", kind="stable")
+    events = {user: rows for user, rows in ordered.groupby("user_id")}
+    first, second = np.quantile(log["timestamp"], [0.7, 0.8])
+    train = log[log["timestamp"] <= first]
+    counts: Counter[str] = Counter()
+    for rows in events.values():
+        items, times = rows["item_id"].tolist(), rows["timestamp"].tolist()
+        for row in range(1, len(items)):
+            if times[row] <= second:
+                continue
+            counts["targets"] += 1
+            counts["targets of cold users"] += rows["user_id"].iloc[0] not in set(train["user_id"])
+            counts["targets of cold items"] += items[row] not in set(train["item_id"])
+            counts["repeated targets"] += items[row] in items[:row]
+            counts["targets that repeat the item before"] += items[row] == items[row - 1]
+            at_once = {i for i, t in zip(items, times, strict=True) if t == times[row]}
+            counts["targets at a tie"] += len(at_once) > 1
+            counts["copied targets"] += (items[row], times[row]) in list(
+                zip(items[:row], times[:row], strict=True)
+            )
+    assert counts.pop("targets") == len(requests)
+    assert {**dict.fromkeys(facts, 0), **counts} == facts
+
+    found = audit("tiny", data_path=str(data_path))
+    page = str(found)
+    for fact in ("copied targets", "targets at a tie", "repeated targets"):
+        assert f"| {fact} |" in page and f"**{fact}**" in page
+    assert found.counts["targets with later training interactions"]["by time"] == 0
+    assert len(found.levels["Pop"]["leave-one-out"]) == 4 and " to " in page
+    assert audit(log, eval_args={"split": {"LS": "test_only"}}).num_interactions == len(log)
+
+
+def ranked_scores(experiment: Any) -> Any:
+    """History, its times' rows and scores [items] of every test target."""
+    for rows, *_ in experiment.loaders["test"]:
+        scores = experiment.model.full_sort_predict(rows)
+        for row in range(len(rows)):
+            length = int(rows["item_length"][row])
+            yield rows["item_id_list"][row, :length].tolist(), scores[row].detach().numpy()
+
+
+def collect_training(experiment: Any) -> dict[int, list[tuple[int, float]]]:
+    """User -> items and times of the training interactions, in order."""
+    dataset, events = experiment.dataset, defaultdict(list)
+    for user, item, time, part in zip(
+        dataset.log.users.tolist(),
+        dataset.log.items.tolist(),
+        dataset.log.times.tolist(),
+        dataset.part.tolist(),
+        strict=True,
+    ):
+        if part == 0:
+            events[user].append((item, time))
+    return events
+
+
+def test_popularity_of_the_newest_days_in_loops(experiment: Any) -> None:
+    days = 60 / 86_400  # the times of the log are within 200 seconds
+    made = experiment("RecentPop", window_days=days)
+    events = [event for rows in collect_training(made).values() for event in rows]
+    newest = max(time for _, time in events)
+    recent = Counter(item for item, time in events if newest - time <= 60)
+    overall = Counter(item for item, _ in events)
+    _, scores = next(ranked_scores(made))
+    assert 0 < sum(recent.values()) < len(events)
+    assert [int(score) for score in scores] == [recent[item] for item in range(len(scores))]
+    ranking = sorted(range(1, len(scores)), key=lambda item: -scores[item])
+    keys = [(-recent[item], -overall[item]) for item in ranking]
+    assert keys == sorted(keys)
+
+
+def test_tale_in_loops(experiment: Any) -> None:
+    options = {"tau_train": 50 / 86_400, "tau_inf": 2.0, "time_floor": 0.3, "reg_weight": 5.0}
+    made = experiment("TALE", MAX_ITEM_LIST_LENGTH=6, **options)
+    size = made.dataset.item_num
+    sources, targets = [], []
+    for rows in collect_training(made).values():
+        for row in range(1, len(rows)):
+            source, target = np.zeros(size), np.zeros(size)
+            for item, time in rows[max(row - 6, 0) : row]:
+                source[item] += max(math.exp(-(rows[row][1] - time) / 50), 0.3)
+            target[rows[row][0]] = 1
+            sources.append(source)
+            targets.append(target)
+    s, t = np.stack(sources), np.stack(targets)
+    weights = np.linalg.solve(s.T @ s + 5 * np.eye(size), s.T @ t)
+    for history, scores in ranked_scores(made):
+        query = np.zeros(size)
+        for position, item in enumerate(reversed(history)):
+            query[item] = max(query[item], math.exp(-position / 2))
+        np.testing.assert_allclose(scores, query @ weights, rtol=1e-4, atol=1e-6)
+
+
+def test_examples_of_the_page(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames that other toolkits take, and files of parts that give the same targets."""
+    monkeypatch.chdir(tmp_path)
+    parts = split("tiny", data_path=str(tiny))
+    parts.to_folder("shop-split")
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    rectools, replay, recbole = ({} for _ in range(3))
+    for code, names in zip(blocks, (rectools, replay, recbole), strict=True):
+        exec(code, names)
+    interactions, log = rectools["interactions"], replay["log"]
+    assert list(interactions) == ["user_id", "item_id", "weight", "datetime"]
+    assert {"query_id", "item_id", "timestamp", "rating"} <= set(log)
+    assert len(interactions) == len(log) == len(parts.train)
+    assert interactions["datetime"].dt.year.between(2017, 2018).all()
+    given = split("parts", data_path=str(tmp_path), benchmark_filename=["train", "valid", "test"])
+    for part in ("valid", "test"):
+        pd.testing.assert_frame_equal(given.get_targets(part), parts.get_targets(part))
+    assert len(DOCS.read_text().split()) <= 800
