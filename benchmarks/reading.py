@@ -96,10 +96,12 @@ def start_run(path: Path, memory_limit: str, phases: Phases) -> None:
     sort = preparation.sort_interactions
 
     def end_reading_and_sort(*args: Any, **keywords: Any) -> Any:
+        """Sort as the package does, and note that reading has ended."""
         phases.end(READ)
         return sort(*args, **keywords)
 
-    preparation.sort_interactions = end_reading_and_sort  # not called where a cache is read
+    # A start that finds a cache does not sort; its reading ends with the whole.
+    preparation.sort_interactions = end_reading_and_sort
     dataset = read_dataset(config)
     if READ not in phases.figures:
         phases.end(READ)

@@ -108,7 +108,15 @@ class RunWarning(UserWarning):
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
-    """Let ``handler`` handle signals in a ``with`` block; does nothing outside the main thread."""
+    """Let a function handle signals of the process, such as Ctrl-C, during a ``with`` block.
+
+    Afterwards the former handlers are back. Outside the main thread, where Python allows no
+    handlers, the block just runs.
+
+    Args:
+        handler: called with the number of the signal and the frame that it interrupts.
+        numbers: the signals, such as ``signal.SIGTERM``.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -282,7 +282,12 @@ def shorten(title: str, tables: dict[str, str]) -> str:
 
 
 def make_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in markdown, with names in the first column and numbers in the others."""
+    """Return a table in markdown, with names in the first column and numbers in the others.
+
+    Args:
+        head: texts of the header.
+        lines: texts of the cells of each row.
+    """
     rule = f"|---|{'---:|' * (len(head) - 1)}\n"
     first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
     return first + rule + "".join(others)
