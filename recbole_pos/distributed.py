@@ -91,8 +91,10 @@ class SharedLoss:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Prepare to sum gradients; see the class for the arguments."""
         self.model = model
-        with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
+        # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
@@ -115,10 +117,12 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Hold the model and the function of a batch that returns its loss."""
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
-        # one prevents that; on a GPU it would cost a wait in every step, so the warning is hidden
+        # one is added, which prevents that; on a GPU it would cost a wait in every step, so the
+        # warning is hidden.
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -155,7 +159,13 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of the rows of all processes, for this process's states [m, d]."""
+        """Return the loss of the rows of all processes, with gradients for this process's states.
+
+        Args:
+            states: [m, d] hidden states of this process's part.
+            items: item embeddings, which all processes have.
+            targets: [m] the item to predict from each state.
+        """
         # Tell all processes how many rows this one has, and its random seed.
         seed = int(torch.randint(2**62, ()))
         num_rows = len(states) if shard.num_targets else 0

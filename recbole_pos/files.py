@@ -47,6 +47,7 @@ class _Raw(io.FileIO):
     failure: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
+        """Write bytes; keep the error if that fails, and raise it."""
         try:
             return super().write(data)
         except BaseException as error:  # Ctrl-C, too

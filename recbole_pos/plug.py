@@ -30,8 +30,9 @@ def _add_class(module: ModuleType) -> None:
     """Let RecBole find the plugin's data and trainer where it looks for those of a model by name.
 
     For ``FPARec`` RecBole looks for ``FPARecDataset`` in ``recbole.data.dataset``, and for
-    ``FPARecTrainer`` in ``recbole.trainer``. Both modules get a ``__getattr__`` that returns the
-    plugin's class if the name begins with a model that the plugin serves.
+    ``FPARecTrainer`` in ``recbole.trainer``, and calls what it finds. Both modules get a
+    ``__getattr__`` that returns the plugin's if the name begins with a model that the plugin
+    serves.
 
     Args:
         module: one of these two modules.
@@ -42,7 +43,7 @@ def _add_class(module: ModuleType) -> None:
     }[module.__name__]
 
     def find_class(name: str) -> Any:
-        """Return the plugin's class for a name such as FPARecTrainer."""
+        """Return what RecBole calls for a name such as FPARecTrainer."""
         from recbole_pos.model.models import is_served
 
         if name.endswith(suffix) and is_served(name.removesuffix(suffix)):

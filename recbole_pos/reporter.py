@@ -111,7 +111,7 @@ class Reporter:
         self._prints_json = enabled and as_json
 
     def warning(self, text: str) -> None:
-        """Print a line marked as a warning."""
+        """Print a line that begins with ``warning:``, and log it at that level."""
         self.line(text, logging.WARNING)
 
     def line(

@@ -166,7 +166,7 @@ class PosConfig(Config):
         ]
         self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
         self._call_options = options
-        if "item_vectors" in options:  # vectors in memory become a file
+        if "item_vectors" in options:  # content vectors of items in memory become a file
             options["item_vectors"] = to_file(options["item_vectors"])
 
         # Find model and dataset, whose names may stand in a file.
