@@ -46,6 +46,9 @@ class Shard:
     def take(self, rows: Any, target_counts: Any = None) -> Any:
         """Return this process's rows of a batch, and set ``num_targets`` and ``num_batch_targets``.
 
+        It has every ``size``-th row from row ``rank`` on: of [a, b, c, d], process 0 of 3 has [a,
+        d].
+
         Args:
             rows: the rows of the whole batch, an array or a tensor.
             target_counts: number of items to predict in each row, as long as ``rows``; one each by
@@ -62,13 +65,17 @@ class Shard:
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
-        """Return this process's rows of a batch, and leave the numbers of targets as they are."""
+        """Return this process's rows of a batch, and leave the numbers of targets as they are.
+
+        A process without a row gets the first one, since all processes must make the same steps; it
+        has no weight in the loss.
+        """
         own_rows = rows[self.rank :: self.size]
         return own_rows if len(own_rows) else rows[:1]
 
     @property
     def weight(self) -> float:
-        """Weight of this process's mean loss in the mean loss of the batch."""
+        """Share of this process in the loss of the whole batch, by which its own mean loss is multiplied."""
         return self.num_targets / self.num_batch_targets
 
 

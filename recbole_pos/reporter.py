@@ -276,6 +276,7 @@ class Reporter:
             columns: name of a column (``valid``, ``test``) -> value by metric, None where there is
                 none.
         """
+        # All metrics that any column has, in their order.
         scores = {name: values for name, values in columns.items() if values}
         table = Table("metric", *(Column(name, justify="right") for name in scores))
         for metric in dict.fromkeys(metric for values in scores.values() for metric in values):

@@ -77,9 +77,11 @@ _KEYWORDS = {  # of run, compare and search, which a misspelt option may be mean
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Return the options of two sources together.
 
+    ``eval_args`` is a mapping, and merged key by key; of any other option one value is taken.
+
     Args:
-        low: options that come first.
-        high: options that win over them. ``eval_args``, a mapping, is merged key by key.
+        low: options of the source that comes first.
+        high: options that win over them.
     """
     merged = {**low, **high}
     low_args, high_args = low.get("eval_args"), high.get("eval_args")
