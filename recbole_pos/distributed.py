@@ -75,7 +75,7 @@ class Shard:
 
     @property
     def weight(self) -> float:
-        """Share of this process in the loss of the whole batch, by which its own mean loss is multiplied."""
+        """Share of this process's targets in the batch, by which its own mean loss is multiplied."""
         return self.num_targets / self.num_batch_targets
 
 
