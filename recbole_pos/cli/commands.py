@@ -15,6 +15,7 @@ from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
     ConvertArguments,
+    PartArguments,
     RunArguments,
     SearchArguments,
     ServeArguments,
@@ -403,8 +404,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
     protocol = [f"ranked among {facts['candidates']}"]
     if "targets" in facts:  # the run is finished
-        counts = f"{facts['repeated_targets']:,} of them repeated"
-        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
+        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol]
+    if "repeated_targets" in facts:
+        protocol.append(f"{facts['repeated_targets']:,} of them repeated")
     reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
     for text in facts.get("warnings", ()):
         reporter.warning(text)
@@ -506,7 +508,7 @@ def _lists(args: argparse.Namespace) -> None:
     "recommend",
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
-    option("--users USER...", "names of users (all)", group="who"),
+    option("--users USER...", "names of users, or all (all)", group="who"),
     option("--histories FILE", "json lines or parquet, instead of users", group="who"),
     option(
         "--exclude_seen --mask_history",
@@ -519,6 +521,7 @@ def _lists(args: argparse.Namespace) -> None:
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
+    PartArguments,
     *_SOURCES,
 )
 def _recommend(args: argparse.Namespace) -> None:
@@ -528,10 +531,11 @@ def _recommend(args: argparse.Namespace) -> None:
     included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """
-    from recbole_pos.serve.recommend import write_recommendations
+    from recbole_pos.serve.parts import recommend_to_files
 
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    write_recommendations(args.run_dir, **{name: getattr(args, name) for name in names.split()})
+    given = {name: getattr(args, name) for name in names.split()}
+    recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
 @_command(

@@ -83,9 +83,11 @@ class ClusterArguments:
     """Where the trainings of a search or of a study run, and how many side by side."""
 
     max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
-    address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (one of its own)")
+    address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (this machine)")
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
-    gpus_per_trial: float = _arg(0, "GPUs of a training; 0.5 shares one (0)", "N")
+    gpus_per_trial: float | None = _arg(
+        None, "GPUs of a training; 0.5 shares one (1 where there is one)", "N"
+    )
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
@@ -95,7 +97,7 @@ def require_shares(args: ClusterArguments) -> None:
     Ray gives a training whole GPUs, or a fraction of one.
     """
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
-    is_share_of_gpus = (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
+    is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
         ("max_concurrent", most, most is None or most >= 1, "1 or more"),
         ("cpus_per_trial", cpus, cpus >= _SMALLEST, "more than 0"),
@@ -161,6 +163,10 @@ class ConvertArguments:
     date_format: str | None = _arg(
         None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
     )
+    timezone: str | None = _arg(
+        None, "zone of times that name none (UTC), such as America/New_York", "ZONE"
+    )
+    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
     columns: Any = _arg(
         (), "names of the columns of a text file without a header, in order", "NAME,NAME"
     )
@@ -195,6 +201,22 @@ class ConvertArguments:
 
 
 @dataclass(frozen=True)
+class PartArguments:
+    """How :func:`recbole_pos.serve.parts.recommend_in_parts` writes its parts."""
+
+    part_rows: int | None = _arg(
+        None, "write a folder (--out) of parts of N users; the same command resumes", "N"
+    )
+    workers: int = _arg(1, "processes on this machine that write parts (1)", "N", group="where")
+    part: str | None = _arg(
+        None, "write the I-th of N shares of the parts, for a scheduler", "I/N", group="where"
+    )
+    address: str | None = _arg(
+        None, "Ray cluster that writes the parts: auto or HOST:PORT", group="where"
+    )
+
+
+@dataclass(frozen=True)
 class ServeArguments:
     """Arguments of :func:`recbole_pos.serve.http.serve`."""
 
@@ -209,7 +231,8 @@ class ServeArguments:
 
 
 Settings = TypeVar(
-    "Settings", bound=Reporting | ClusterArguments | ConvertArguments | ServeArguments
+    "Settings",
+    bound=Reporting | ClusterArguments | ConvertArguments | PartArguments | ServeArguments,
 )
 
 

@@ -116,7 +116,8 @@ def describe_evaluation(
 
     Returns:
         ``part``, ``candidates`` (which items are ranked); and of a finished run ``split``,
-        ``targets`` and ``repeated_targets`` (their numbers), ``warnings``.
+        ``targets`` and ``repeated_targets`` (their numbers; the latter not of a sample of users),
+        ``warnings``.
     """
     folder = RunFolder(run_dir)
     config = load_config(folder)
@@ -127,11 +128,13 @@ def describe_evaluation(
         return facts
     result = read_result(folder)
     split = result.split
+    is_sample = part == "valid" and "valid_users" in split  # repeated targets count all users
+    if not is_sample:
+        facts["repeated_targets"] = split["repeated_targets"].get(part)
     return {
         **facts,
         "split": split["split"],
-        "targets": split["targets"][part],
-        "repeated_targets": split["repeated_targets"].get(part),
+        "targets": {"valid": result.valid_targets, "test": result.test_targets}[part],
         "warnings": list_warnings(split, candidates, result.request_time),
     }
 

@@ -9,22 +9,17 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import ray
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import count_cores
+from recbole_pos.runs import FAILED
+from recbole_pos.runs.resources import Resources, count_runs
+from recbole_pos.runs.worker import MOST_LOSSES, train_run
 from recbole_pos.values import shown
-
-
-@dataclass(frozen=True)
-class Resources:
-    """CPUs of a run, which are its threads, and GPUs, of which a fraction shares one."""
-
-    cpus: float = 1
-    gpus: float = 0
 
 
 def connect(address: str | None) -> bool:
@@ -98,22 +93,64 @@ def stop(has_connected: bool) -> None:
         ray.shutdown()
 
 
+def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
+    """Return the resources of a run: one GPU, by default, where a machine of the cluster has one.
+
+    Args:
+        cpus: ``--cpus_per_trial``.
+        gpus: ``--gpus_per_trial``; None if it is not given.
+        uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
+    """
+    if gpus is None:
+        has_gpu = any(
+            node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes()
+        )
+        gpus = 1 if uses_gpu and has_gpu else 0
+    return Resources(cpus, gpus)
+
+
 def count_concurrent_runs(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
 
     A UsageError says that no machine has the resources of a run: Ray would wait for one that has.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    required = {"CPU": resources.cpus, "GPU": resources.gpus}
-    rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
-    num_runs = sum(
-        min(int(node.get(key, 0) / amount + rounding) for key, amount in required.items() if amount)
-        for node in nodes
-    )
-    if not num_runs:
-        machines = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
-        raise UsageError(
-            f"--cpus_per_trial, --gpus_per_trial: no machine has {resources.cpus:g} CPUs and "
-            f"{resources.gpus:g} GPUs for a run; found {shown(machines)}"
+    return count_runs([node["Resources"] for node in ray.nodes() if node["Alive"]], resources)
+
+
+class RayRuns:
+    """Runs as tasks of a Ray cluster, which ``local_runs.LocalRuns`` starts as processes.
+
+    A run whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        """Join the cluster at an address, or start one on this machine."""
+        self.is_started = connect(address)
+        self.choose_resources = choose_resources
+        self.count_concurrent_runs = count_concurrent_runs
+        self.share = ray.put  # the object store keeps the data once a machine
+
+    def start(self, resources: Resources, *arguments: Any) -> Any:
+        """Start ``train_run(*arguments)`` as a task; return Ray's reference to its result."""
+        task = ray.remote(train_run).options(
+            max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
         )
-    return num_runs
+        return task.remote(*arguments)
+
+    def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second."""
+        for run in ray.wait(list(runs), timeout=1.0)[0]:
+            try:
+                yield run, ray.get(run)
+            except ray.exceptions.RayError as error:
+                first_line = str(error).strip().partition("\n")[0]
+                yield run, {"status": FAILED, "reason": f"its process was lost: {first_line}"}
+
+    def cancel(self, runs: Iterable[Any]) -> None:
+        """End the tasks of runs."""
+        for run in runs:
+            ray.cancel(run, force=True)
+
+    def stop(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        stop(self.is_started)

@@ -1,4 +1,4 @@
-"""One training run in a process of Ray, which resumes from the last checkpoint of a lost process.
+"""One training run in a process, which resumes from the last checkpoint of a lost process.
 
 A run is trained in its own folder, which all machines must reach. Its data were read once, by the
 command, and are shared by all runs.
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-import ray
 import torch
 
 from recbole_pos.config.plugins import unpack
@@ -28,7 +27,7 @@ from recbole_pos.experiment.folder import RunFolder, copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import Resources
+from recbole_pos.runs.resources import Resources
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
 QUIET = {"show_progress": False}  # which has no use in a process of Ray
@@ -115,7 +114,8 @@ def train_run(
         return {"status": DONE, **asdict(result)}
     except Exception as error:
         reason = explain_failure(error)
-        is_system = isinstance(error, (OSError, ray.exceptions.RayError))
+        is_of_ray = type(error).__module__.startswith("ray.")  # which may not be imported here
+        is_system = isinstance(error, OSError) or is_of_ray
         is_lost = is_system and not reason.startswith("out of memory")
         return {"status": FAILED, "lost": is_lost, "reason": reason}
     finally:
@@ -126,8 +126,12 @@ def train_run(
 
 def _list_gpus(resources: Resources) -> str:
     """Return the GPUs that Ray gave this process, as the option ``gpu_id``."""
+    if not resources.gpus:
+        return ""
+    import ray  # only Ray assigns GPUs; local runs, which use CPUs, do without the import
+
     # RecBole sets CUDA_VISIBLE_DEVICES to it: by another value all runs would share the first GPU
-    return ",".join(str(gpu) for gpu in ray.get_gpu_ids()) if resources.gpus else ""
+    return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
 
 def explain_failure(error: BaseException) -> str:

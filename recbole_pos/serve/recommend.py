@@ -64,7 +64,7 @@ def recommend(
         CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
-    return _rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
+    return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
 def write_recommendations(
@@ -106,7 +106,7 @@ def write_recommendations(
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
-    with _open_writer(file) as write:  # first: a path that cannot be written fails at once
+    with open_writer(file) as write:  # first: a path that cannot be written fails at once
         allowed, excluded = read_names(items), read_names(exclude)
         trained = Recommender.load(run_dir, data_path, histories is not None)
         if item_vectors is not None:
@@ -125,7 +125,7 @@ def write_recommendations(
                 counts["unknown items"] += int(packed.unknown.sum())
                 for table in trained.make_tables(packed, k, exclude_seen, choice, because):
                     if histories is None:
-                        table = _rename_fields(table, trained)
+                        table = rename_fields(table, trained)
                     write(table)
                     by = table.loc[table["rank"] == 1, "by"]  # of each user or history
                     counts.update(rows=len(table), users=len(by), popular=int((by != MODEL).sum()))
@@ -228,7 +228,7 @@ def _escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     """Rename the columns ``id`` and ``item`` to the user and item fields of the dataset."""
     dataset = trained.dataset
     return table.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
@@ -276,7 +276,7 @@ def name_read_errors(file: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends tables to a csv or parquet file, which appears at the end."""
     is_parquet = file.suffix == ".parquet"
     with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:

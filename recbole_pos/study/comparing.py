@@ -34,7 +34,7 @@ from recbole_pos.files import lock_folder
 from recbole_pos.model.models import register_model
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import connect, stop
+from recbole_pos.runs.local_runs import can_run_here, start_server
 from recbole_pos.study.configs import (
     check_plan,
     note_unread,
@@ -184,6 +184,9 @@ def compare(
     judged = judge_rows(plan)
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
+        trains = not (args.report or args.dry_run)
+        if trains and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
+            start_server()  # it imports torch while this process reads the data
         models = _check_rows(plan)
         scheduler = Scheduler(plan, folder, args.rows, packed)
         if args.dry_run:
@@ -335,7 +338,11 @@ def _train_missing(
     """Train the fits without a finished run; with ``--report`` only copy kept runs."""
     folder = scheduler.folder
     # connected before the folder is made, since the cluster may not answer
-    is_started = args.address is not None and not args.report and connect(args.address)
+    is_started = False
+    if args.address is not None and not args.report:
+        from recbole_pos.runs.cluster import connect  # imports Ray, which takes a second
+
+        is_started = connect(args.address)
     try:
         make_folder(folder.path)
         with lock_folder(folder.path, "compared"):
@@ -346,7 +353,10 @@ def _train_missing(
             else:
                 ActiveRuns(scheduler, args, reporter, models).train()
     finally:
-        stop(is_started)
+        if is_started:
+            from recbole_pos.runs.cluster import stop
+
+            stop(is_started)
 
 
 def _show(results: Results, reporter: Reporter, folder: Path, for_paper: bool) -> Compared:

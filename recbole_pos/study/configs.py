@@ -38,7 +38,7 @@ INDIFFERENT = (
 # Options with the role of data that do not change what is read.
 _NOT_READ = (
     *("model", "init_from", "mask_history"),
-    *("metrics", "topk", "valid_metric", "metric_decimal_place"),
+    *("metrics", "topk", "valid_metric", "metric_decimal_place", "valid_users"),
 )
 _PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that are not the user's

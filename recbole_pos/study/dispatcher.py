@@ -1,4 +1,4 @@
-"""The runs in training: they are started on Ray, recorded when they end, and shown meanwhile.
+"""The runs in training: they are started, recorded when they end, and shown meanwhile.
 
 :class:`ActiveRuns` takes jobs from a scheduler; :func:`write_state` writes what the study's folder
 says of them, so that a report can be made meanwhile, or after a kill.
@@ -10,19 +10,19 @@ import statistics
 import time
 from typing import Any
 
-import ray
-
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.targets import make_warnings
+from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
-from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
+from recbole_pos.runs.local_runs import LocalRuns, can_run_here
+from recbole_pos.runs.resources import Resources
+from recbole_pos.runs.worker import SharedData
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.results import select_protocol
@@ -32,21 +32,22 @@ from recbole_pos.version import find_commit
 
 _CHECKSUM_DIGITS = 16
 _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
-_train_run: Any = ray.remote(train_run)
 
 
 class ActiveRuns:
-    """The runs that Ray tasks are training.
+    """The runs that processes of this machine, or tasks of Ray, are training.
 
     Args:
         args: arguments of the command, with resources and limits.
         models: names of the models, whose custom code other processes need.
 
     Attributes:
-        running: Ray task of an active run -> its job and start time.
+        resources: resources of each run.
+        processes: starts runs: ``LocalRuns``, or ``RayRuns`` of a cluster.
+        running: process or Ray task of an active run -> its job and start time.
         durations: seconds of the runs that are done.
         code: name of a model -> its packed custom code.
-        shared: data of runs -> Ray's reference of it.
+        shared: data of runs -> the form in which processes get them.
     """
 
     def __init__(
@@ -56,32 +57,37 @@ class ActiveRuns:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
-        self.resources = Resources(args.cpus_per_trial, args.gpus_per_trial)
+        self.resources = Resources()  # until it is known where runs are trained
+        self.processes: Any = None
         self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
         self.running: dict[Any, tuple[Job, float]] = {}
         self.durations: list[float] = []
 
     def train(self) -> None:
-        """Train all fits as Ray tasks; a KeyboardInterrupt has the command that resumes them."""
+        """Train all fits; a KeyboardInterrupt has the command that resumes them."""
         job = self.scheduler.next_job()
         write_state(self.scheduler)
         if job is None:
             return
-        is_started = connect(self.args.address)
+        args, uses_gpu = self.args, bool(job.config["use_gpu"])
+        self.processes = make_processes(args, uses_gpu)
         try:
-            max_running = self.args.max_concurrent or count_concurrent_runs(self.resources)
+            self.resources = self.processes.choose_resources(
+                args.cpus_per_trial, args.gpus_per_trial, uses_gpu
+            )
+            num_fitting = self.processes.count_concurrent_runs(self.resources)
+            max_running = args.max_concurrent or num_fitting
+            self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
                     while job is not None and len(self.running) < max_running:
                         self.start(job)
                         job = self._next_job()
-                    for task in ray.wait(list(self.running), timeout=1.0)[0]:
-                        self.end(task, _get_facts(task))
+                    for task, facts in self.processes.wait(self.running):
+                        self.end(task, facts)
                     job = job or self._next_job()
         except KeyboardInterrupt:
-            for task in self.running:
-                ray.cancel(task, force=True)
             configs = self.scheduler.configs.values()
             plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
             command = make_resume_command(self.folder.path, plugins, "compare")
@@ -90,8 +96,9 @@ class ActiveRuns:
                 f"{self.folder.path}; continue with `{command}`"
             ) from None
         finally:
+            self.processes.cancel(self.running)
             write_state(self.scheduler)
-            stop(is_started)
+            self.processes.stop()
 
     def _next_job(self) -> Job | None:
         """Return the next job of the scheduler; None if none can be trained now."""
@@ -108,12 +115,10 @@ class ActiveRuns:
         if data_key not in self.shared:
             _, includes_test = data_key
             dataset = self.scheduler.prepare(job.config)
-            self.shared[data_key] = ray.put(SharedData(dataset, includes_test))
+            self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
-        remote = _train_run.options(
-            max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
-        )
-        task = remote.remote(
+        task = self.processes.start(
+            self.resources,
             job.config.plain,
             str(self.folder.run(job.digest).path.resolve()),
             self.shared[data_key],
@@ -166,20 +171,23 @@ class ActiveRuns:
             state = f"epoch {len(read_epochs(run))} of {job.config['epochs']}"
             if not run.config.is_file() and seconds > _PATIENCE:  # a process writes it first
                 num_waiting += 1
-                state = "waits for Ray to start its process"
+                state = "waits for its process"
             lines.append(f"  {job.fit.name}: {state}, {format_duration(seconds)}")
         if num_waiting:
-            states.append(f"{num_waiting} of them waiting for Ray to start its process")
+            states.append(f"{num_waiting} of them waiting for their process")
         return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
 
 
-def _get_facts(task: Any) -> dict[str, Any]:
-    """Return the facts of a run from its task; a failed run if its process was lost too often."""
-    try:
-        return ray.get(task)
-    except ray.exceptions.RayError as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return {"status": FAILED, "reason": f"its process was lost: {first_line}"}
+def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
+    """Return what trains runs: processes of this machine, or Ray where a cluster or GPU is used.
+
+    ``uses_gpu`` is whether the configuration leaves GPUs on.
+    """
+    if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
+        return LocalRuns()
+    from recbole_pos.runs.cluster import RayRuns  # imports Ray, which takes a second
+
+    return RayRuns(args.address)
 
 
 def write_state(scheduler: Scheduler) -> None:
@@ -192,7 +200,7 @@ def write_state(scheduler: Scheduler) -> None:
         facts.data = {**count_dataset(first_dataset)}
         facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.warnings = make_warnings(summary)
-        facts.split = select_protocol(summary)
+        facts.split = select_protocol(add_sample(summary, first_dataset.config))
     _write_outcomes(scheduler, facts)
 
 

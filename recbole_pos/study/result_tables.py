@@ -116,6 +116,10 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
         facts.append(f"{repeated} of them items that their user has had before{outcome}")
 
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
+    if "valid_users" in split:
+        sentences.append(
+            f"Validation is on a sample of {split['valid_users']:,} users, the same for all."
+        )
     if num_tied := split.get("tied_targets", {}).get("test", 0):
         order = "that of the file" if plan.ties == "file" else plan.ties
         sentences.append(

@@ -50,7 +50,7 @@ _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_e
 
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return those facts of a split's summary that tables show; empty for an unknown split."""
-    keys = ("split", "target", "targets", "repeated_targets", "tied_targets")
+    keys = ("split", "target", "targets", "repeated_targets", "tied_targets", "valid_users")
     return {key: summary[key] for key in keys if key in summary}
 
 

@@ -34,7 +34,13 @@ from recbole_pos.experiment.folder import (
 from recbole_pos.files import lock_folder, write_json, write_text
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.runs.cluster import Resources, connect, count_concurrent_runs, stop
+from recbole_pos.runs.cluster import (
+    Resources,
+    choose_resources,
+    connect,
+    count_concurrent_runs,
+    stop,
+)
 from recbole_pos.runs.worker import MOST_LOSSES, QUIET, SharedData, train_run
 from recbole_pos.study.rendered_table import format_options
 from recbole_pos.study.study_folder import read_curve
@@ -145,6 +151,9 @@ def tune(
         if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
+            runs.resources = choose_resources(
+                args.cpus_per_trial, args.gpus_per_trial, search.config["use_gpu"]
+            )
             runs.num_slots = count_concurrent_runs(runs.resources)
 
         if args.resume is None:  # only now, so that wrong arguments leave no folder behind
@@ -213,6 +222,7 @@ class _Runs:
         data: the dataset.
         args: arguments of the call.
         num_slots: number of trials that the cluster can train at the same time.
+        resources: resources of each trial.
     """
 
     search: Search
@@ -221,11 +231,7 @@ class _Runs:
     data: Any
     args: SearchArguments
     num_slots: int = 0
-
-    @property
-    def resources(self) -> Resources:
-        """Resources of a run."""
-        return Resources(self.args.cpus_per_trial, self.args.gpus_per_trial)
+    resources: Resources = Resources()
 
     @property
     def advice(self) -> str:
@@ -355,7 +361,7 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
         f"{facts.scheduler}, best valid {search.metric}; searching "
-        f"{', '.join(search.space.names)}; {runs.folder}"
+        f"{', '.join(search.space.names)}; {runs.resources}; {runs.folder}"
     )
     if num_ended := facts.num_samples - runs.num_left:
         reporter.line(f"{num_ended} trials have ended before")
