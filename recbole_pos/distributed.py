@@ -75,7 +75,7 @@ class Shard:
 
     @property
     def weight(self) -> float:
-        """Share of this process's targets in the batch, by which its own mean loss is multiplied."""
+        """This process's share of the batch's targets, by which its own mean loss is multiplied."""
         return self.num_targets / self.num_batch_targets
 
 
