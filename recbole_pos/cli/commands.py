@@ -1,7 +1,7 @@
 """The commands of ``recbole-pos``: their arguments, and the functions that run them.
 
-Each function is registered by :func:`_command`; its docstring is the help of the command. It gets
-the parsed arguments and, if it takes options of the configuration, those as well. A function
+Each function is registered by :func:`register_command`; its docstring is the help of the command.
+It gets the parsed arguments and, if it takes options of the configuration, those as well. It
 imports what it needs when it runs, so that ``--help`` does not wait for torch.
 """
 
@@ -10,12 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
+from recbole_pos.cli.parser import (
+    COMMANDS,
+    Argument,
+    Parser,
+    list_config_files,
+    option,
+    parse_list,
+    read_settings,
+    register_command,
+)
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -56,43 +63,6 @@ _AT = option(
 _GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 
 
-@dataclass(frozen=True)
-class _Command:
-    """A command of the command line, whose help is the docstring of its function.
-
-    Attributes:
-        function: what runs the command; it gets the parsed arguments.
-        arguments: arguments, and settings classes, of which every field is an argument.
-        configured: whether the function takes options of the configuration (``--key value``), as
-            its second argument.
-        add_help: whether argparse adds ``--help``; False for a command that has its own.
-    """
-
-    function: Callable
-    arguments: tuple[Argument | type, ...]
-    configured: bool = False
-    add_help: bool = True
-
-
-_COMMANDS: dict[str, _Command] = {}  # by name, as "run" or "inspect attention"
-
-
-def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-    """Return a decorator that registers a function as a command.
-
-    Args:
-        name: name of the command, as ``run`` or, in a group, ``inspect attention``.
-        arguments: arguments, and settings classes, of which every field is an argument.
-        settings: further attributes of :class:`_Command`, by name.
-    """
-
-    def register(function: Callable) -> Callable:
-        _COMMANDS[name] = _Command(function, arguments, **settings)
-        return function
-
-    return register
-
-
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the whole command line.
 
@@ -109,7 +79,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
-    for name, command in _COMMANDS.items():
+    for name, command in COMMANDS.items():
         # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
@@ -135,7 +105,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
-@_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
+@register_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
@@ -148,7 +118,7 @@ def _convert(args: argparse.Namespace) -> None:
     convert(args.events, settings=read_settings(args, ConvertArguments))
 
 
-@_command(
+@register_command(
     "data",
     option("NAME", "nothing: list them", dest="words", nargs="*", metavar="NAME | build NAME FILE"),
     option("--data_path DIR", "folder of datasets (dataset/)", default="dataset/"),
@@ -178,7 +148,7 @@ def _data(args: argparse.Namespace) -> None:
             )
 
 
-@_command(
+@register_command(
     "run",
     option("-h --help", "this, and the keys of MODEL"),
     _MODEL,
@@ -233,7 +203,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     Reporter(settings.verbose).line(text)
 
 
-@_command(
+@register_command(
     "tune",
     _MODEL,
     *_DATASET,
@@ -260,7 +230,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
-@_command(
+@register_command(
     "compare",
     option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
@@ -304,7 +274,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         )
 
 
-@_command(
+@register_command(
     "attach",
     _TRAINED,
     option("SCHEME...", "such as kernel", dest="schemes"),
@@ -323,7 +293,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     attach(args.trained, args.schemes, overrides, settings=settings)
 
 
-@_command(
+@register_command(
     "update",
     _TRAINED,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
@@ -343,7 +313,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
-@_command("models", _PLUGINS)
+@register_command("models", _PLUGINS)
 def _models(args: argparse.Namespace) -> None:
     """List what can be run."""
     from recbole_pos.cli.listing import list_models
@@ -351,7 +321,7 @@ def _models(args: argparse.Namespace) -> None:
     list_models()
 
 
-@_command("schemes", _PLUGINS)
+@register_command("schemes", _PLUGINS)
 def _schemes(args: argparse.Namespace) -> None:
     """List position schemes."""
     from recbole_pos.cli.listing import list_schemes
@@ -359,7 +329,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@_command("inspect attention", _CHECKPOINT, *_SOURCES)
+@register_command("inspect attention", _CHECKPOINT, *_SOURCES)
 def _inspect_attention(args: argparse.Namespace) -> None:
     """Draw the attention weights of every layer and head.
 
@@ -371,7 +341,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     print(inspect_attention(args.checkpoint, args.data_path))
 
 
-@_command(
+@register_command(
     "inspect because",
     _CHECKPOINT,
     option("--user USER", "name of a user of the data", group="who"),
@@ -418,7 +388,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     print(picture)
 
 
-@_command(
+@register_command(
     "evaluate",
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
@@ -440,8 +410,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     # None stands for the option of the run.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = _parse_list(args.metrics, "--metrics")
-    topk = _parse_list(args.topk, "--topk")
+    metrics = parse_list(args.metrics, "--metrics")
+    topk = parse_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
@@ -459,25 +429,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         reporter.warning(text)
 
 
-def _parse_list(words: list[str] | None, name: str) -> Any:
-    """Return the values of an option that takes several, read as yaml.
-
-    The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
-
-    Args:
-        words: words of the command line after the option; None if it is not given.
-        name: name of the option, for messages.
-
-    Returns:
-        The list; None without words.
-    """
-    from recbole_pos.yaml_files import parse_scalar
-
-    values = ",".join(word.strip("[],") for word in words or ())
-    return parse_scalar(f"[{values}]", name) if values else None
-
-
-@_command(
+@register_command(
     "split",
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
@@ -496,7 +448,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     print(split(args.dataset, files, **overrides).to_folder(args.to))
 
 
-@_command(
+@register_command(
     "score",
     option("FILE...", "lists of another system; several are seeds of it", dest="files"),
     option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
@@ -526,7 +478,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         scored.write(args.out)
 
 
-@_command(
+@register_command(
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
     option("--config_files YAML...", "configuration", default=[]),
@@ -543,7 +495,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     print(audit(args.data, list_config_files(args.config_files), **overrides))
 
 
-@_command(
+@register_command(
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
@@ -561,7 +513,7 @@ def _lists(args: argparse.Namespace) -> None:
     print(write_lists(args.run_dir, args.out, args.k, args.part, args.data_path))
 
 
-@_command(
+@register_command(
     "recommend",
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
@@ -596,7 +548,7 @@ def _recommend(args: argparse.Namespace) -> None:
     recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
-@_command(
+@register_command(
     "similar",
     _RUN_DIR,
     option("ITEM...", "names of items", dest="items"),
@@ -618,7 +570,7 @@ def _similar(args: argparse.Namespace) -> None:
     print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
 
 
-@_command(
+@register_command(
     "export",
     _RUN_DIR,
     option("--to DIR", "a new or empty folder", required=True),
@@ -637,7 +589,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
+@register_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 

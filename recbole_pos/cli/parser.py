@@ -140,6 +140,43 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
     return Argument(tuple(names), group, {**settings, "help": text})
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line, whose help is the docstring of its function.
+
+    Attributes:
+        function: what runs the command; it gets the parsed arguments.
+        arguments: arguments, and settings classes, of which every field is an argument.
+        configured: whether the function takes options of the configuration (``--key value``), as
+            its second argument.
+        add_help: whether argparse adds ``--help``; False for a command that has its own.
+    """
+
+    function: Callable
+    arguments: tuple[Argument | type, ...]
+    configured: bool = False
+    add_help: bool = True
+
+
+COMMANDS: dict[str, Command] = {}  # by name, as "run" or "inspect attention"
+
+
+def register_command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
+    """Return a decorator that registers a function as a command.
+
+    Args:
+        name: name of the command, as ``run`` or, in a group, ``inspect attention``.
+        arguments: arguments, and settings classes, of which every field is an argument.
+        settings: further attributes of :class:`Command`, by name.
+    """
+
+    def register(function: Callable) -> Callable:
+        COMMANDS[name] = Command(function, arguments, **settings)
+        return function
+
+    return register
+
+
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
     """Return the settings of a command from its parsed arguments, with lists as tuples.
 
@@ -227,6 +264,24 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--{key} is given twice, with {shown(earlier)} and {shown(value)}")
         mapping[name] = value
     return overrides
+
+
+def parse_list(words: list[str] | None, name: str) -> Any:
+    """Return the values of an option that takes several, read as yaml.
+
+    The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
+
+    Args:
+        words: words of the command line after the option; None if it is not given.
+        name: name of the option, for messages.
+
+    Returns:
+        The list; None without words.
+    """
+    from recbole_pos.yaml_files import parse_scalar
+
+    values = ",".join(word.strip("[],") for word in words or ())
+    return parse_scalar(f"[{values}]", name) if values else None
 
 
 def list_config_files(arguments: list[str]) -> list[str]:

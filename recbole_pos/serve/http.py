@@ -227,8 +227,8 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
         num_threads: number of threads in which torch computes an answer.
     """
     app = FastAPI(title="recbole-pos", version=__version__)
-    # The scoring thread sets torch's number of threads itself when it starts. If another thread did,
-    # its first products would take all cores.
+    # The scoring thread sets torch's number of threads itself when it starts. Set elsewhere, the
+    # number would not hold for its first products, which would take all cores.
     worker = ThreadPoolExecutor(1, "scoring", torch.set_num_threads, (num_threads,))
     facts = {"run_dir": run_dir, **trained.collect_facts(), "version": __version__}
 
