@@ -98,7 +98,6 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
                 subparser.add(argument)
             else:
                 subparser.add_fields(argument)
-        # What main.py needs after parsing, as attributes of the parsed arguments.
         subparser.set_defaults(
             command=command.function, parser=subparser, configured=command.configured
         )
@@ -132,7 +131,6 @@ def _data(args: argparse.Namespace) -> None:
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
 
-    # The words are none, a name, or `build`, a name and the raw files.
     match args.words:
         case []:
             list_datasets(args.data_path)
@@ -186,10 +184,6 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
 
     The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
     the first process of a distributed run, nothing is printed.
-
-    Args:
-        args: parsed arguments of the command ``run``, with model and dataset.
-        settings: its settings, with the run to resume, if any.
     """
     is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:
@@ -373,7 +367,6 @@ def _inspect_because(args: argparse.Namespace) -> None:
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
 
-    # Compute the effect of each past interaction, and draw it.
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
@@ -408,7 +401,6 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    # None stands for the option of the run.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
     metrics = parse_list(args.metrics, "--metrics")
     topk = parse_list(args.topk, "--topk")
