@@ -175,6 +175,10 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
 
     The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
     the first process of a distributed run, nothing is printed.
+
+    Args:
+        args: parsed arguments of the command ``run``, with model and dataset.
+        settings: its settings, with the run to resume, if any.
     """
     is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:

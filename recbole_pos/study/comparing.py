@@ -337,7 +337,8 @@ def _check_configurations(plan: Plan) -> set[str]:
     _require_metrics(plan, configs)
     require_twins(configs)
 
-    # Metrics are comparable only if the configurations of a table rank the same items.
+    # Metrics are comparable only if the configurations of a table rank the same items. Those with
+    # predictions of another system have no options, and are checked when the files are read.
     for table in plan.tables:
         candidates = {}
         for row in configs.keys() & table.rows:
