@@ -116,6 +116,13 @@ def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
+def next_events(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+    """Return the first held-out interaction of each user of :func:`training_events`."""
+    table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
+    first = table.groupby("user_id").cumcount(ascending=False) == HELD_OUT - 1
+    return table[first & table["user_id"].isin(events["user_id"])]
+
+
 def count_targets(table: pd.DataFrame, length: int) -> int:
     """Return how many items are predicted in an epoch with one sequence of each user.
 
