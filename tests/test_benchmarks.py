@@ -52,7 +52,7 @@ def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """It measures every phase; one that is stopped leaves no figures, and the table says so."""
     import scale
 
-    monkeypatch.setattr(scale, "run_alone", lambda function, *given: function(*given))
+    monkeypatch.setattr(scale, "run_alone", lambda function, *args: function(*args))
     monkeypatch.setattr(scale.resource, "setrlimit", lambda *_: None)
     cell = scale.Cell("PosSASRec, SCE", events=3000, items=70, length=10, each=30)
     found = scale.run(cell, tmp_path, 0.01)

@@ -27,7 +27,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.forward import compute_loss, encode_queries, score_items
 from recbole_pos.layers.item_table import ItemTable
 from recbole_pos.layers.losses import full_cross_entropy, weighted_cross_entropy
-from recbole_pos.layers.sampled import SAMPLED, SampledLoss, scalable_cross_entropy
+from recbole_pos.layers.sampled import SAMPLED, SampledLoss
+from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.content import add_content
 from recbole_pos.model.side_features import build_event_features, build_item_features, has_log

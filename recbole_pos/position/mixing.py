@@ -31,8 +31,21 @@ class LinearAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
-        # as a further value column, ones sum to the denominator
+        """Attend with weights phi(q_i) . phi(k_j), phi = elu + 1, instead of a softmax.
+
+            out_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j)       over j <= i
+
+        (Katharopoulos et al., ICML 2020.)
+
+        Args:
+            query, key, value: [m, h, e] q, k and v, packed.
+            batch: the histories.
+            dropout: dropout, which falls on the values, as weights never exist.
+
+        Returns:
+            [m, h, e] packed.
+        """
+        # The denominator is the same sum with a value of 1: a further column of ones gives it.
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = batch.pad(features, batch.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
@@ -51,15 +64,21 @@ def sum_past(
 ) -> Tensor:
     """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
+    So attention without a softmax mixes values with weights q_i . k_j.
+
     The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. What
     comes from earlier chunks is q_i times the sum of their states k v^T, [f, w], so that the cost
     grows with t and not with its square.
 
     Args:
-        q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
+        q, k: [b, h, t, f] queries and keys.
+        v: [b, h, t, w] values.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
+
+    Returns:
+        [b, h, t, w].
     """
     # cut into chunks, [b, h, num_chunks, size, ...]
     t = v.size(2)
@@ -107,6 +126,7 @@ class TokenMixing(AttentionPosition):
     projections = ()
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Create W1 and W2, [n, n] each, by Xavier's rule; n is the maximum length."""
         super().__init__()
         n = dimensions.max_length
         self.W1 = nn.Parameter(torch.empty(n, n))
@@ -117,7 +137,19 @@ class TokenMixing(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
+        """Mix the positions of each sequence by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
+
+        Args:
+            query, key: None, as they are not needed.
+            value: [m, h, e] inputs X of the layer, packed.
+            batch: the histories.
+            dropout: dropout on the hidden layer.
+
+        Returns:
+            [m, h, e] packed. A position gets a sum of itself and older ones: the matrices are
+            lower triangular.
+        """
+        # a sequence of t interactions uses the last t rows and columns
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

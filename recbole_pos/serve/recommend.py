@@ -69,7 +69,7 @@ def recommend(
         CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
     trained = Recommender.load(run_dir, data_path, histories_only=False)
-    return _rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
+    return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
 def write_recommendations(
@@ -121,7 +121,7 @@ def write_recommendations(
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
-    with _open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
+    with open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
         # Load the model and the lists of items, and say what they do not know.
         allowed, excluded = read_names(items), read_names(exclude)
         trained = Recommender.load(run_dir, data_path, histories is not None)
@@ -143,7 +143,7 @@ def write_recommendations(
                 counts["unknown items"] += int(packed.unknown.sum())
                 for table in trained.make_tables(packed, k, exclude_seen, choice, because):
                     if histories is None:
-                        table = _rename_fields(table, trained)
+                        table = rename_fields(table, trained)
                     write(table)
 
                     # Count by the first row of each user or history.
@@ -274,7 +274,7 @@ def _escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
+def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
     """Rename the columns ``id`` and ``item`` to the user and item fields of the dataset."""
     dataset = trained.dataset
     return table.rename(columns={"id": dataset.uid_field, "item": dataset.iid_field})
@@ -335,7 +335,7 @@ def name_read_errors(file: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends tables to a csv or parquet file.
 
     The file appears, or replaces an earlier one, when the ``with`` block ends without an error.
