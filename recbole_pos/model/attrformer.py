@@ -436,9 +436,9 @@ class RelationAttention(MultiHeadAttention):
         """Return H_RAH, the outputs of the heads of relations (AttrFormer, equations 6 to 8).
 
         A head sums the values of related interactions, by a learned mixture W^R of M relations.
-        Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their mixture.
-        Here it is each attribute's, or one of many large relations would leave little of the
-        others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
+        Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their
+        mixture. Here it is each attribute's, or one of many large relations would leave little of
+        the others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
 
             ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
 
@@ -503,7 +503,10 @@ class RelationLayer(TransformerLayer):
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
-        """Apply attention and feed-forward network, then add what related users have (or take it).
+        """Apply attention and feed-forward network, then aggregate the states of related users.
+
+        The aggregate is added to a state with a learned weight, or replaces it. Layers that do not
+        aggregate end before.
 
         Args:
             x: [m, d] states of all interactions.

@@ -86,7 +86,12 @@ class PosRec(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the position encodings, the graph layers and the bidirectional transformer."""
+        """Build the position encodings, the graph layers and the bidirectional transformer.
+
+        Args:
+            config: options, ``properties/model/PosRec.yaml``.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
         d = options.hidden_size
@@ -110,7 +115,13 @@ class PosRec(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states [b, d] that predict the next interaction of each session."""
+        """Return the states [b, d] that predict the next interaction of each session.
+
+        Graph layers pass messages between the items of a session; a transformer attends to them
+        with position encodings added; both are read at the first and the last item (PosRec, Qiu et
+        al., TOIS 2021, section 4.3).
+        """
+        # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         nodes = graph.nodes
 
@@ -155,6 +166,7 @@ class FGNN(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the graph attention layers, the readout of sessions and the output layer."""
         super().__init__(config, dataset)
         d, n_heads = config["hidden_size"], config["n_heads"]
         self.graph_layers = nn.ModuleList(WGAT(d, n_heads) for _ in range(config["graph_layers"]))
@@ -163,7 +175,11 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states s [b, d] that predict the next interaction of each session."""
+        """Return the states s = W_out q* [b, d] that predict the next interaction of each session.
+
+        Graph attention updates the items of a session, with ReLU between layers, and Set2Set
+        summarises them as q* (FGNN, Qiu et al., CIKM 2019).
+        """
         graph, anchors = batch.extras or self.build_graphs(batch)
         weights = self.compute_weights(graph, anchors)
         x = self.embed(graph.nodes)
