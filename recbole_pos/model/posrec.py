@@ -189,8 +189,10 @@ class FGNN(GraphRecommender):
 
     def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
         """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, 0.0)
-        incoming = by_side[:, 0]  # by N_in
+        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, self_weight=0.0)
+        incoming = by_side[:, 0]  # from nodes before; FGNN does not attend to nodes after
+
+        # an edge of weight 1 from every node to itself, padding too, unless it has one
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
         weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
         return weights.to(self.item_embedding.weight)

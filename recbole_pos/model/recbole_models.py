@@ -46,7 +46,7 @@ READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 
 
 def reads_users(name: str, model_class: type) -> bool:
-    """Return whether a model scores only the users it was trained with, not any history.
+    """Return whether a model can score only the users it was trained with, not any history.
 
     Args:
         name: name of the model.
