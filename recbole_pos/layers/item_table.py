@@ -100,7 +100,11 @@ class ItemTable(nn.Embedding):
         return vectors
 
     def vectors(self) -> Tensor:
-        """Return the vectors [n, d] of all items, in the order of their ids, with all parts."""
+        """Return the vectors [n, d] of all items, in the order of their ids.
+
+        They are the table, or zeros without one (``has_ids``), to which the parts add features and
+        content. Within :meth:`shared` they are computed already.
+        """
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight

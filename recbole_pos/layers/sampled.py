@@ -276,12 +276,8 @@ class _SharedNegatives(EarlyGradients):
         """Return the mean loss of targets against sampled negatives, and keep its gradients.
 
         Groups of positions share n negatives. The loss is a softmax over the target and the
-        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients to
-        states and item vectors are computed here, while the logits of a chunk of groups exist, so
-        that these are neither kept nor computed twice.
-
-        Returns:
-            Scalar.
+        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
+        computed here, while the logits of a chunk of groups exist.
         """
         # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
         m = len(states)

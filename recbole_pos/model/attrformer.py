@@ -488,11 +488,18 @@ class RelationLayer(TransformerLayer):
         aggregates: bool,
         gated: bool,
     ) -> None:
-        """Build the layer; the arguments are those of the class.
+        """Build the layer: attention with heads of relations, and a feed-forward network.
 
-        If the aggregate over related users is gated, a scalar gate is learned, from 0.
+        Args:
+            options: sizes and switches of the layer.
+            position: position scheme of the self-attention.
+            num_relations: M, number of attributes by which interactions are related.
+            num_heads, head_size: M' and e', number and size of the heads of relations.
+            aggregates: whether states are aggregated over related users at the end.
+            gated: whether the aggregate is added with a learned weight; else it replaces states.
         """
-        # the plain attention is replaced at once; it keeps the random numbers of earlier versions
+        # The plain attention is replaced at once. It is built all the same, since it draws random
+        # numbers: without it, seeds would give other weights than in earlier versions.
         super().__init__(MultiHeadAttention(options, position), FeedForward(options))
         self.multi_head_attention = RelationAttention(
             options, position, num_relations, num_heads, head_size

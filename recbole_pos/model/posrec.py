@@ -166,7 +166,12 @@ class FGNN(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the graph attention layers, the readout of sessions and the output layer."""
+        """Build the graph attention layers, the readout of sessions and the output layer.
+
+        Args:
+            config: options, ``properties/model/FGNN.yaml``.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         d, n_heads = config["hidden_size"], config["n_heads"]
         self.graph_layers = nn.ModuleList(WGAT(d, n_heads) for _ in range(config["graph_layers"]))
@@ -188,7 +193,19 @@ class FGNN(GraphRecommender):
         return self.out(self.readout(x, graph.nodes))
 
     def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
-        """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
+        """Return the weights w_ij of the edge to node i (row) from node j.
+
+        w_ij is how often item i follows item j in the session, 0 for no edge. Every node has an
+        edge to itself. With anchors, the first and repeated items have edges to all nodes, weighted
+        by their distance.
+
+        Args:
+            graph: graphs of b sessions.
+            anchors: their anchors, or None.
+
+        Returns:
+            [b, n, n], with n nodes in the largest session.
+        """
         by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, self_weight=0.0)
         incoming = by_side[:, 0]  # from nodes before; FGNN does not attend to nodes after
 

@@ -77,6 +77,10 @@ class TALE(Untrained):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Solve for the matrix B [n_items, n_items] that scores items by the items of a history.
 
+        Args:
+            config: options, ``properties/model/TALE.yaml``.
+            dataset: training part of a dataset, with times.
+
         Raises:
             UsageError: if the matrix would be too large.
         """

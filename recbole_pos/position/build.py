@@ -251,8 +251,16 @@ class Compose(AttentionPosition):
         return v
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:
-        """Return the sum of the schemes' biases for q and k [b, h, t, e]; None if none has one."""
-        shape = (*q.shape[:-1], k.size(-2))  # [b, h, t, t], to which a bias must broadcast
+        """Add up what the schemes add to the logits of attention.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys.
+            batch: the histories.
+
+        Returns:
+            A tensor that broadcasts to [b, h, t, t]; None if no scheme adds anything.
+        """
+        shape = (*q.shape[:-1], k.size(-2))
         biases = [
             require_result(term, q.dtype, shape, scheme, "bias")
             for scheme in self.parts().values()

@@ -33,7 +33,18 @@ TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column h
 
 
 def split_head(share: float, e: int) -> tuple[int, int, int]:
-    """Return how many of the e numbers of a head are for content, for order and for time."""
+    """Divide the columns of a head into three: for content, for order and for time.
+
+    Args:
+        share: share of the columns for order, and as much for time.
+        e: number of columns of a head.
+
+    Returns:
+        Their numbers: e = 16 and a share of 0.25 give 8, 4, 4.
+
+    Raises:
+        UsageError: if none is left for content.
+    """
     size = max(1, round(share * e))
     if 2 * size >= e:
         raise UsageError(

@@ -251,13 +251,27 @@ class RelationLookup:
         """Keep the columns of the dataset's log, and build a table for each declared relation.
 
         Relations of items and interactions go into attention heads (``heads``), those of users
-        into one table (``user_table``, None without them). The arguments are those of the class.
+        into one table (``user_table``, None without them).
+
+        Args:
+            relations: the entries of the option ``relations``: fields by which two interactions,
+                their items or their users are related.
+            dataset: training part of a dataset.
+            top_k: how many relations to keep of each interaction and field.
+            cross_sequence: order in which interactions may read those of other users:
+                random_order, time_respecting, or none.
+            max_length: L, interactions of a window.
+            seconds: seconds in one unit of the time field.
+            default_self_relation: the relation to itself of an interaction whose user has no
+                attribute.
         """
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
         self.default_self_relation = default_self_relation
+
+        # columns of the log, [interactions], sorted by user and, of a user, by time
         users, is_trained = log.users.numpy(), dataset.part == TRAIN
         self.users: Column = users
         self.is_trained: Column = is_trained

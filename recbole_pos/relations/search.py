@@ -121,6 +121,12 @@ class _ReadableRuns:
 
         The key of each sorting is one number, made of several as hours and minutes make minutes:
         with 10 ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
+
+        Args:
+            cell: [m] int64 cell of each interaction: its class and its column as one number.
+            classified: int64 indices of the interactions that have a class, ascending.
+            order: chain, user and rank of the m interactions, and whether others may read them.
+            across_users: whether interactions of other users are read at all.
         """
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
