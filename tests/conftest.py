@@ -171,6 +171,7 @@ SLOW = """
     inspect trainer ray_clusters update recbole_ compile warm_start
     convert tables launch cache evaluate tune checkpoint_files options moved_runs
     splits study_statistics study_report fuzz loading bench paths_of_runs run_device
+    parts local_runs ranks_change valid_users
 """.split()
 
 
@@ -205,7 +206,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Files that study or search on ``cluster``, in one process one after another: a Ray of each would
 # start two workers, which import torch and RecBole.
-STUDIES = tuple(f"tests/test_{x}.py" for x in ("study_driver", "study_packed", "pages", "tune"))
+STUDIES = tuple(
+    f"tests/test_{x}.py"
+    for x in ("study_driver", "study_packed", "pages", "tune", "parts", "valid_users", "local_runs")
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -251,6 +251,7 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (GOOD, {"types": {"starz": "float"}}, "^type: .*starz"),
     (GOOD.replace(",3", ",x"), {"types": ["stars=float"]}, "'x'"),
     (GOOD, {"name": "a/b"}, "^name: "),
+    (GOOD, {"timezone": "Mars"}, "^timezone: "),
     (f"user,item\n1,a,{NOW}\n", {}, "log.csv:2"),
     ("user,item,time\n", {}, "log.csv"),
     (GOOD + '2,"b,1700000001,4\n', {}, "log.csv, line 3: .*--no_quotes"),

@@ -112,6 +112,25 @@ def test_times_that_may_mean_two_or_none(values: list[Any], form: str | None, wo
         seconds(values, form)
 
 
+def test_times_without_a_zone_are_those_of_the_zone_that_is_given() -> None:
+    """Summer and winter; the first of an hour that occurs twice; and a zone in the text wins."""
+    texts = ["2024-07-02 12:00", "2024-01-02 12:00", "2024-11-03 01:30", "2024-07-02 12:00Z"]
+    utc = ["2024-07-02 16:00", "2024-01-02 17:00", "2024-11-03 05:30", "2024-07-02 12:00"]
+    expected = [datetime.fromisoformat(f"{text}+00:00").timestamp() for text in utc]
+    column = pa.chunked_array([pa.array([*texts, "soon"])])
+    found = read_times(column, "time", timezone="America/New_York")
+    assert found.seconds.tolist()[:4] == expected
+    assert found.forms["without a zone, read as America/New_York"] == 3
+
+
+def test_epochs_are_in_utc_and_digits_of_dates_in_the_zone() -> None:
+    epochs = pa.chunked_array([pa.array([MOMENT])])
+    assert read_times(epochs, "time", timezone="America/New_York").seconds.tolist() == [MOMENT]
+    days = pa.chunked_array([pa.array([20240302])])
+    found = read_times(days, "time", "%Y%m%d", "America/New_York")
+    assert found.seconds.tolist() == [datetime.fromisoformat("2024-03-02T05:00+00:00").timestamp()]
+
+
 def test_no_such_day_or_clock_is_no_time() -> None:
     values = ["2024-02-30", "2024-02-29", "2023-02-29", "2024-13-01", "2024-01-01 25:00", "soon"]
     assert np.isnan(seconds(values)).tolist() == [True, False, True, True, True, True]

@@ -13,8 +13,7 @@ from small_study import BASE, NOPE, ROWS, plan, study, train
 from recbole_pos.config.arguments import CompareArguments, split_keywords
 from recbole_pos.errors import UsageError
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study import dispatcher
+from recbole_pos.runs import DONE, FAILED, local_runs
 from recbole_pos.study.comparing import _make_plan_and_folder, _require_metrics
 from recbole_pos.study.dispatcher import ActiveRuns
 from recbole_pos.study.plan import Plan
@@ -74,8 +73,7 @@ def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypat
     made = plan(tiny, base={**BASE, "data_path": str(tiny), "plugins": ["json.tool"]})
     scheduler = Scheduler(made, StudyFolder(tmp_path / "my study"))
     runs = ActiveRuns(scheduler, CompareArguments(), Reporter(False), {"PosSASRec"})
-    monkeypatch.setattr(dispatcher, "connect", lambda address: False)
-    monkeypatch.setattr(dispatcher, "count_concurrent_runs", lambda resources: 1)
+    monkeypatch.setattr(local_runs, "start_server", lambda: None)
     monkeypatch.setattr(runs, "start", interrupt)
     command = f"recbole-pos compare '{scheduler.folder.path}' --plugins='[json.tool]'"
     with pytest.raises(KeyboardInterrupt, match=re.escape(f"continue with `{command}`")):
@@ -175,7 +173,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     pack(made, folder, tmp_path / "study")
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
-    known.take_finished()
+    known.record_finished()
     train(known, fits=0)
     assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
@@ -195,7 +193,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     pack(one, folder, tmp_path / "one")
     there = StudyFolder(tmp_path / "there")
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one")])
-    scheduler.take_finished()
+    scheduler.record_finished()
     train(scheduler, fits=0)
     assert chosen(made, there) == {}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
@@ -212,8 +210,8 @@ def test_progress_says_what_is_waited_for(tiny: Path, tmp_path: Path, monkeypatc
     assert first is not None and second is not None
     active.running = {"a": (first, now - 70), "b": (second, now - 20)}
     overview, *lines = active.describe_progress()
-    assert overview.endswith("2 running, 1 of them waiting for Ray to start its process")
-    assert "waits for Ray" in lines[0] and "waits" not in lines[1]
+    assert overview.endswith("2 running, 1 of them waiting for their process")
+    assert "waits for its" in lines[0] and "waits" not in lines[1]
     scheduler.folder.run(first.digest).path.mkdir(parents=True)
     scheduler.folder.run(first.digest).write_config({})
     assert not any("wait" in line for line in active.describe_progress())

@@ -1,20 +1,33 @@
-"""The commands: their arguments, and what they call. A command imports when it runs."""
+"""The commands of ``recbole-pos``: their arguments, and the functions that run them.
+
+Each function is registered by :func:`register_command`; its docstring is the help of the command.
+It gets the parsed arguments and, if it takes options of the configuration, those as well. It
+imports what it needs when it runs, so that ``--help`` does not wait for torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
+from recbole_pos.cli.parser import (
+    COMMANDS,
+    Argument,
+    Parser,
+    list_config_files,
+    option,
+    parse_list,
+    read_settings,
+    register_command,
+)
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
     ConvertArguments,
+    PartArguments,
     RunArguments,
     SearchArguments,
     ServeArguments,
@@ -34,7 +47,8 @@ EPILOG = """examples:
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
 _SOURCES = (option("--data_path DIR", "folder of datasets (where the run found its own)"), _PLUGINS)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
-_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir: of the new run
+# The run to start from, where --run_dir is the folder of the new run.
+_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
 _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
@@ -46,41 +60,16 @@ _AT = option(
     "--at TIME",
     "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
 )
-_GROUPS = {"inspect": "Look into a trained model."}
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command of the command line, whose help is the docstring of its function.
-
-    Attributes:
-        function: what runs the command; it gets the parsed arguments.
-        arguments: arguments, and settings classes, of which every field is an argument.
-        configured: whether the function takes options of the configuration, as second argument.
-        add_help: whether argparse adds ``--help``.
-    """
-
-    function: Callable
-    arguments: tuple[Argument | type, ...]
-    configured: bool = False
-    add_help: bool = True
-
-
-_COMMANDS: dict[str, _Command] = {}  # by name, after the name of the group if it is in one
-
-
-def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-    """Return a decorator that registers a function as the command of a name."""
-
-    def register(function: Callable) -> Callable:
-        _COMMANDS[name] = _Command(function, arguments, **settings)
-        return function
-
-    return register
+_GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and command or group -> its parser."""
+    """Return the parser of the whole command line.
+
+    Returns:
+        parser: argparse's parser, with a subparser for each command.
+        parsers: name of a command, or of a group of commands -> its parser.
+    """
     parser = Parser(
         prog="recbole-pos",
         description="Position-aware sequential recommendation for RecBole.",
@@ -89,12 +78,15 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups = {"": commands}  # name -> subparsers
-    for name, command in _COMMANDS.items():
+    groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
+    for name, command in COMMANDS.items():
+        # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
             group_parser = commands.add_parser(group, help=_GROUPS[group])
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
+
+        # The help is the docstring of the function, and its first paragraph the summary.
         text = command.function.__doc__ or ""
         summary = text.partition("\n\n")[0]
         subparser: Parser = groups[group].add_parser(
@@ -106,13 +98,14 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
                 subparser.add(argument)
             else:
                 subparser.add_fields(argument)
+        # What main.py needs after parsing, as attributes of the parsed arguments.
         subparser.set_defaults(
             command=command.function, parser=subparser, configured=command.configured
         )
     return parser, commands.choices
 
 
-@_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
+@register_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
@@ -125,7 +118,7 @@ def _convert(args: argparse.Namespace) -> None:
     convert(args.events, settings=read_settings(args, ConvertArguments))
 
 
-@_command(
+@register_command(
     "data",
     option("NAME", "nothing: list them", dest="words", nargs="*", metavar="NAME | build NAME FILE"),
     option("--data_path DIR", "folder of datasets (dataset/)", default="dataset/"),
@@ -139,6 +132,7 @@ def _data(args: argparse.Namespace) -> None:
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
 
+    # The words are none, a name, or `build`, a name and the raw files.
     match args.words:
         case []:
             list_datasets(args.data_path)
@@ -154,7 +148,7 @@ def _data(args: argparse.Namespace) -> None:
             )
 
 
-@_command(
+@register_command(
     "run",
     option("-h --help", "this, and the keys of MODEL"),
     _MODEL,
@@ -169,6 +163,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Every key of the configuration can be given as --key value or --key=value; values are read as
     yaml. `run -m MODEL --help` lists the keys that a model reads.
     """
+    # The help of the command, with the options of the model if one is named.
     if args.help:
         args.parser.print_help()
         if args.model:
@@ -176,6 +171,8 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
             list_options(args.model, overrides)
         return
+
+    # The import takes seconds, so the line that announces the run comes first.
     files = list_config_files(args.config_files)
     settings = read_settings(args, RunArguments)
     _announce(args, settings)
@@ -185,7 +182,15 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print what will run, before torch and RecBole are imported, which takes seconds."""
+    """Print which model runs on which dataset, before torch and RecBole are imported.
+
+    The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
+    the first process of a distributed run, nothing is printed.
+
+    Args:
+        args: parsed arguments of the command ``run``, with model and dataset.
+        settings: its settings, with the run to resume, if any.
+    """
     is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:
         return
@@ -198,7 +203,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     Reporter(settings.verbose).line(text)
 
 
-@_command(
+@register_command(
     "tune",
     _MODEL,
     *_DATASET,
@@ -214,7 +219,9 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import tune
 
-    if args.resume is not None:  # the folder has all other options
+    # A search to resume takes its options from its folder. Only the modules with custom models may
+    # be named again; they are imported here, so that they do not count as a changed option.
+    if args.resume is not None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
@@ -223,7 +230,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
-@_command(
+@register_command(
     "compare",
     option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
@@ -245,24 +252,29 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             "compare: give either models, with commas and no spaces between them, as in "
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
+
+    # `-m A,B` names models; otherwise the paths are a study (one path) or run folders (several).
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
     files = list_config_files(args.config_files)
     settings = read_settings(args, CompareArguments)
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
-    if comparison is None or settings.report:
+    if comparison is None or settings.report:  # nothing was trained
         return
+
+    # Failed runs are an error, so that a script stops; the tables have the reasons. With --rows,
+    # runs of other configurations failed in an earlier call, which does not count here.
     runs = comparison.runs
-    if settings.rows:  # others failed in an earlier call, and this command does not train them
+    if settings.rows:
         runs = runs[runs["row"].isin(settings.rows)]
     num_failed = int((runs["status"] == "failed").sum())
-    if num_failed:  # an error, so that a script stops; the tables have the reasons
+    if num_failed:
         raise PosError(
             f"{num_failed} of {len(runs)} runs failed; the same command trains them again"
         )
 
 
-@_command(
+@register_command(
     "attach",
     _TRAINED,
     option("SCHEME...", "such as kernel", dest="schemes"),
@@ -281,7 +293,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     attach(args.trained, args.schemes, overrides, settings=settings)
 
 
-@_command(
+@register_command(
     "update",
     _TRAINED,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
@@ -301,7 +313,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
-@_command("models", _PLUGINS)
+@register_command("models", _PLUGINS)
 def _models(args: argparse.Namespace) -> None:
     """List what can be run."""
     from recbole_pos.cli.listing import list_models
@@ -309,7 +321,7 @@ def _models(args: argparse.Namespace) -> None:
     list_models()
 
 
-@_command("schemes", _PLUGINS)
+@register_command("schemes", _PLUGINS)
 def _schemes(args: argparse.Namespace) -> None:
     """List position schemes."""
     from recbole_pos.cli.listing import list_schemes
@@ -317,7 +329,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@_command("inspect attention", _CHECKPOINT, *_SOURCES)
+@register_command("inspect attention", _CHECKPOINT, *_SOURCES)
 def _inspect_attention(args: argparse.Namespace) -> None:
     """Draw the attention weights of every layer and head.
 
@@ -329,7 +341,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     print(inspect_attention(args.checkpoint, args.data_path))
 
 
-@_command(
+@register_command(
     "inspect because",
     _CHECKPOINT,
     option("--user USER", "name of a user of the data", group="who"),
@@ -354,16 +366,19 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommender import Recommender
     from recbole_pos.values import listed
 
+    # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
     recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
     unknown = [name for name in args.history or () if name not in recommender.ids]
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
 
+    # Compute the effect of each past interaction, and draw it.
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
 
+    # Print those without which the score of an item falls: they had raised it.
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))
@@ -373,7 +388,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     print(picture)
 
 
-@_command(
+@register_command(
     "evaluate",
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
@@ -393,32 +408,28 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
+    # None stands for the option of the run.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = _parse_list(args.metrics, "--metrics")
-    topk = _parse_list(args.topk, "--topk")
+    metrics = parse_list(args.metrics, "--metrics")
+    topk = parse_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
         return
+
+    # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
     protocol = [f"ranked among {facts['candidates']}"]
     if "targets" in facts:  # the run is finished
-        counts = f"{facts['repeated_targets']:,} of them repeated"
-        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol, counts]
+        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol]
+    if "repeated_targets" in facts:
+        protocol.append(f"{facts['repeated_targets']:,} of them repeated")
     reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
     for text in facts.get("warnings", ()):
         reporter.warning(text)
 
 
-def _parse_list(words: list[str] | None, name: str) -> Any:
-    """Return the values in words, with or without commas and brackets; None for no words."""
-    from recbole_pos.yaml_files import parse_scalar
-
-    values = ",".join(word.strip("[],") for word in words or ())
-    return parse_scalar(f"[{values}]", name) if values else None
-
-
-@_command(
+@register_command(
     "split",
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
@@ -437,7 +448,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     print(split(args.dataset, files, **overrides).to_folder(args.to))
 
 
-@_command(
+@register_command(
     "score",
     option("FILE...", "lists of another system; several are seeds of it", dest="files"),
     option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
@@ -467,7 +478,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         scored.write(args.out)
 
 
-@_command(
+@register_command(
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
     option("--config_files YAML...", "configuration", default=[]),
@@ -484,7 +495,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     print(audit(args.data, list_config_files(args.config_files), **overrides))
 
 
-@_command(
+@register_command(
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
@@ -502,11 +513,11 @@ def _lists(args: argparse.Namespace) -> None:
     print(write_lists(args.run_dir, args.out, args.k, args.part, args.data_path))
 
 
-@_command(
+@register_command(
     "recommend",
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
-    option("--users USER...", "names of users (all)", group="who"),
+    option("--users USER...", "names of users, or all (all)", group="who"),
     option("--histories FILE", "json lines or parquet, instead of users", group="who"),
     option(
         "--exclude_seen --mask_history",
@@ -519,6 +530,7 @@ def _lists(args: argparse.Namespace) -> None:
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
+    PartArguments,
     *_SOURCES,
 )
 def _recommend(args: argparse.Namespace) -> None:
@@ -528,13 +540,15 @@ def _recommend(args: argparse.Namespace) -> None:
     included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """
-    from recbole_pos.serve.recommend import write_recommendations
+    from recbole_pos.serve.parts import recommend_to_files
 
+    # Arguments of the command and of the function have the same names.
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    write_recommendations(args.run_dir, **{name: getattr(args, name) for name in names.split()})
+    given = {name: getattr(args, name) for name in names.split()}
+    recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
-@_command(
+@register_command(
     "similar",
     _RUN_DIR,
     option("ITEM...", "names of items", dest="items"),
@@ -556,7 +570,7 @@ def _similar(args: argparse.Namespace) -> None:
     print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
 
 
-@_command(
+@register_command(
     "export",
     _RUN_DIR,
     option("--to DIR", "a new or empty folder", required=True),
@@ -575,7 +589,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
+@register_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 
@@ -585,6 +599,7 @@ def _serve(args: argparse.Namespace) -> None:
     try:
         from recbole_pos.serve.http import serve
     except ModuleNotFoundError as error:
+        # Packages that only `pip install recbole-pos[serve]` brings; others are a real error.
         if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
             raise
         raise UsageError(

@@ -19,7 +19,14 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from recbole_pos.config.arguments import ConvertArguments
-from recbole_pos.conversion.cells import Cells, convert_cells, encode, guess_kind, read_ids
+from recbole_pos.conversion.cells import (
+    Cells,
+    convert_cells,
+    encode,
+    guess_kind,
+    read_ids,
+    read_numbers,
+)
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
 from recbole_pos.conversion.writing import MAX_LISTED, TABLES, Column, Lines, Report, Table
@@ -151,7 +158,7 @@ def read_interactions(
     user, item = (_read_names(table, roles[role], args) for role in ("user", "item"))
     if roles["time"] in source.columns:
         time_column = table[roles["time"]]
-        times = read_times(time_column, roles["time"], args.date_format)
+        times = read_times(time_column, roles["time"], args.date_format, args.timezone)
     else:  # the number of each row among those of its user serves as time
         ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
         times = Times(ranks, Counter({_ORDER_NOTE: len(ranks)}))
@@ -180,7 +187,25 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
+    if args.then is not None:
+        require_column(args.then, source.columns, "then")
+        ties = encode(table[args.then], args.then, args.missing)
+        rows = rows[_order_by_time(times.seconds[rows], ties[rows])]
     return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+
+
+def _order_by_time(seconds: np.ndarray, ties: Cells) -> np.ndarray:
+    """Return the order of [n] interactions by time, and by ``ties`` where times are the same.
+
+    Ties are ordered as numbers if all are, else as text; empty cells come first.
+    """
+    texts = ties.values[1:]  # the first value stands for empty cells
+    numbers = read_numbers(texts, decimal=".")
+    are_numbers = not np.isnan(numbers).any()
+    order = np.argsort(numbers) if are_numbers else pc.sort_indices(texts).to_numpy()
+    rank_of_text = np.zeros(len(texts) + 1, np.int64)
+    rank_of_text[1:][order] = np.arange(1, len(texts) + 1)
+    return np.lexsort((rank_of_text[ties.codes], seconds))
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zoneinfo import available_timezones
 
 import numpy as np
 
@@ -266,6 +267,10 @@ def _check_arguments(args: ConvertArguments) -> None:
             raise UsageError(f"{option}: expected one character, found {getattr(args, option)!r}")
     if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
+    if args.timezone is not None and args.timezone not in available_timezones():
+        raise UsageError(
+            f"timezone: found {shown(args.timezone)}, expected a zone such as Europe/Oslo"
+        )
 
 
 def _format_time(seconds: float) -> str:

@@ -25,6 +25,8 @@ _EPOCH = (25 * 10**7, 199 * 10**7)
 _MIN_SHARE = 0.99  # of the numbers of a column must be epochs of one unit
 _NUMBER = r"^[+-]?\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d+)?$"
 _ISO = r"^\d{4}[-/.]"
+# A clock and then a zone: 12:00Z, 12:00 UTC, 12:00-04:00
+_WITH_ZONE = r":.*(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)\s*$"
 # A date whose first number is the day or the month; only the column as a whole can tell which.
 _DAY_OR_MONTH = r"^(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})"
 
@@ -55,18 +57,34 @@ class Times:
         return cls(times.seconds, +times.forms)  # without forms that no row has
 
 
-def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = None) -> Times:
-    """Read a column of times, numbers or text; times that name no zone are in UTC.
+def read_times(
+    column: pa.ChunkedArray,
+    name: str,
+    date_format: str | None = None,
+    timezone: str | None = None,
+) -> Times:
+    """Read a column of times, numbers or text.
 
     Args:
         column: [rows] of times, numbers or text.
         name: name of the column, for messages.
         date_format: unit of numbers (s, ms, us or ns), or form of text such as %d/%m/%Y %H:%M, with
             directives of Python's strptime; None to tell it by the values.
+        timezone: zone of times that name none, such as America/New_York; None for UTC.
 
     Raises:
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
+    times = _read_times_as_utc(column, name, date_format)
+    if timezone:
+        lacks_zone = _find_without_zone(column, date_format) & ~np.isnan(times.seconds)
+        times.seconds[lacks_zone] = _convert_clock(times.seconds[lacks_zone], timezone)
+        times.forms[f"without a zone, read as {timezone}"] = int(lacks_zone.sum())
+    return times
+
+
+def _read_times_as_utc(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
+    """Read a column of times as :func:`read_times` does; times that name no zone are in UTC."""
     dtype, types = column.type, pa.types
     if date_format and date_format not in _UNITS and "%" not in date_format:
         raise UsageError(
@@ -81,6 +99,31 @@ def read_times(column: pa.ChunkedArray, name: str, date_format: str | None = Non
     if is_number or types.is_string(dtype) or types.is_dictionary(dtype):
         return _read_texts(column.cast(pa.string()), name, date_format)
     raise UsageError(f"{name} holds {dtype}, which says no time")
+
+
+def _find_without_zone(column: pa.ChunkedArray, date_format: str | None) -> np.ndarray:
+    """Return [rows] bool: whether a cell is a date without a zone. Epochs are always in UTC."""
+    dtype = column.type
+    if pa.types.is_timestamp(dtype):
+        return np.full(len(column), dtype.tz is None)
+    text = column.cast(pa.string()).fill_null("")
+    has_zone = pc.match_substring_regex(text, _WITH_ZONE)
+    if not date_format or date_format in _UNITS:  # then numbers are epochs, and not digits of dates
+        has_zone = pc.or_(has_zone, pc.match_substring_regex(text, _NUMBER))
+    return ~has_zone.to_numpy()
+
+
+def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
+    """Return [n] seconds in UTC of seconds that the clocks of a zone show.
+
+    Of the hour that clocks show twice in autumn, the first is taken. The hour that they skip in
+    spring becomes its end: 02:30 becomes 03:00.
+    """
+    clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
+    is_first = np.ones(len(clock), dtype=bool)
+    local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
+    utc = local.dt.tz_convert("UTC").dt.tz_localize(None)
+    return seconds - (clock - utc).dt.total_seconds().to_numpy()
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:

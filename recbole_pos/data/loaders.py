@@ -15,7 +15,8 @@ from torch import Tensor
 
 from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.recbole_view import RecBoleView
-from recbole_pos.data.splits import PHASES
+from recbole_pos.data.splits import PHASES, VALID
+from recbole_pos.data.valid_users import find_validation_rows
 from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
@@ -230,12 +231,20 @@ class TargetLoader(FullSortEvalDataLoader):
     """An example for each held-out target, for RecBole's general models too.
 
     RecBole ranks once per user for them; here ``mask_history`` decides what is excluded.
+
+    Attributes:
+        num_targets: number of targets that all processes evaluate together.
+        rows: [n] int64 numbers of the targets that this process evaluates.
     """
 
     def __init__(self, config: Options, dataset: RecBoleView) -> None:
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
-        self.rows = np.arange(shard.rank, len(dataset), shard.size)  # of this process
+        rows = np.arange(len(dataset))
+        if dataset.phase == PHASES[VALID]:
+            rows = find_validation_rows(config, dataset)
+        self.num_targets = len(rows)
+        self.rows = rows[shard.rank :: shard.size]
         self.sample_size = len(self.rows)
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
@@ -281,13 +290,16 @@ def make_held_out_loaders(
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:
-        num_targets = len(parts[phase])
-        if 0 < num_targets < num_processes:  # one without a row would leave the others waiting
+        if not len(parts[phase]):
+            loaders[phase] = None
+            continue
+        loader = TargetLoader(config, parts[phase])
+        if loader.num_targets < num_processes:  # one without a row would leave the others waiting
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
-                f"{num_targets}; use fewer"
+                f"{loader.num_targets}; use fewer"
             )
-        loaders[phase] = TargetLoader(config, parts[phase]) if num_targets else None
+        loaders[phase] = loader
     return loaders
 
 

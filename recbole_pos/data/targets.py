@@ -60,11 +60,20 @@ class Split:
     summary: dict[str, Any]
 
     def find_targets(self, phase: int, only_newest: bool = False) -> np.ndarray:
-        """Return [interactions] bool: the targets of a phase, or the newest of them by user."""
+        """Return which interactions are targets of a phase.
+
+        Args:
+            phase: TRAIN, VALID or TEST.
+            only_newest: whether of the targets of a user only the newest one counts.
+
+        Returns:
+            [interactions] bool.
+        """
         mask = self.part == phase
         mask &= self.is_target
         if only_newest:
             targets = np.flatnonzero(mask)
+            # the log is sorted by user, so a user's newest target is before the next user's first
             is_newest = np.diff(self.log.users.numpy()[targets], append=-1) != 0
             mask[targets[~is_newest]] = False
         return mask
@@ -89,16 +98,28 @@ class LaterTargets:
         self.targets, self.weights = self.targets.to(device), self.weights.to(device)
 
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items and weights [k, n] of the n training targets from each of [k] rows on.
+        """Return the next n training targets of the same user, at or after given interactions.
 
-        Interactions that are no targets are passed over. The weight is 0 where a user has fewer.
+        Interactions that are no training targets are skipped. For example, with training targets
+        at the rows 2, 5, 7 and 9 of the log and n = 2, row 4 gets the items of rows 5 and 7.
+
+        Args:
+            rows: [k] int64 rows of the log.
+
+        Returns:
+            items: [k, n] ids of the targets.
+            weights: [k, n] how much each target counts: ``weights`` of this object, and 0 where the
+                user has fewer than n targets left.
         """
+        # places in ``targets``: of the first one at or after each row, and of the n - 1 that follow
         first = torch.searchsorted(self.targets, rows)
-        index = first[:, None] + torch.arange(len(self.weights), device=rows.device)
-        is_valid = index < len(self.targets)
-        later = self.targets[index.clamp(max=len(self.targets) - 1)]
-        is_valid &= self.users[later] == self.users[rows][:, None]
-        return self.items[later], self.weights.where(is_valid, 0.0)
+        places = first[:, None] + torch.arange(len(self.weights), device=rows.device)
+
+        # beyond the end of ``targets``, or beyond the targets of the user, there are none
+        exists = places < len(self.targets)
+        target_rows = self.targets[places.clamp(max=len(self.targets) - 1)]
+        exists &= self.users[target_rows] == self.users[rows][:, None]
+        return self.items[target_rows], self.weights.where(exists, 0.0)
 
 
 def read_ties(value: Any) -> str | int:
@@ -152,12 +173,20 @@ def find_selected(
 def _find_values(
     field: str, selection: Any, present: np.ndarray, tokens: np.ndarray | None, requires_all: bool
 ) -> list[Any]:
-    """Return those values of a field that a selection names, of the values ``present`` [n] in it.
+    """Return the values of a field that a selection of ``target_events`` names.
 
-    Values are ids of ``tokens`` [ids], or numbers if that is None.
+    Args:
+        field: name of the field, for messages.
+        selection: a value or a list of values, as the user has written them: ``[buy, cart]``.
+        present: [n] different values in the data: ids of tokens, or numbers.
+        tokens: [ids] name of each id; None for a field of numbers.
+        requires_all: whether a value that no interaction has is an error.
+
+    Returns:
+        Those of the values ``present`` that are selected.
     """
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
-    value_by_text.pop("[PAD]", None)
+    value_by_text.pop("[PAD]", None)  # the name of padding, which no interaction has
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
     values = []
     for value in selected:
@@ -323,7 +352,19 @@ def _cut_validation(
     eval_args: dict[str, Any],
     time_unit: str,
 ) -> np.ndarray:
-    """Return [interactions] int8 parts of two given ones: validation is cut from the first."""
+    """Cut validation from training, where only training and test are given as files.
+
+    Args:
+        log: all interactions.
+        given_part: [interactions] int8: TRAIN for those of the first file, TEST for the others.
+        is_possible: [interactions] bool: whether each may be a target.
+        eval_args: RecBole's option, whose ``split`` says how to cut.
+        time_unit: unit of the times in the log.
+
+    Returns:
+        [interactions] int8 of TRAIN, VALID and TEST.
+    """
+    # the default split would cut a test, too
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN
@@ -411,14 +452,22 @@ def find_repeated_targets(log: EventLog, is_target: np.ndarray) -> np.ndarray:
 
 
 def find_ties(log: EventLog) -> np.ndarray:
-    """Return [interactions] bool: whether the user has another item at the same time."""
+    """Find interactions at whose time their user has another item, too.
+
+    For example, one user's items [a, b, c, c] at the times [1, 1, 2, 2] give [True, True, False,
+    False]: nothing depends on the order of two interactions with c.
+
+    Returns:
+        [interactions] bool.
+    """
     is_tied = np.zeros(len(log), dtype=bool)
     for rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
         is_new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
-        group = np.cumsum(is_new) - 1  # one for each user and time
-        has_several = np.zeros(int(is_new.sum()), dtype=bool)
-        has_several[group[items != items[is_new][group]]] = True
+        group = np.cumsum(is_new) - 1  # [rows] number of the pair of user and time
+        first_item = items[is_new]  # [groups]
+        has_several = np.zeros(len(first_item), dtype=bool)
+        has_several[group[items != first_item[group]]] = True
         is_tied[rows] = has_several[group]
     return is_tied
 
@@ -426,14 +475,24 @@ def find_ties(log: EventLog) -> np.ndarray:
 def _choose_held_out(
     log: EventLog, part: np.ndarray, rows: np.ndarray, mode: str, user_tokens: np.ndarray
 ) -> np.ndarray:
-    """Return those of the ``rows`` of possible held-out targets that ``eval_args.target`` takes.
+    """Return those of the possible held-out targets that ``eval_args.target`` chooses.
 
-    The choice under ``random`` depends on the name of the user, not on a seed or ids.
+    Args:
+        log: the interactions.
+        part: [interactions] int8 part of each.
+        rows: [n] int64 rows of the possible targets in the log, ascending.
+        mode: all, or one a user and phase: first, last or random. A random choice depends on the
+            name of the user only, so that every model and seed has the same one.
+        user_tokens: [users] name of each user.
+
+    Returns:
+        [m] int64 rows of the chosen targets.
     """
     if mode == "all":
         return rows
     users = log.users.numpy()[rows]
-    # interactions of a user are in time order, so those of a phase follow each other
+    # One group for each user and phase. The interactions of a user are in time order, so those of a
+    # phase follow each other: a group is ``counts`` rows from ``first`` on.
     groups, first, counts = np.unique(
         users * len(PHASES) + part[rows], return_index=True, return_counts=True
     )
@@ -441,6 +500,8 @@ def _choose_held_out(
         return rows[first]
     if mode == "last":
         return rows[first + counts - 1]
+
+    # the digest of "test ann" chooses one of ann's rows in the test
     group_users, phases = np.divmod(groups, len(PHASES))
     names = user_tokens[group_users].tolist()
     texts = (f"{PHASES[phase]} {name}" for phase, name in zip(phases, names, strict=True))
@@ -545,7 +606,14 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
 
 
 def count_phases(part: np.ndarray) -> dict[str, int]:
-    """Return phase -> how many of some interactions, of which ``part`` has the parts, are in it."""
+    """Count interactions by phase.
+
+    Args:
+        part: [n] int8 part of each interaction: TRAIN, VALID or TEST.
+
+    Returns:
+        Name of the phase -> number of interactions in it.
+    """
     return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}
 
 
@@ -578,13 +646,20 @@ def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
 def find_excluded_items(
     log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the seen items that are not ranked: [n] examples, and [n] items.
+    """Return the seen items that are not ranked, as pairs of an example and an item.
 
     Args:
-        target_event, target_items: [b] row in the log, and item, of the target of each example.
+        log: the interactions, sorted by user and time.
+        target_event: [b] row in the log of the target of each example.
+        target_items: [b] item of the target of each example.
         repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
+
+    Returns:
+        examples: [n] int64 numbers of examples, from 0.
+        items: [n] int64 ids of items that are not ranked for these examples.
     """
     target = target_event.numpy()
+    # the history of an example: the rows from the first of its user up to its target
     start = log.offsets[log.users.numpy()[target]]
     items = log.items[torch.from_numpy(gather_index(start, target - start))]
     examples = torch.repeat_interleave(torch.from_numpy(target - start))

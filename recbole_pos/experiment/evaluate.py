@@ -68,6 +68,8 @@ def evaluate(
     """
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
+
+    # functions are metrics of the ranks that the run has kept
     requested = as_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
@@ -85,6 +87,8 @@ def evaluate(
         custom_values = _compute_custom_metrics(functions, ranks + 1)
         if not names:
             return custom_values
+
+    # names are metrics of RecBole's evaluator: from the kept ranks where these suffice
     names = trained["metrics"] if metrics is None else names
     cutoffs = trained["topk"] if topk is None else as_list(topk)
     options = _make_metric_options(names, cutoffs)
@@ -97,6 +101,8 @@ def evaluate(
         ranks = _read_final_ranks(folder, trained)
         if ranks is not None:
             return _compute_metrics(ranks, config) | custom_values
+
+    # else the best weights are evaluated again
     try:
         experiment = load(folder.path, options=options, dataset=dataset)
     except CheckpointError as error:  # if data only grew, a slower reading finds those of the run
@@ -116,7 +122,8 @@ def describe_evaluation(
 
     Returns:
         ``part``, ``candidates`` (which items are ranked); and of a finished run ``split``,
-        ``targets`` and ``repeated_targets`` (their numbers), ``warnings``.
+        ``targets`` and ``repeated_targets`` (their numbers; the latter not of a sample of users),
+        ``warnings``.
     """
     folder = RunFolder(run_dir)
     config = load_config(folder)
@@ -127,11 +134,13 @@ def describe_evaluation(
         return facts
     result = read_result(folder)
     split = result.split
+    is_sample = part == "valid" and "valid_users" in split  # repeated targets count all users
+    if not is_sample:
+        facts["repeated_targets"] = split["repeated_targets"].get(part)
     return {
         **facts,
         "split": split["split"],
-        "targets": split["targets"][part],
-        "repeated_targets": split["repeated_targets"].get(part),
+        "targets": {"valid": result.valid_targets, "test": result.test_targets}[part],
         "warnings": list_warnings(split, candidates, result.request_time),
     }
 
@@ -163,10 +172,15 @@ def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
 
 
 def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | None:
-    """Return the test ranks that a run has kept of its best weights ([targets], 0 for the first).
+    """Return the test ranks that a run has kept, if they are those of its best weights.
 
-    They are None if there are none, if the run was resumed since and has not been tested again, or
-    if they do not give the metrics of its result.
+    Args:
+        folder: folder of the run.
+        trained: its configuration.
+
+    Returns:
+        [targets] int64, 0 for the first. None if the run has kept none, was resumed since and not
+        tested again, or if its ranks do not give the metrics in its ``result.json``.
     """
     if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
         return None
@@ -177,12 +191,21 @@ def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | Non
 
 
 def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
-    """Return the metrics of a configuration that follow from ranks ([targets], from 0), by name."""
+    """Compute those metrics of a configuration that follow from ranks.
+
+    Args:
+        ranks: [targets] rank of each target, 0 for the first.
+        config: its metrics and cutoffs.
+
+    Returns:
+        Metric -> value, such as ``ndcg@10``, as RecBole's evaluator rounds it.
+    """
     cutoff = max(config["topk"])
     hits = torch.zeros(len(ranks), cutoff + 1, dtype=torch.long)
     hits[:, -1] = 1  # RecBole's last column: number of relevant items
     rows = np.flatnonzero(ranks < cutoff)
     hits[rows, ranks[rows]] = 1
+
     struct = DataStruct()
     struct.set(TOPK, hits)
     evaluator = Evaluator(config)

@@ -66,18 +66,27 @@ class EvaluatingTrainer(Trainer):
         model_file: str | None = None,
         show_progress: bool = False,
     ) -> dict[str, float] | None:
-        """Return the metrics of a phase by name, None without targets; arguments are RecBole's.
+        """Return the metrics of a phase (validation or test); the arguments are RecBole's.
 
-        With ``load_best_model``, the best weights are loaded first: those in ``model_file``, or if
-        None those in memory, or in the checkpoint of the run.
+        Args:
+            eval_data: loader of the phase.
+            load_best_model: whether the best weights are loaded first: those in ``model_file``; if
+                None, those in memory; if there are none, those in the checkpoint of the run.
+            model_file: a checkpoint.
+            show_progress: whether a progress bar is shown, unless the trainer has a reporter.
+
+        Returns:
+            Metric -> value, such as ``ndcg@10``; None if the phase has no targets.
         """
         if not eval_data:
             return None
+
         if load_best_model:
             if model_file is not None or self.best_weights is None:
                 load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
             else:
                 self.load_weights(self.best_weights)
+
         dataset = eval_data._dataset
         phase = dataset.phase
         reporter = self.reporter or Reporter(show_progress)
@@ -105,7 +114,17 @@ class EvaluatingTrainer(Trainer):
         return PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
-        """Return rows, scores (-inf for masked items) and targets of a batch, in RecBole's form."""
+        """Score a batch of examples; argument and return value are those of RecBole's method.
+
+        Args:
+            batched_data: the examples as an Interaction, seen items as pairs of example and item
+                (or None), and the targets as ``positive_u``, numbers of examples, and
+                ``positive_i``, items.
+
+        Returns:
+            The examples, their scores (-inf for items that are not ranked; :class:`RowScores` for
+            a large catalogue), and the targets as they came.
+        """
         self.task.advance()
         interaction, history, positive_u, positive_i = batched_data
         if not masks_history(self.config):
@@ -117,6 +136,8 @@ class EvaluatingTrainer(Trainer):
                 positive_i,
                 self.config["repeated_targets"],
             )
+
+        # a large catalogue is scored part by part, only when the collector asks for it
         if self.part_size and TARGET_EVENT in interaction:
             excluded = None
             if history is not None:
@@ -126,6 +147,7 @@ class EvaluatingTrainer(Trainer):
             items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
             scores = RowScores(lambda ids: products(states, vectors, ids), items, excluded)
             return interaction, scores, positive_u, positive_i
+
         try:
             found = self.model.full_sort_predict(interaction.to(self.device))
         except NotImplementedError:  # RecBole scores the pairs of rows and items by ``predict``
@@ -202,10 +224,13 @@ class TargetCollector(Collector):
         positive_u: Tensor,
         positive_i: Tensor,
     ) -> None:
-        """Collect the data that metrics need of a batch; the arguments are RecBole's.
+        """Collect what metrics need of a batch: hits among the best items, and ranks of targets.
 
-        They are scores [rows, items], -inf for items that are not ranked, the rows themselves, and
-        row and item of each target [targets].
+        Args:
+            scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores.
+            interaction: the rows, as RecBole's Interaction.
+            positive_u: [targets] number of the row of each target.
+            positive_i: [targets] item of each target.
         """
         scores = scores_tensor
         if not isinstance(scores, RowScores):
@@ -220,14 +245,16 @@ class TargetCollector(Collector):
             rows = scores
             items = torch.arange(1, rows.size(1), device=rows.device)
             scores = RowScores(lambda ids: rows[:, ids[0] : ids[-1] + 1], items)
-        targets = positive_i[positive_u.argsort()].to(scores.items.device)
+
+        targets = positive_i[positive_u.argsort()].to(scores.items.device)  # [rows] one for each
         if self.needs_topk or self.needs_items:
             best_scores, best = scores.find_best(max(self.topk))
             self._require_numbers(best_scores[:, 0])
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:
-            # where few items are left, excluded ones, whose score is -inf, end the list
+            # A list may end with excluded items, whose score is -inf, where fewer than k are left;
+            # a target among them is no hit.
             hits = (best == targets[:, None]) & (best_scores > -torch.inf)
             num_relevant = torch.ones_like(hits[:, :1])
             self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
@@ -244,7 +271,11 @@ class TargetCollector(Collector):
             )
 
     def get_data_struct(self) -> Any:
-        """Return what all processes have collected; ranks are not kept for the next evaluation."""
+        """Return what has been collected, of several processes together, and begin anew.
+
+        RecBole clears its own data after an evaluation; the ranks and their rows, which it does not
+        know, are cleared here.
+        """
         self.last = super().get_data_struct()
         if not current_shard().is_alone:
             collected = self.last._data_dict.items()

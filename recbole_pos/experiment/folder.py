@@ -26,6 +26,7 @@ from recbole_pos.data.targets import (
     masks_history,
     warn_of_repeats,
 )
+from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.files import (
@@ -341,7 +342,7 @@ def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
         "parameters": count_parameters(experiment.model),
         "device": describe_device(config),
         "run_dir": str(folder.path),
-        "split": dataset.split.summary,
+        "split": add_sample(dataset.split.summary, config),
     }
 
 
@@ -364,10 +365,10 @@ def make_result(
 ) -> Result:
     """Return the result of a trained run; ``test`` is None if the split has no test targets."""
     config, progress = experiment.config, experiment.trainer.progress
-    split = experiment.dataset.split.summary
+    split = add_sample(experiment.dataset.split.summary, config)
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
     num_targets = {
-        phase: 0 if loader is None else split["targets"][phase]
+        phase: 0 if loader is None else loader.num_targets
         for phase, loader in experiment.loaders.items()
     }
     candidates = describe_candidates(masks_history(config), config["repeated_targets"])

@@ -74,7 +74,19 @@ def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
 def run_in_parallel(
     args: RunArguments, config: PosConfig, run_dir: str | Path | None
 ) -> Result | None:
-    """Train in ``nproc`` processes of this machine; torch starts them again when one is killed.
+    """Train one model in ``args.nproc`` processes of this machine, as torchrun would.
+
+    torch starts all processes again when one is killed, at most ``args.max_restarts`` times. An
+    error of the program is not repeated: the process that meets it writes it into a file, and it
+    is raised here.
+
+    Args:
+        args: arguments of the run.
+        config: its options.
+        run_dir: folder of a new run; None for one of a new name. A resumed run has its own.
+
+    Returns:
+        The result of the run.
 
     Raises:
         PosError: the error of a process, or a TrainingError after too many restarts.
@@ -83,28 +95,38 @@ def run_in_parallel(
     folder = RunFolder(
         args.resume or run_dir or find_unused_path(config["dataset"], config["model"])
     )
-    run_dir = None if args.resume else folder.path
+    new_run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
+
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
-        job = args, config.plain, run_dir, gpus, pack(config["model"]), error_file
+        classes = pack(config["model"])  # of models and schemes that users have registered
         failure = None
         try:
-            results = _launch(args, work, *job)
+            results = _launch(
+                args, work, args, config.plain, new_run_dir, gpus, classes, error_file
+            )
         except KeyboardInterrupt:
             if folder.checkpoint.is_file():
                 raise Interrupted(str(folder.path), config["plugins"]) from None
-            raise  # there is nothing to continue
+            raise  # no epoch was kept, so there is nothing to resume
         except ChildFailedError as failed:
             _, failure = failed.get_first_failure()
         finally:
-            gc.collect()  # torch's store; a process forked from this one would hang at its end
+            # torch's store is part of a reference cycle. A process forked while it lives would hang
+            # at its end.
+            gc.collect()
+
         if error_file.is_file():
             name, _, text = error_file.read_text("utf-8").partition(": ")
             raise _ERRORS[name](text) if name in _ERRORS else TrainingError(f"{name}: {text}")
+
     if failure is not None:
         reason = failure.message
-        if failure.exitcode > 0:
+        # a signal ends a process with a negative code; a positive one without an error in the file
+        # is that of a process that failed before it reached our code
+        failed_to_start = failure.exitcode > 0
+        if failed_to_start:
             reason = (
                 "it could not begin. In a script, what calls recbole_pos.run must stand under "
                 '`if __name__ == "__main__":`'
@@ -112,11 +134,16 @@ def run_in_parallel(
         raise TrainingError(
             f"a process of the run was lost after {args.max_restarts} restarts: {reason}"
         )
-    return results[0]
+    return results[0]  # of the process of rank 0; the others have none
 
 
-def _launch(args: RunArguments, log_folder: str, *job: Any) -> dict[int, Result | None]:
-    """Start the processes of this machine; return the result of each by its rank.
+def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int, Result | None]:
+    """Start the processes of this machine, and return the result of each by its rank.
+
+    Args:
+        args: arguments of the run, of which the numbers of processes and restarts are read here.
+        log_folder: folder for the files that torch's launcher writes.
+        process_args: arguments of :func:`_run_process`, the same for each process.
 
     Raises:
         ChildFailedError: if a process was lost too often, when the others have ended.
@@ -126,6 +153,7 @@ def _launch(args: RunArguments, log_folder: str, *job: Any) -> dict[int, Result 
         # torch would write a table of the processes that fail or that it ends
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     config = LaunchConfig(  # as `torchrun --standalone`
         min_nodes=1,
@@ -141,10 +169,12 @@ def _launch(args: RunArguments, log_folder: str, *job: Any) -> dict[int, Result 
     try:
         # torch replaces the handlers of these signals, and does not put them back
         with _safe_path(), handle_signals(signal.default_int_handler, *stops):
-            return elastic_launch(config, _run_process)(*job)
+            return elastic_launch(config, _run_process)(*process_args)
     except SignalException as stop:
+        # The signal is raised again for this process, whose own handlers are back. If it ignores
+        # the signal, it goes on here.
         signal.raise_signal(stop.sigval)
-        raise KeyboardInterrupt from None  # this process ignores the signal
+        raise KeyboardInterrupt from None
 
 
 @contextmanager
@@ -168,19 +198,31 @@ def _run_process(
     packed: bytes,
     error_file: Path,
 ) -> Result | None:
-    """Train as a process that ``--nproc`` starts.
+    """Train as one of the processes that ``--nproc`` has started.
+
+    torch starts all processes again whenever one of them fails. That helps after a kill, but an
+    error of the program would come again. So the first process with an error writes it into
+    ``error_file``, and processes that find this file end without training.
 
     Args:
-        args, plain, run_dir, gpus: as of :func:`run_as_rank`.
-        packed: classes to register.
-        error_file: the first process with an error writes it there. torch starts all processes
-            again, as after a kill, and they end at once: the error would only come again.
+        args: arguments of the run.
+        plain: options of the whole run.
+        run_dir: folder of a new run; None if a run is resumed.
+        gpus: GPUs of the processes of this machine, see :func:`list_gpus`.
+        packed: models and schemes that users have registered, see ``config.plugins.pack``.
+        error_file: file for the error, which does not exist before.
+
+    Returns:
+        The result in process 0; None in the others, and where an error has been written.
     """
     if error_file.is_file():
         return None
 
     def interrupt(*_: Any) -> None:
-        """Interrupt once: a terminal sends Ctrl-C to this process and its parent, which ends it."""
+        """Interrupt the training at the first signal, and ignore those that follow.
+
+        Two come at Ctrl-C: one from the terminal, one from the parent, which ends this process.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -191,9 +233,11 @@ def _run_process(
     try:
         return run_as_rank(args, plain, run_dir, gpus)
     except KeyboardInterrupt:
-        signal.raise_signal(signal.SIGKILL)  # Python's own end takes a second
+        # the checkpoint is written; a kill ends the process a second sooner than Python would
+        signal.raise_signal(signal.SIGKILL)
         raise
     except Exception as error:
+        # only the first process succeeds in creating the file
         with suppress(FileExistsError), error_file.open("x", encoding="utf-8") as file:
             file.write(f"{type(error).__name__}: {error}")
         raise
@@ -214,13 +258,18 @@ def run_as_rank(
         The result in process 0; None in the others.
     """
     gpu = gpus[int(os.environ["LOCAL_RANK"])]
-    if gpu:  # torch is to see no other GPU
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    elif "OMP_NUM_THREADS" not in os.environ:  # the processes share the cores
-        torch.set_num_threads(max(1, count_cores() // len(gpus)))
-    folder = None if args.resume is None else RunFolder(args.resume)
-    if folder is None and run_dir and _count_restarts():
-        folder = RunFolder(run_dir) if RunFolder(run_dir).checkpoint.is_file() else None
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # torch sees no other GPU
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, count_cores() // len(gpus)))  # the processes share the cores
+
+    # The folder to resume from: the one that the user names; after a restart, that of this run, if
+    # an epoch was kept. None for a run that begins.
+    resumed_folder = None if args.resume is None else RunFolder(args.resume)
+    if resumed_folder is None and run_dir and _count_restarts():
+        own_folder = RunFolder(run_dir)
+        resumed_folder = own_folder if own_folder.checkpoint.is_file() else None
+
     with _process_group("nccl" if gpu else "gloo") as rank:
         if rank == 0 and _count_restarts():
             logging.getLogger(__name__).warning(
@@ -228,10 +277,10 @@ def run_as_rank(
             )
         config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-        reporter = Reporter(False)
-        if rank == 0:
-            reporter = Reporter(args.verbose, as_json=args.as_json)
-        return train(config, folder, run_dir, reporter)
+        # only the first process prints
+        is_verbose = args.verbose and rank == 0
+        reporter = Reporter(is_verbose, as_json=args.as_json and rank == 0)
+        return train(config, resumed_folder, run_dir, reporter)
 
 
 def _count_restarts() -> int:

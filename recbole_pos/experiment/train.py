@@ -193,6 +193,9 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     reporter.write_json("start", facts)
     if split := describe_split(experiment.dataset.split.summary):
         reporter.line(split)
+    if loaders["valid"] and experiment.config["valid_users"] is not None:
+        number = experiment.config["valid_users"]
+        reporter.line(f"validation on a sample of {number:,} users (valid_users), the test on all")
     if not loaders["valid"] or not experiment.config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         reporter.line(f"no validation: every epoch is trained and {end}")

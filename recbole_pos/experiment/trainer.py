@@ -155,9 +155,11 @@ class PosTrainer(EvaluatingTrainer):
         with the next epoch.
 
         Args:
-            train_data, valid_data: loaders; without validation data every epoch is trained.
+            train_data: loader of the training data; one of RecBole is replaced by one of ours.
+            valid_data: loader of the validation data; without it every epoch is trained.
             verbose: whether epochs are printed, unless the trainer has a reporter.
-            saved, show_progress: whether checkpoints are written, and progress is shown.
+            saved: whether checkpoints are written.
+            show_progress: whether a progress bar is shown within an epoch.
             callback_fn: called with the epoch and its ``valid_metric`` after each validation.
 
         Returns:
@@ -169,15 +171,19 @@ class PosTrainer(EvaluatingTrainer):
             self.loader.get_model(self.model)
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.reporter = self.reporter or Reporter(verbose)
+
         progress = self.progress
         if progress.next_epoch == 0:
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
             log_notices(self.model, trains_every_position)
+
         file = Path(self.saved_model_file)
-        if saved and self.run is None:  # RecBole's folder may not exist yet
+        if saved and self.run is None:  # without a run folder, in RecBole's, which may be missing
             file.parent.mkdir(parents=True, exist_ok=True)
-        writes = saved and self.shard.rank == 0
-        self.writer = CheckpointWriter(file if writes else None, functools.partial(capture, self))
+        writes_checkpoints = saved and self.shard.rank == 0
+        capture_state = functools.partial(capture, self)
+        self.writer = CheckpointWriter(file if writes_checkpoints else None, capture_state)
+
         try:
             while progress.next_epoch < self.epochs and not progress.stopped:
                 epoch = progress.next_epoch
@@ -195,7 +201,12 @@ class PosTrainer(EvaluatingTrainer):
         return progress.best_score, progress.best_result
 
     def _finish_epoch(self, line: dict[str, Any], keep_now: bool) -> None:
-        """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics."""
+        """Call the callbacks after an epoch, and keep its checkpoint and its line of metrics.
+
+        Args:
+            line: the epoch's line for metrics.jsonl; ``valid`` is None if no validation was due.
+            keep_now: whether the checkpoint is written at once, and not when the writer finds time.
+        """
         progress = self.progress
         epoch, valid = line["epoch"], line["valid"]
         progress.history.append(line)
@@ -214,22 +225,36 @@ class PosTrainer(EvaluatingTrainer):
     ) -> dict[str, Any]:
         """Train one epoch, and return its line for metrics.jsonl, without validation metrics yet.
 
-        The arguments are those of RecBole's method, ``loss_func`` of a batch.
+        Args:
+            train_data: the loader of the training data.
+            epoch_idx: number of the epoch, from 0.
+            loss_func: returns the loss of a batch; the model's own by default.
+            show_progress: whether a progress bar is shown.
+
+        Returns:
+            ``epoch``, mean ``loss`` of a target, ``valid`` (None), ``seconds`` and
+            ``targets_per_second``.
         """
         started = time.perf_counter()
         self.model.train()
+
+        # A schedule that ends with the training needs the number of all steps. Only now the loader
+        # can tell it, and it may depend on the epoch.
         warmup = self.config["warmup_steps"]
         if (self.config["lr_scheduler"] in PER_STEP or warmup) and self.planned_steps == 0:
-            train_data.set_epoch(0)  # the number of batches may depend on the epoch
+            train_data.set_epoch(0)
             self.planned_steps = self.epochs * len(train_data)
             if warmup >= self.planned_steps > 0:
                 text = (
                     f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
                 )
                 warnings.warn(text, RunWarning, 2)
+
+        # Of several processes, each computes its share of the loss; the gradients are summed up.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
+
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
         watch = LossWatch(functools.partial(self._refuse_loss, epoch_idx))
@@ -249,8 +274,9 @@ class PosTrainer(EvaluatingTrainer):
                     callback.on_step(self.steps, loss)
                 task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
             mean_loss = watch.compute_mean()
+
         if self.shared_loss is not None:
-            self.shared_loss.broadcast_buffers()
+            self.shared_loss.broadcast_buffers()  # all processes evaluate the same model
         seconds = time.perf_counter() - started
         self.progress.training_seconds += seconds
         self.progress.trained_targets += train_data.num_targets
@@ -263,21 +289,42 @@ class PosTrainer(EvaluatingTrainer):
         }
 
     def _share_loss(self, loss_func: Callable[[Any], Any], epoch: int) -> distributed.SharedLoss:
-        """Seed this process for an epoch; return a loss whose gradients all processes sum up."""
-        # each process has other dropout and negatives, in each epoch, by two primes; the seed does
-        # not depend on earlier epochs, so a resumed run samples the same
+        """Seed this process for an epoch, and return a loss whose gradients are summed up.
+
+        Each process has its own dropout and negatives in each epoch: two primes keep the seeds
+        apart. The seed does not depend on earlier epochs, so that a resumed run samples the same.
+
+        Args:
+            loss_func: returns the loss of this process's part of a batch.
+            epoch: number of the epoch, from 0.
+
+        Returns:
+            A function like ``loss_func``, after whose backward pass all processes have the gradient
+            of the whole batch.
+        """
         offset = 7919 * self.shard.rank + 104729 * epoch
         init_seed((self.config["seed"] + offset) % 2**32, self.config["reproducibility"])
         self.shared_loss = self.shared_loss or distributed.SharedLoss(self.model, loss_func)
         return self.shared_loss
 
     def _step(self, loss_func: Any, batch: Any, watch: LossWatch, step: int) -> Tensor:
-        """Take a step of an epoch; return its loss, a scalar that is not copied to the CPU."""
+        """Take one step: compute the loss of a batch, its gradient, and update the weights.
+
+        Args:
+            loss_func: returns the loss of a batch, or a tuple of parts whose sum is the loss.
+            batch: the batch.
+            watch: is told the loss; it raises an error if the loss is not finite.
+            step: number of the step in its epoch, for that error.
+
+        Returns:
+            The loss, a scalar on the model's device. It is not copied to the CPU, which would wait.
+        """
         self.optimizer.zero_grad()
         if self.kept_gradient is not None:
             self.kept_gradient.clear()
         with self.precision.autocast():
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
+
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
         self._require_loss(loss)
         reported_loss = loss.detach()
@@ -288,6 +335,7 @@ class PosTrainer(EvaluatingTrainer):
             reported_loss = distributed.sum_over_processes(loss)
             num_targets = self.shard.num_batch_targets
         watch.add(self._prepare_to_watch(reported_loss), step, batch, num_targets)
+
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -310,17 +358,26 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def _prepare_to_watch(self, loss: Tensor) -> Tensor | float:
-        """Return a loss for a LossWatch: a number, or a tensor if the optimiser skips bad steps."""
+        """Return the loss of a step in the form in which a :class:`LossWatch` takes it.
+
+        On a CPU it is a number, and the watch stops before weights are spoiled. On a GPU it is a
+        tensor, which the watch reads some steps later; until then a fused optimiser is told to skip
+        steps whose loss is not finite.
+        """
         is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
         if not is_fused or loss.device.type == "cpu":
             return float(loss)
-        self.optimizer.found_inf = (~loss.isfinite()).any().float()  # the watch reads it too late
+        self.optimizer.found_inf = (~loss.isfinite()).any().float()
         return loss
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
-        """Keep the gradient of a large item table, if it is worth keeping, in a ``with`` block."""
-        # processes send each other dense gradients
+        """Keep the gradient of a large item table between steps, in a ``with`` block.
+
+        A step touches few rows of such a table. Its gradient is kept, and of it only these rows are
+        set to zero, instead of a new table of zeros in each step.
+        """
+        # several processes send each other the whole gradient, so nothing is gained there
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             yield
@@ -337,20 +394,33 @@ class PosTrainer(EvaluatingTrainer):
         raise TrainingError(f"loss is {loss} in epoch {epoch}, batch {step}. Likely cause: {cause}")
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
-        """Add metrics to an epoch's line if they are due; return whether it is the best so far."""
+        """Validate after an epoch if that is due, and keep the weights of the best epoch.
+
+        Without validation data, and with ``eval_step: 0``, the newest epoch counts as the best one.
+
+        Args:
+            valid_data: loader of the validation data, or None.
+            line: the epoch's line for metrics.jsonl; ``valid`` gets the metrics.
+            show_progress: whether a progress bar is shown.
+
+        Returns:
+            Whether the metrics of this epoch are the best so far; False if there are none.
+        """
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]
             self.best_weights = copy.deepcopy(extract_weights(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
-            return False
+            return False  # a validation is due every ``eval_step`` epochs
+
         started = time.perf_counter()
         metrics = self.evaluate(valid_data, load_best_model=False, show_progress=show_progress)
         assert metrics is not None  # there are validation data
         score = calculate_valid_score(metrics, self.valid_metric)
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
+
         best_score = progress.best_score
         if best_score is None:
             best_score = -math.inf if self.valid_metric_bigger else math.inf
@@ -362,6 +432,7 @@ class PosTrainer(EvaluatingTrainer):
             bigger=self.valid_metric_bigger,
         )
         progress.best_score, progress.steps_without_gain, progress.stopped, has_improved = outcome
+
         if has_improved:
             progress.best_epoch = line["epoch"]
             progress.best_result = metrics

@@ -1,6 +1,7 @@
-"""Training runs on Ray, for ``tune`` and ``compare``: one machine or a cluster, kept and resumed.
+"""Training runs of ``tune`` and ``compare``, on this machine or a Ray cluster, kept and resumed.
 
-``worker`` trains one run in a process of Ray's; ``cluster`` starts Ray or joins a cluster.
+``worker`` trains one run in a process; ``local_runs`` starts such processes on this machine,
+``cluster`` starts Ray or joins a cluster.
 """
 
 DONE, FAILED = "done", "failed"  # statuses of a run that has ended

@@ -47,6 +47,7 @@ class FittedModel:
     def __init__(
         self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
     ) -> None:
+        """Take over the parts of an experiment; see the attributes of the class."""
         self.experiment, self.folder, self.resources = experiment, folder, resources
         self.config, self.dataset = experiment.config, experiment.dataset
         self.model, self.loaders = experiment.model, experiment.loaders
@@ -67,13 +68,23 @@ class FittedModel:
         part: str = "test",
         mask_history: bool | None = None,
     ) -> pd.DataFrame:
-        """Compute metrics of the model; for arguments and errors see :func:`recbole_pos.evaluate`.
+        """Compute metrics of the model on interactions that were held out from its training.
+
+        Args:
+            metrics: names such as ``NDCG``, or functions of ranks; by default those of the run.
+            topk: lengths of the rankings that metrics read; by default those of the run.
+            part: which held-out interactions are the targets, ``test`` or ``valid``.
+            mask_history: whether seen items are no candidates; by default as in the run.
 
         Returns:
             A row for each metric, in one column named like the part. ``attrs`` has the protocol:
             model, dataset, targets, split, candidates, seed, ...
+
+        Raises:
+            UsageError: if the model has no run folder, or as in :func:`recbole_pos.evaluate`.
         """
         folder = self._require_folder("evaluate")
+        # A model loaded without data has a catalogue of items only; evaluate reads the data then.
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
@@ -87,8 +98,11 @@ class FittedModel:
     def collect_facts(self) -> dict[str, Any]:
         """Return facts of the model by name.
 
-        If its run is finished, epochs, split, candidates and warnings of its test are among them.
+        Returns:
+            Model, dataset, seed, and numbers of users, items, interactions and parameters. If the
+            run is finished, also its epochs, split, candidates, test targets and warnings.
         """
+        # Users and items without the padding id 0.
         config, dataset, result = self.config, self.dataset, self.result
         num_interactions = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         facts = {
@@ -126,6 +140,7 @@ class FittedModel:
         Raises:
             UsageError: if the folder holds a run already, or the model has no run folder.
         """
+        # Refuse a folder in use, and find the dataset.
         target = RunFolder(path)
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
@@ -138,24 +153,34 @@ class FittedModel:
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
             warnings.warn(text, RunWarning, 2)
+
+        # Copy the data, then the run, so that a run is there only if its data are.
         make_folder(target.path)
         if data:
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
         config = folder.read_config()
-        if not data and dataset_folder.is_dir():  # the run may name a folder that is gone
+        # The configuration of a run that was moved may name a folder that is gone.
+        if not data and dataset_folder.is_dir():
             config["data_path"] = self.config.plain["data_path"]
         copy_run(folder, target, with_results=True, config=config)
         return target.path
 
     def _require_folder(self, action: str) -> RunFolder:
-        """Return the folder of the run; raise a UsageError that names the action without one."""
+        """Return the folder of the run; raise a UsageError if there is none.
+
+        Args:
+            action: what needs the folder, such as ``save``, with which the message begins.
+        """
         if self.folder is None or not self.folder.checkpoint.is_file():
             raise UsageError(f"{action}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
 
     def __repr__(self) -> str:
-        """Return lines about dataset, training, protocol, metrics and warnings."""
+        """Return lines about dataset, training, protocol, metrics and warnings.
+
+        Without the result of a finished run there are only the first two.
+        """
         facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
         headline = f"{facts['model']} on {facts['dataset']}: {counts}"
@@ -187,10 +212,15 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 
 @contextmanager
 def undone_on_error(*objects: Any) -> Iterator[None]:
-    """Undo changes of the attributes of objects, and of dicts in them, if a ``with`` block fails.
+    """Give objects their old attributes back if the ``with`` block raises an exception.
 
-    Tensors are not copied, so they must be replaced, not changed.
+    Attributes that are dicts, as those of a torch module's buffers, are copied and get their old
+    entries back. Tensors are not copied, so the block must replace and not change them.
+
+    Args:
+        objects: the objects.
     """
+    # The attributes of each object as they are before the block.
     kept = [
         {name: copy.copy(x) if isinstance(x, dict) else x for name, x in vars(one).items()}
         for one in objects

@@ -41,7 +41,7 @@ from recbole_pos.values import SECONDS, listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
-MODEL, POPULARITY = "model", "popularity"
+MODEL, POPULARITY = "model", "popularity"  # what the items of a history are ranked by
 
 
 class Recommender(FittedModel):
@@ -71,7 +71,16 @@ class Recommender(FittedModel):
         folder: RunFolder | None = None,
         resources: Sequence[Any] = (),
     ) -> None:
-        """Index the items by name, and compute their shares of training interactions."""
+        """Index the items by name, and compute their shares of training interactions.
+
+        Args:
+            experiment: the trained model with its configuration and dataset.
+            growth: numbers of interactions, users and items that came after the training.
+            unknown_users: users who are in the dataset, but whom the model cannot recommend to by
+                their own interactions.
+            folder: folder of the run, if there is one.
+            resources: objects that must live as long as this one, such as temporary folders.
+        """
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
         dataset = experiment.dataset
@@ -111,14 +120,16 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
+        # Try without the dataset if that is requested, or if there is none.
         has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
         trained = None
         if histories_only or not has_data:
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
-            except NeedsDataset:
+            except NeedsDataset:  # the model reads more of the dataset than names of items
                 if not has_data:
                     raise
+
         if trained is None:
             trained = cls._load_with_data(run_dir, data_path)
         elif not histories_only:
@@ -129,7 +140,15 @@ class Recommender(FittedModel):
 
     @classmethod
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
-        """Load the model and its dataset, with the interactions added since training."""
+        """Load a trained model with its dataset, including interactions added since training.
+
+        The new interactions are appended to the histories of users. Models that score users by
+        their ids, and not by their histories, know no new users, who are left out then.
+
+        Args:
+            run_dir: the folder of the run.
+            data_path: the folder that holds the folder of the dataset; by default the run's.
+        """
 
         def is_by_user(dataset: Any) -> bool:
             return reads_users(dataset.config["model"], dataset.config.model_class)
@@ -144,6 +163,9 @@ class Recommender(FittedModel):
         folder = find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
+
+        # Users who get the most popular items: none of their items is known to the model, or they
+        # are new and the model scores users by their ids.
         unknown_users = list(held_out.users_without_items)
         if is_by_user(experiment.dataset):
             unknown_users = [*held_out.users, *unknown_users]
@@ -169,6 +191,8 @@ class Recommender(FittedModel):
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
+
+        # Give the new items the ids after the known ones; all of it is undone if a step fails.
         file = to_file(item_vectors)
         names, vectors = read_new_vectors(file, self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
@@ -179,11 +203,13 @@ class Recommender(FittedModel):
             self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
             self.scorer = Scorer(model, self.config, len(self.ids) + 1)
             self.num_added += len(names)
-            for cached in ("_all_items", "_unit_vectors"):
+            for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
                 self.__dict__.pop(cached, None)
+
+            # Recommend once, to see whether the model can score the new items.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-            try:  # AttrFormer's relations read attributes, and a new item has none
-                self.rank_items(self.read([history]), 1, False, self._all_items)
+            try:  # AttrFormer compares attributes of items, and a new item has none
+                self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
             except IndexError as error:
                 raise UsageError(
                     f"item_vectors: {self.config['model']} reads attributes of items, which new "
@@ -250,7 +276,7 @@ class Recommender(FittedModel):
         return pd.concat(tables, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Validate histories and look up the ids of their items; see :func:`read_histories`.
+        """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
@@ -273,10 +299,20 @@ class Recommender(FittedModel):
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
-        """Return histories with a request time (their own, ``at`` or now), if the model reads it.
+        """Return histories with the time of their request, if the model reads it.
+
+        A history with a time of its own keeps it; others get ``at``, or now.
+
+        Args:
+            histories: the histories.
+            at: time of the requests, a number in the unit of the time field, text or a date.
+
+        Warns:
+            RunWarning: the first time that now is taken.
 
         Raises:
-            UsageError: for a time that the model does not read, or before the newest interaction.
+            UsageError: for a time that the model does not read, or in no year that can be meant,
+                or if every request is before the newest interaction of its history.
         """
         if not self.scorer.reads_request:
             if at is not None or histories.at is not None:
@@ -288,7 +324,7 @@ class Recommender(FittedModel):
         if at is not None:
             default: float | np.ndarray = read_moment(at, "at", self._unit)
         elif histories.at is not None and not np.isnan(histories.at).any():
-            default = 0.0  # it is not used
+            default = 0.0  # it is not used, since each history has a time
         elif self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
         else:
@@ -296,7 +332,7 @@ class Recommender(FittedModel):
                 self._has_warned = True
                 text = "at: the model reads the time of requests: now is taken"
                 warnings.warn(text, RunWarning, 3)
-            # the clock that gave a history its times may be ahead of the clock here
+            # The clock that gave a history its times may be ahead of this machine's clock.
             default = np.maximum(time.time() / self._unit, histories.newest)
         packed = histories.with_request_time(default)
         packed.require_before(self._latest, self.config["timestamp_unit"])
@@ -322,7 +358,15 @@ class Recommender(FittedModel):
         return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
 
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
-        """Return the histories of users in the dataset, each once; by default of all that have any.
+        """Return the histories of users in the dataset.
+
+        Args:
+            users: names of users, of whom each is taken once; by default all users with an
+                interaction, whether the model knows an item of it or not.
+
+        Returns:
+            Histories with the names of the users as ``ids``; without interactions where the model
+            knows no item of a user.
 
         Raises:
             UsageError: if a user has no interaction.
@@ -333,6 +377,8 @@ class Recommender(FittedModel):
             names += self.unknown_users
         else:
             names = list(dict.fromkeys(read_names(users, "users")))
+
+        # A user without any interaction in the dataset is an error, one without known items is not.
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
@@ -343,6 +389,8 @@ class Recommender(FittedModel):
                 f"users: {len(absent)} of {len(names)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
+
+        # The log holds the interactions of each user from ``offsets`` on; take those of the users.
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         features = read_history_features(dataset).map(
             lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
@@ -359,6 +407,11 @@ class Recommender(FittedModel):
     ) -> Choice:
         """Return the items that may be recommended and their boosts; unknown names are ignored.
 
+        Args:
+            allowed: names of the only items that may be recommended; by default all.
+            excluded: names of items that may not be recommended.
+            boosts: number to add to the score of an item, by name.
+
         Raises:
             UsageError: if no item is left, or a boost is not a number.
         """
@@ -373,7 +426,20 @@ class Recommender(FittedModel):
     def make_tables(
         self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[pd.DataFrame]:
-        """Yield the table of :meth:`recommend` in parts."""
+        """Yield the table of recommendations that :meth:`recommend` returns, in several parts.
+
+        Args:
+            packed: the histories to recommend to.
+            k: number of items for each history.
+            exclude_seen: whether items of a history are not recommended to it; None decides as in
+                evaluation.
+            choice: the items that may be recommended, and their boosts.
+            because: number of past interactions to name as reasons for each item.
+
+        Yields:
+            Tables with the columns ``id``, ``rank``, ``item``, ``score``, ``by`` (model or
+            popularity) and those of the reasons. Without histories it is one table without rows.
+        """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
         pool_size = EXPLAINED_POOL if because else POOL
@@ -404,22 +470,41 @@ class Recommender(FittedModel):
     def rank_items(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
+        """Return the k items with the highest scores for each history.
+
+        Histories without a known item get the most popular items, and those with an error nothing.
+
+        Args:
+            histories: the histories.
+            k: number of items for each.
+            hides_seen: whether items of a history are not recommended to it.
+            choice: the items that may be recommended, and their boosts.
+
+        Returns:
+            Columns with an entry for each of p recommendations, in the order of the histories and
+            best first: index of the history, rank from 1, item id, score.
+        """
         k = require_k(k)
-        by_length = histories.lengths.argsort(kind="stable")  # batches with little padding
+
+        # Batches of histories of about the same length need little padding; empty ones are first.
+        by_length = histories.lengths.argsort(kind="stable")
         empty, not_empty = np.split(by_length, [np.count_nonzero(histories.lengths == 0)])
         empty = np.array([row for row in empty if row not in histories.errors], np.int64)
 
-        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
-        most_popular = Choice(choice.items)  # boosts are for scores of the model
+        # Empty columns first, so that there is something to concatenate without recommendations.
+        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
+        most_popular = Choice(choice.items)  # without boosts, which are for scores of the model
+
+        # All empty histories get the same items, unless they have lists of their own.
         if len(empty) and histories.allowed is None and histories.excluded is None:
             best = find_best_items(
                 self._score_by_popularity(histories.select(empty[:1])), most_popular, k
             )
-            score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
+            score, item = (np.repeat(x, len(empty), axis=0) for x in best)
             parts.append(to_columns(histories.ids, empty, score, item))
             empty = empty[:0]
 
+        # Rank the others in batches: empty ones by popularity, not empty ones by the model.
         for rows, ranked, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
@@ -431,6 +516,7 @@ class Recommender(FittedModel):
                 best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
                 parts.append(to_columns(histories.ids, batch_rows, *best))
 
+        # Put the entries back into the order of the histories.
         row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
@@ -478,6 +564,7 @@ class Recommender(FittedModel):
             UsageError: if no item of the history is known, the model reads no history, or an item
                 cannot be recommended.
         """
+        # The history, as a batch of one.
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
         packed = self.read([history]) if user is None else self.read_users([user])
@@ -487,6 +574,8 @@ class Recommender(FittedModel):
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
+
+        # The ids of the items to explain: the recommended ones, or the given ones.
         choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
         if items is None:
             _, _, item, _ = self.rank_items(packed, k, hides_seen, choice)
@@ -499,7 +588,9 @@ class Recommender(FittedModel):
                 f"items: {shown(self.items[seen_items[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
-        row = np.zeros_like(item)
+
+        # Leave out each interaction; of each item, the largest fall of the score comes first.
+        row = np.zeros_like(item)  # all items belong to the history 0
         effects = leave_one_out(self.scorer, packed, row, item, choice, hides_seen)
         table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
         table["item"] = self.items[item[table["pair"]] - 1]
@@ -510,9 +601,13 @@ class Recommender(FittedModel):
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """Return the vectors [b, d] of histories; products with item vectors are the scores.
+        """Return the vector of each history, whose products with item vectors are the scores.
 
-        A history without a known item, or with an error of its own, has the vector 0.
+        Args:
+            histories: b histories in the forms that :meth:`recommend` takes.
+
+        Returns:
+            [b, d] float32; zeros for a history without a known item, or one that gets no answer.
 
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
@@ -566,12 +661,23 @@ class Recommender(FittedModel):
         )
 
     def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return columns [p], nearest first: index in ``names``, rank, id of neighbour, cosine."""
+        """Return the k items whose vectors have the highest cosine with that of each given item.
+
+        Args:
+            names: names of the given items, which are not neighbours of themselves.
+            k: number of neighbours of each.
+            choice: the items that may be neighbours.
+
+        Returns:
+            Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
+            from 1, id of the neighbour, cosine.
+        """
         k = require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
         parts = []
         for rows in torch.arange(len(ids)).split(BATCH):
+            # The item itself is excluded, as a pair of its place in this batch and its id.
             states = vectors[ids[rows]]
             barred = rows - rows[:1], ids[rows]
             best = find_best_items(partial(products, states, vectors), choice, k, barred)

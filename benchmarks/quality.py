@@ -1,0 +1,116 @@
+"""Seconds of training until a model is as good as its peers': PosSASRec, RecTools and RePlay.
+
+``make bench-quality``. The sides, data and settings of ``peers.py``; after every epoch each user's
+next item is ranked among all, by the same code for all sides, outside the timed part. A side ends
+after some epochs without improvement. The level is one that every comparable side reaches with
+every seed. Writes ``results/quality_peers.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import page
+from data import next_events, training_events
+from peer_workers.common import Job
+from peers import CASES, OURS, PEERS, Case, Runs, Side, describe, make_job, run_worker, show_range
+
+SHARE = 0.98  # of what the worst run ends with: the level that all of them reach
+COMPARABLE = 0.8  # of the best side: one that ends lower sets no level
+HEADS = (
+    *("side", "s of training to the level: median (all)", "times ours", "epochs to it"),
+    *("an epoch, s", "best NDCG@10: median (all)", "epochs to that"),
+)
+
+
+def best_scores(runs: Runs) -> list[float]:
+    """Return the NDCG@10 of the best epoch of every run."""
+    return [max(value for _, value in run["points"]) for run in runs]
+
+
+def find_level(sides: dict[str, Runs]) -> tuple[float, list[str]]:
+    """Return the NDCG@10 that all runs of comparable sides reach, and these sides; ours is one."""
+    ends = {title: statistics.median(best_scores(runs)) for title, runs in sides.items()}
+    least = min(COMPARABLE * max(ends.values()), next(iter(ends.values())))
+    comparable = [title for title in ends if ends[title] >= least]
+    return SHARE * min(min(best_scores(sides[title])) for title in comparable), comparable
+
+
+def reach(runs: Runs, level: float) -> tuple[list[float], list[int]]:
+    """Return seconds and epochs of every run until its NDCG@10 first has a level."""
+    first = [
+        next((x[0], n) for n, x in enumerate(run["points"], 1) if x[1] >= level) for run in runs
+    ]
+    return [seconds for seconds, _ in first], [epochs for _, epochs in first]
+
+
+def show_all(values: list[float], form: str = "{:.1f}") -> str:
+    """Return the median, and the range of all."""
+    return f"{form.format(statistics.median(values))} {show_range(values, form)}"
+
+
+def table(sides: dict[str, Runs]) -> str:
+    """Return a row for each side, ours first; ratios are of runs with the same seed."""
+    level, comparable = find_level(sides)
+    own_seconds, _ = reach(next(iter(sides.values())), level)
+    rows = []
+    for title, runs in sides.items():
+        reached = ["not reached", "", ""]
+        if title in comparable:
+            seconds, epochs = reach(runs, level)
+            ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
+            reached = [show_all(seconds), show_all(ratios), ", ".join(map(str, epochs))]
+        epoch = statistics.median(run["points"][-1][0] / len(run["points"]) for run in runs)
+        best = best_scores(runs)
+        best_epochs = [reach([run], score)[1][0] for run, score in zip(runs, best, strict=True)]
+        ends = show_all(best, "{:.4f}"), ", ".join(map(str, best_epochs))
+        rows.append([title, *reached, f"{epoch:.2f}", *ends])
+    words = (
+        f"Level: NDCG@10 of {level:.4f}, {SHARE:.0%} of what the worst run ends with, among sides "
+        f"that end at {COMPARABLE:.0%} of the best or above."
+    )
+    return f"{words}\n\n{page.table(HEADS, rows)}"
+
+
+def run_case(case: Case, given: Any) -> tuple[Job, dict[Side, Runs]]:
+    """Return all runs of all sides in turns, a seed after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        held_out = str(Path(folder) / "next.csv")
+        job = replace(make_job(case, given, Path(folder)), held_out=held_out)
+        events = training_events(case.table(), case.length)
+        next_events(case.table(), events).to_csv(held_out, index=False)
+        sides: dict[Side, Runs] = {side: [] for side in (OURS, *(PEERS[x] for x in given.peers))}
+        for seed in range(given.seeds):
+            seeded = replace(job, seed=job.seed + seed)
+            measure = partial(run_worker, job=seeded, folder=Path(folder))
+            for side, runs in page.in_turns(sides, 1, measure).items():
+                sides[side] += runs
+                print(f"{case.title}, {side.title}: {best_scores(runs)}", flush=True)
+    return job, sides
+
+
+def main() -> None:
+    """Measure every case, with peers that have our loss, and write the page."""
+    peers = ["rectools-flat", "replay-bucket-8"]
+    options = {"seeds": 3, "patience": 20, "max_seconds": 600.0, "threads": 1}
+    given = page.parse_options(__doc__, cases=["ml-100k-50"], peers=peers, **options)
+    parts = []
+    for case in (CASES[name] for name in given.cases):
+        job, sides = run_case(case, given)
+        named = {side.title: runs for side, runs in sides.items()}
+        parts.append(f"## {case.title}\n\n{table(named)}")
+    ends = (
+        f"{given.seeds} seeds; a side ends after a patience of {given.patience} epochs or "
+        f"{given.max_seconds:g} s."
+    )
+    text = "\n\n".join((*parts, ends, describe(job, sides.items(), "GELU (RePlay: ReLU)")))
+    page.replace_section(page.RESULTS / "quality_peers.md", "quality", text)
+
+
+if __name__ == "__main__":
+    main()

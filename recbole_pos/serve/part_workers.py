@@ -1,0 +1,129 @@
+"""Processes of this machine that share numbered tasks, such as parts of recommendations.
+
+In: a function, and the numbers it is called with. Out: what it returns for each. The command hands
+out one number at a time over a pipe, so a process that is killed loses one task, which another
+process then does. Processes end when the command does, even if that is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from recbole_pos.errors import PosError
+
+MOST_LOSSES = 3  # processes of a command that may be killed before it gives up
+
+
+def run_workers(
+    function: Callable[[Any, int], Any], job: Any, numbers: list[int], num_workers: int
+) -> Iterator[Any]:
+    """Call ``function(job, number)`` for each number in ``num_workers`` processes.
+
+    Yields:
+        What the calls return, as they end, in any order.
+
+    Raises:
+        PosError: if more than :data:`MOST_LOSSES` processes were killed.
+    """
+    waiting = deque(numbers)
+    num_lost = 0
+    workers = [Worker(function, job) for _ in range(min(num_workers, len(numbers)))]
+    try:
+        for worker in workers:
+            worker.begin(waiting.popleft())
+        while busy := [worker for worker in workers if worker.number is not None]:
+            for worker in wait_for_any(busy):
+                is_done, result = worker.receive()
+                if is_done:
+                    yield result
+                else:  # the process was killed, and another one does its task
+                    num_lost += 1
+                    _require_few(num_lost)
+                    assert worker.number is not None  # else it would not be busy
+                    waiting.appendleft(worker.number)
+                    worker.restart()
+                worker.begin(waiting.popleft() if waiting else None)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def wait_for_any(workers: list[Worker]) -> list[Worker]:
+    """Wait until a task ends or a process is killed; return the processes of which one is true."""
+    by_connection: dict[Any, Worker] = {worker.connection: worker for worker in workers}
+    return [by_connection[connection] for connection in wait(list(by_connection))]
+
+
+def _require_few(num_lost: int) -> None:
+    """Raise a PosError if too many processes of the command were killed."""
+    if num_lost > MOST_LOSSES:
+        raise PosError(
+            f"{num_lost} processes were killed, perhaps for their memory; use fewer --workers. "
+            "What is written stays, and the same command resumes"
+        )
+
+
+class Worker:
+    """One process that does one task at a time, and can be started again.
+
+    Attributes:
+        number: number of the task that it is doing; None if it has none.
+        connection: the command's end of the pipe.
+    """
+
+    def __init__(self, function: Callable[[Any, int], Any], job: Any) -> None:
+        """Start the process, which waits for the number of its first task."""
+        self.function, self.job = function, job
+        self.number: int | None = None
+        self.connection: Connection
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a process in the place of the one that was lost, if there was one."""
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        self.connection, other_end = context.Pipe()
+        arguments = (other_end, self.function, self.job)
+        self.process = context.Process(target=_serve_tasks, args=arguments, daemon=True)
+        self.process.start()
+        other_end.close()  # so that the pipe ends when the process does
+
+    def begin(self, number: int | None) -> None:
+        """Let the process do the task of the given number; with None, let it rest."""
+        self.number = number
+        if number is not None:
+            with suppress(OSError):  # it is gone, which reading from the pipe will tell
+                self.connection.send(number)
+
+    def receive(self) -> tuple[bool, Any]:
+        """Return whether the task is done, and what its call returned; waits for either.
+
+        It is not done if the process was killed: then the pipe has ended without a result.
+        """
+        try:
+            return True, self.connection.recv()
+        except (EOFError, OSError):
+            return False, None
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _serve_tasks(connection: Connection, function: Callable[[Any, int], Any], job: Any) -> None:
+    """Call ``function(job, number)`` for each number that comes, until the pipe ends.
+
+    This is what a :class:`Worker` runs. Ctrl-C of a terminal reaches all processes at once; the
+    command alone handles it, and ends this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):  # the command is gone
+        while True:
+            connection.send(function(job, connection.recv()))

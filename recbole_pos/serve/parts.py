@@ -1,0 +1,512 @@
+"""Recommendations to all users as a folder of parts, so that a job that was stopped resumes.
+
+In: a run, and the users of its dataset or parquet files of histories. Out: ``part-00000.parquet``,
+``part-00001.parquet``, ... and ``_job/manifest.json``, which says what the parts are made from. A
+part is written whole or not at all, by one process. Processes of this machine are in
+``part_workers.py``, a Ray cluster in ``runs/tasks.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import torch
+
+from recbole_pos.config.arguments import PartArguments
+from recbole_pos.config.plugins import pack, unpack
+from recbole_pos.errors import PosError, UsageError
+from recbole_pos.experiment.device import count_cores, keep_freed_memory
+from recbole_pos.experiment.folder import RunFolder, make_folder
+from recbole_pos.experiment.run import Catalogue
+from recbole_pos.files import digest_file, lock_folder, remove_unfinished, write_json
+from recbole_pos.reporter import Reporter
+from recbole_pos.serve.histories import KEYS, Histories, require_columns
+from recbole_pos.serve.recommend import (
+    name_read_errors,
+    open_writer,
+    read_at,
+    read_names,
+    rename_fields,
+    report_unknown,
+    write_recommendations,
+)
+from recbole_pos.serve.recommender import Recommender
+from recbole_pos.values import shown
+from recbole_pos.version import __version__
+
+JOB_FOLDER = "_job"  # readers of parquet folders, such as pandas, skip names that begin with _
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """What a process needs to know to write any part; it is sent to other processes.
+
+    Attributes:
+        run_dir: folder of the run; paths are absolute, since other machines start elsewhere.
+        out: folder of the parts.
+        part_rows: number of users or histories in a part; the last part may have fewer.
+        histories: a parquet file, or a folder of them; None for the users of the dataset.
+        k, exclude_seen, items, exclude, data_path, at, item_vectors, because: as of
+            :func:`recbole_pos.serve.recommend.write_recommendations`.
+        packed_code: models and schemes of the user's own code, for processes that lack them.
+        num_threads: threads of each process; None leaves what torch chose.
+    """
+
+    run_dir: str
+    out: str
+    part_rows: int
+    histories: str | None = None
+    k: int = 10
+    exclude_seen: bool | None = None
+    items: str | None = None
+    exclude: str | None = None
+    data_path: str | None = None
+    at: str | None = None
+    item_vectors: str | None = None
+    because: int = 0
+    packed_code: bytes = b""
+    num_threads: int | None = None
+
+
+def recommend_to_files(
+    run_dir: str | Path,
+    settings: PartArguments,
+    users: Sequence[str] | None = None,
+    **options: Any,
+) -> Path:
+    """Write recommendations as the command does: one file or, with ``part_rows``, many parts.
+
+    Args:
+        run_dir: folder of the run.
+        settings: how parts are written; its defaults mean one file.
+        users: names of users; ``["all"]`` or None for all.
+        options: other arguments of :func:`recbole_pos.serve.recommend.write_recommendations`.
+
+    Returns:
+        The file, or the folder of parts.
+    """
+    users = None if users == ["all"] else users
+    if settings == PartArguments():
+        return write_recommendations(run_dir, users=users, **options)
+    return recommend_in_parts(make_job(run_dir, settings.part_rows, users, **options), settings)
+
+
+def make_job(
+    run_dir: str | Path, part_rows: int | None, users: Sequence[str] | None = None, **options: Any
+) -> PartJob:
+    """Return the job of a command line, with absolute paths.
+
+    Args:
+        run_dir: folder of the run.
+        part_rows: ``--part_rows``; None if it is missing.
+        users: ``--users``; None for all of them, which is what parts are for.
+        options: other fields of the job; None where an option is not given.
+
+    Raises:
+        UsageError: if the folder or the size of the parts is missing, or users are chosen.
+    """
+    if part_rows is None:
+        raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
+    if options["out"] is None or users is not None:
+        raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
+    for name in ("out", "histories", "items", "exclude", "data_path", "item_vectors"):
+        if options[name] is not None:
+            options[name] = os.path.abspath(options[name])
+    return PartJob(os.path.abspath(run_dir), part_rows=part_rows, **options)
+
+
+def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
+    """Write the parts of a job that its folder lacks; the same call resumes what was stopped.
+
+    Args:
+        job: what to recommend, and where to write it.
+        settings: ``workers``, number of processes on this machine; or ``part``, where ``2/8``
+            writes the second of eight shares of the parts, so that a scheduler can start eight such
+            commands on any machines that reach the folder; or ``address`` of a Ray cluster, whose
+            machines then write the parts.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: if an argument is wrong, or the folder holds parts of another job.
+        StorageError: if a part cannot be written; finished parts stay.
+    """
+    _require_positive(part_rows=job.part_rows, workers=settings.workers)
+    share_number, num_shares = _read_share(settings.part)
+    keep_freed_memory()
+    reporter, out = Reporter(), Path(job.out)
+    writer = PartWriter(job)
+    names = {"items": read_names(job.items), "exclude": read_names(job.exclude)}
+    report_unknown(writer.trained, reporter, **names)
+    make_folder(out / JOB_FOLDER)
+
+    # Commands of a scheduler run side by side, each on its share; any other command is alone.
+    is_alone = settings.part is None
+    with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
+        _keep_manifest(out, writer.describe())
+        missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
+        share = [n for n in missing if n % num_shares == share_number - 1]
+        if len(missing) < writer.num_parts:
+            num_there = writer.num_parts - len(missing)
+            reporter.line(f"{out}: {num_there:,} of {writer.num_parts:,} parts are there already")
+        counts: Counter[str] = Counter()
+        with reporter.task("recommending (parts)", len(share)) as task:
+            for part_counts in _write_all(job, writer, share, settings):
+                counts.update(part_counts)
+                task.advance(part_counts["users"])
+    _report(reporter, out, writer.num_parts, counts)
+    return out
+
+
+def _write_all(
+    job: PartJob, writer: PartWriter, numbers: list[int], settings: PartArguments
+) -> Iterator[Counter[str]]:
+    """Write the parts of the given numbers in this or in other processes.
+
+    Yields:
+        For each part, once it is written, its counts, see :meth:`PartWriter.write`.
+    """
+    address, workers = settings.address, settings.workers
+    is_here = address is None and workers == 1
+    if is_here or not numbers:
+        yield from map(writer.write, numbers)
+        return
+
+    trained = writer.trained
+    dataset_folder = Path(trained.config["data_path"]).resolve()
+    job = replace(
+        job,
+        data_path=job.data_path or str(dataset_folder.parent),
+        packed_code=pack(trained.config["model"]),
+        num_threads=1 if address is not None else max(1, count_cores() // workers),
+    )
+    if address is not None:
+        from recbole_pos.runs.tasks import run_tasks  # imports Ray, which takes a second
+
+        outcomes = run_tasks(try_part, job, numbers, address)
+    else:
+        from recbole_pos.serve.part_workers import run_workers
+
+        outcomes = run_workers(try_part, job, numbers, workers)
+    for outcome in outcomes:
+        if isinstance(outcome, PosError):
+            raise outcome
+        yield outcome
+
+
+def try_part(job: PartJob, number: int) -> Counter[str] | PosError:
+    """Write one part in another process than the command's.
+
+    Returns:
+        The counts of the part, or the error, which the command raises: an exception of a process
+        would reach the command as text, with the stack of that process.
+    """
+    try:
+        return get_writer(job).write(number)
+    except PosError as error:
+        return error
+    except Exception as error:  # for example of the user's own model
+        return PosError(f"part {number}: {type(error).__name__}: {error}")
+
+
+@lru_cache(maxsize=1)
+def get_writer(job: PartJob) -> PartWriter:
+    """Return the writer of a job; a process loads the model once for all its parts."""
+    return PartWriter(job)
+
+
+class PartWriter:
+    """A trained model, and the users or histories of a job, of which it can write every part.
+
+    Attributes:
+        trained: the model.
+        source: the users or histories.
+        num_parts: number of parts; one, without rows, where there is nobody to recommend to.
+    """
+
+    def __init__(self, job: PartJob) -> None:
+        """Load the model, and find out how many users or histories there are."""
+        unpack(job.packed_code)
+        if job.num_threads is not None:
+            torch.set_num_threads(job.num_threads)
+        self.job = job
+        self.trained = Recommender.load(job.run_dir, job.data_path, job.histories is not None)
+        if job.item_vectors is not None:
+            self.trained.add_items(job.item_vectors)
+        if self.trained.scorer.reads_request and job.at in (None, "now"):
+            raise UsageError(
+                f"at: {self.trained.config['model']} reads the time of the request, which must be "
+                "the same in all parts; give --at a date or a number"
+            )
+        self.choice = self.trained.choose_items(read_names(job.items), read_names(job.exclude))
+        self.source: UserSource | HistorySource
+        if job.histories is None:
+            self.source = UserSource(self.trained)
+        else:
+            self.source = HistorySource(self.trained, job.histories)
+        self.num_parts = max(1, -(-len(self.source) // job.part_rows))  # rounded up
+
+    def write(self, number: int) -> Counter[str]:
+        """Write the part of the given number, from 0.
+
+        Returns:
+            Counts of the part: ``users`` (or histories), ``rows`` (recommendations), ``unknown``
+            (items of histories that the model does not know) and ``refused`` (histories with an
+            error of their own, which get no recommendations).
+        """
+        job, trained = self.job, self.trained
+        start = number * job.part_rows
+        stop = min(start + job.part_rows, len(self.source))
+        histories = trained.add_request_time(self.source.read(start, stop), read_at(job.at))
+        counts = Counter(users=stop - start, unknown=int(histories.unknown.sum()))
+        counts["refused"] = len(histories.errors)
+
+        file = find_part(job.out, number)
+        remove_unfinished([file])  # of a process that was killed while it wrote this part
+        with open_writer(file) as write_table:
+            tables = trained.make_tables(
+                histories, job.k, job.exclude_seen, self.choice, job.because
+            )
+            for table in tables:
+                if job.histories is None:
+                    table = rename_fields(table, trained)
+                write_table(table)
+                counts["rows"] += len(table)
+        return counts
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides the content of the parts, in plain values, for the manifest.
+
+        Weights, data and the files of options are given by digests of their content: parts that
+        were made from other content must not be mixed.
+        """
+        job, trained = self.job, self.trained
+        return {
+            "model": digest_file(RunFolder(job.run_dir).require().checkpoint),
+            "data": _digest_data(trained.dataset),
+            "input": self.source.digest(),
+            "version": __version__,
+            "k": job.k,
+            "exclude_seen": trained.hides_seen(job.exclude_seen),
+            "items": _digest_option(job.items),
+            "exclude": _digest_option(job.exclude),
+            "item_vectors": _digest_option(job.item_vectors),
+            "at": job.at,
+            "because": job.because,
+            "part_rows": job.part_rows,
+            "users": len(self.source),
+            "parts": self.num_parts,
+        }
+
+
+class UserSource:
+    """The users of a dataset that have an interaction, in the order of their ids.
+
+    Attributes:
+        names: their names.
+    """
+
+    def __init__(self, trained: Recommender) -> None:
+        """List the users; those with unknown items only come last, as in ``recommend``."""
+        dataset = trained.dataset
+        has_history = dataset.log.lengths > 0
+        names = dataset.field2id_token[dataset.uid_field][has_history]
+        self.trained, self.names = trained, [*names, *trained.unknown_users]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, start: int, stop: int) -> Histories:
+        """Return the histories of the users from number ``start`` up to ``stop``."""
+        return self.trained.read_users(self.names[start:stop])
+
+    def digest(self) -> str:
+        """Return the digest of the names; their interactions are in the digest of the data."""
+        return _digest(self.names)
+
+
+class HistorySource:
+    """The histories in a parquet file, or in a folder of them, by number from 0.
+
+    A part reads only the row groups that it needs, so memory does not grow with the files.
+
+    Attributes:
+        row_groups: file, number of the row group in it, and number of its histories.
+        columns: the columns to read.
+    """
+
+    def __init__(self, trained: Recommender, path: str) -> None:
+        """Read the footers of the files; a UsageError if a file is no parquet of histories."""
+        self.trained, self.path = trained, path
+        if not (path.endswith(".parquet") or os.path.isdir(path)):
+            raise UsageError(
+                f"histories: {path}: parts are read from parquet (a file .parquet or a folder), "
+                "which can be read from the middle"
+            )
+        self.row_groups: list[tuple[str, int, int]] = []
+        with name_read_errors(path):
+            data = ds.dataset(path, format="parquet")
+            require_columns(data.schema.names, path)
+            self.columns = [name for name in KEYS if name in data.schema.names]
+            for file in data.files:
+                metadata = pq.read_metadata(file)
+                for group in range(metadata.num_row_groups):
+                    self.row_groups.append((file, group, metadata.row_group(group).num_rows))
+        self.schema = pa.schema([data.schema.field(name) for name in self.columns])
+
+    def __len__(self) -> int:
+        return sum(num_rows for _, _, num_rows in self.row_groups)
+
+    def read(self, start: int, stop: int) -> Histories:
+        """Return the histories from number ``start`` up to ``stop``.
+
+        With row groups of 100, 100 and 50 histories, 150 to 220 are the rows from 50 of the second
+        group and the first 20 of the third. Histories without an id get their number.
+        """
+        tables = [self.schema.empty_table()]
+        num_before = 0  # histories in the row groups before this one
+        with name_read_errors(self.path):
+            for file, group, num_rows in self.row_groups:
+                first = max(start - num_before, 0)
+                end = min(stop - num_before, num_rows)
+                num_before += num_rows
+                if first >= end:
+                    continue
+                table = pq.ParquetFile(file).read_row_group(group, self.columns)
+                table.validate(full=True)  # a damaged file may hold invalid text
+                tables.append(table.select(self.columns).cast(self.schema)[first:end])
+        histories = pa.concat_tables(tables)
+        if "id" not in self.columns:
+            histories = histories.append_column("id", pa.array(range(start, stop), pa.int64()))
+        try:
+            return self.trained.read(histories)
+        except UsageError as error:
+            raise UsageError(f"{self.path}, counted from {start:,}: {error}") from error
+
+    def digest(self) -> str:
+        """Return the digest of names, sizes, times of change and footers of the files.
+
+        The footer of a parquet file has the sizes and the smallest and largest values of all its
+        columns. The content itself, which may be a terabyte, is not read.
+        """
+        texts = []
+        for file in dict.fromkeys(file for file, _, _ in self.row_groups):
+            facts, footer = os.stat(file), pq.read_metadata(file).to_dict()
+            texts.append(f"{Path(file).name} {facts.st_size} {facts.st_mtime:.0f} {footer}")
+        return _digest(texts)
+
+
+def find_part(out: str | Path, number: int) -> Path:
+    """Return the path of the part of the given number, from 0."""
+    return Path(out) / f"part-{number:05d}.parquet"
+
+
+def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
+    """Write the description of a job into its folder, or require that the one there is the same.
+
+    Raises:
+        UsageError: if the folder holds parts that were made from something else.
+    """
+    file = out / JOB_FOLDER / "manifest.json"
+    # before looking for the manifest: another share may be writing both, the manifest first
+    has_parts = any(out.glob("part-*.parquet"))
+    if not file.exists():
+        if has_parts:
+            raise UsageError(f"out: {out} holds parts without {file.name}; name another folder")
+        write_json(file, description)
+        return
+    try:
+        earlier = json.loads(file.read_text("utf-8"))
+        changed = [key for key in description if earlier[key] != description[key]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} is damaged; name another folder for --out") from error
+    if changed:
+        key = changed[0]
+        raise UsageError(
+            f"out: {out} holds parts of another job: {key} was {shown(earlier[key])} and is now "
+            f"{shown(description[key])}; name another folder, or delete this one"
+        )
+
+
+def _read_share(part: str | None) -> tuple[int, int]:
+    """Return number and count of ``--part 2/8``, here (2, 8); (1, 1) if it is not given."""
+    if part is None:
+        return 1, 1
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UsageError(f"part: expected a share such as 2/8, from 1/8 to 8/8; found {part!r}")
+    return int(number), int(count)
+
+
+def _require_positive(**numbers: int) -> None:
+    """Raise a UsageError for the first of the named numbers that is less than 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise UsageError(f"{name}: expected 1 or more, found {number}")
+
+
+def _digest(texts: Iterable[str]) -> str:
+    """Return a digest of texts, in hexadecimal."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _digest_data(dataset: Any) -> str | None:
+    """Return the digest of interactions and attributes; None if the model has only names of items.
+
+    ``dataset.identity`` would be that of the training data; here the interactions count, too, that
+    the dataset has gained since.
+    """
+    if isinstance(dataset, Catalogue):
+        return None
+    digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets).data, digest_size=16)
+    for table in dataset.tables.values():
+        for field in sorted(table):
+            digest.update(_digest(dataset.field2id_token.get(field, ())).encode())
+            digest.update(np.ascontiguousarray(table[field]).ravel().data)
+    return digest.hexdigest()
+
+
+def _digest_option(path: str | None) -> str | None:
+    """Return the digest of the file that an option names; None if the option is not given.
+
+    Vectors in a ``.npy`` file have their names in a ``.txt`` file beside it, which counts, too.
+    """
+    if path is None:
+        return None
+    files = [Path(path), Path(path).with_suffix(".txt")]
+    with name_read_errors(path):
+        return _digest([digest_file(file) for file in dict.fromkeys(files) if file.is_file()])
+
+
+def _report(reporter: Reporter, out: Path, num_parts: int, counts: Counter[str]) -> None:
+    """Print what this command has written, and how many parts are missing still."""
+    reporter.line(
+        f"{counts['rows']:,} recommendations to {counts['users']:,} users or histories written"
+    )
+    if counts["unknown"]:
+        reporter.line(f"{counts['unknown']:,} items of histories are not known to the model")
+    if counts["refused"]:
+        reporter.warning(
+            f"{counts['refused']:,} histories get no answer: they lack times that the model reads, "
+            "or ask before their newest interaction"
+        )
+    num_missing = sum(not find_part(out, number).is_file() for number in range(num_parts))
+    state = f"{num_missing:,} parts are missing" if num_missing else "complete"
+    reporter.line(f"{out}: {num_parts:,} parts, {state}")
