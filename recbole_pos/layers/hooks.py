@@ -159,7 +159,7 @@ def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
 def require_result(
     found: Any, dtype: torch.dtype, shape: Sequence[int], source: nn.Module, method: str
 ) -> Tensor:
-    """Check what a method of a user's own scheme or model has returned, and return it.
+    """Check what a method of a user's own position scheme or model has returned, and return it.
 
     Args:
         found: the result.

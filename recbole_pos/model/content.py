@@ -228,8 +228,9 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
 
-    Content of another size than d is reduced to its first principal components, and scaled to the
-    size of fresh vectors. Items without content keep fresh random vectors.
+    Content of another size than d is reduced to its first principal components. These, and whitened
+    content, are scaled to the size of fresh vectors; other content is taken as it is. Items without
+    content keep fresh random vectors.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.

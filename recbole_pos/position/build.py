@@ -57,7 +57,7 @@ class Schemes:
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
 
     def attention(self) -> AttentionPosition:
-        """Build the scheme of the next layer: all schemes inside attention, as one.
+        """Build what changes the attention of the next layer: all its position schemes as one.
 
         Call it once for each layer, in order. Later layers may take over tables of the first.
         """
@@ -68,7 +68,7 @@ class Schemes:
         return scheme
 
     def _build(self, base: type[PositionScheme], layer: int) -> dict[str, Any]:
-        """Build the schemes that change the input, or those that change attention, for one layer.
+        """Build the position schemes that change the input, or those that change attention.
 
         Args:
             base: ``InputPosition`` or ``AttentionPosition``; only its subclasses are built.
@@ -211,10 +211,16 @@ class Compose(AttentionPosition):
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        """Keep the schemes; the layer computes the projections that all of them need.
+        """Combine the position schemes of one layer, which run in the order of the mapping.
 
-        That is query, key and value, or what a scheme that replaces attention asks for. Such a one
-        must be alone, as the others would be ignored.
+        The layer computes query, key and value for them, or only what a scheme that replaces
+        attention asks for. Such a scheme must be alone, as the others would be ignored.
+
+        Args:
+            schemes: position schemes inside attention, by name.
+
+        Raises:
+            UsageError: if one that replaces attention is not alone.
         """
         super().__init__()
         self.schemes = nn.ModuleDict(schemes)
@@ -251,7 +257,7 @@ class Compose(AttentionPosition):
         return v
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:
-        """Add up what the schemes add to the logits of attention.
+        """Add up what the position schemes of a layer add to the logits of attention.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -276,7 +282,7 @@ class Compose(AttentionPosition):
         batch: SequenceBatch,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Return the output of the scheme that replaces attention.
+        """Return the output of the position scheme that replaces attention, if there is one.
 
         Args:
             query, key, value: [m, h, e] packed; None where the scheme does not need it.

@@ -129,8 +129,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         The class.
 
     Raises:
-        UsageError: if the class is not a scheme or fills no hook, an option has no default, or the
-            name is taken.
+        UsageError: if the class is not a scheme or overrides no method of one, an option has no
+            default, or the name is taken.
 
     Example::
 
@@ -172,8 +172,8 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
         scheme: what the user has given.
 
     Raises:
-        UsageError: if it is no class of a scheme, or one of attention without any hook: a method of
-            ``AttentionPosition`` that it overrides.
+        UsageError: if it is no class of a scheme, or a subclass of ``AttentionPosition`` that
+            overrides none of the methods by which attention is changed.
     """
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 

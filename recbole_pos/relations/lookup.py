@@ -59,14 +59,15 @@ class BatchRelations:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Packed rows of a batch, by the places of their interactions in the log.
+    """Sequences of a batch, one after the other, by the rows of their interactions in the log.
 
     Attributes:
-        events: [m] int64 place of each interaction in the log.
-        lengths: [b] int64 number of interactions of each row.
-        chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
+        events: [m] int64 row of each interaction in the dataset's log.
+        lengths: [b] int64 number of interactions of each sequence.
+        chain: [b] int64 chain of each sequence, never falling. In a chain later interactions read
+            all earlier ones; consecutive windows of a user may share one.
         is_source: [m] bool, whether other users may read the interaction.
-        is_predicted: [b] bool, whether predictions are made from the row.
+        is_predicted: [b] bool, whether predictions are made from the sequence.
     """
 
     events: np.ndarray
