@@ -221,6 +221,8 @@ class AttrFormer(PosSASRec):
     def locate(self, batch: SequenceBatch) -> PackedSequences:
         """Find the rows of the log that a training batch is made of, and what others may read.
 
+        To read an interaction is to add its state to one's own, weighted by how they are related.
+
         Windows may overlap, so an interaction may be read by other users only in the window in
         which it is followed by a target. Without targets nothing may be read.
         """

@@ -185,10 +185,12 @@ class FGNN(GraphRecommender):
         Graph attention updates the items of a session, with ReLU between layers, and Set2Set
         summarises them as q* (FGNN, Qiu et al., CIKM 2019).
         """
+        # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         weights = self.compute_weights(graph, anchors)
         x = self.embed(graph.nodes)
         for layer_index, layer in enumerate(self.graph_layers):
+            # ReLU between layers, not before the first
             x = layer(x.relu() if layer_index else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
 

@@ -431,9 +431,10 @@ class RelationLookup:
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Decide which interactions of a batch each one may read, so that nothing leaks.
 
-        Every interaction gets an arrival time. It reads interactions of other users with an earlier
-        one, and the earlier ones of its own sequence. With ``cross_sequence: time_respecting`` the
-        arrival times are the real ones, else random ones that rise along each user's history.
+        To read an interaction is to add its state to one's own. Every interaction gets an arrival
+        time. It reads interactions of other users with an earlier one, and the earlier ones of its
+        own sequence. With ``cross_sequence: time_respecting`` the arrival times are the real ones,
+        else random ones that rise along each user's history.
 
         Args:
             rows: the sequences of the batch, with m interactions.

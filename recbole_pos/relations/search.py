@@ -183,6 +183,8 @@ def top_relations(
 ) -> Edges:
     """Return the k strongest relations of every interaction to interactions that it may read.
 
+    To read an interaction is to add its state to one's own, weighted by the relation.
+
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
     interactions of the own chain, then the nearest before the reader (in its chain, or in rank; at
     equal ranks the later in the batch). An interaction is not related to itself here.
