@@ -226,15 +226,19 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
+    # the plugin's own models are there already
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model):
-        if registered is None:  # the plugin's own models are there already
+        if registered is None:
             return
+
+    # RecBole finds its models by lower-case names of files: another one would be hidden by its own
     is_recboles = model.__module__.partition(".")[0] == "recbole"
     if not is_recboles and name.lower() in _find_recbole_models():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
+
     find_registration = ADDED.find_registration
     defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))

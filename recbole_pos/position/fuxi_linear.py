@@ -124,12 +124,13 @@ class FuXiLinear(AttentionPosition):
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
 
+        # what is learned: decays, rows p that start as sines and cosines, alpha and beta
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
         rows = torch.cat((angle.sin(), angle.cos()), 1)
         self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
-        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha and beta
+        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
