@@ -258,6 +258,7 @@ class MultiHeadAttention(nn.Module):
         return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)
 
 
+# The values of the option ``hidden_act``, as in RecBole.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,

@@ -19,6 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
+# The linear layers at the input of attention.
 PROJECTIONS = ("query", "key", "value")
 # A query or key, [m, h, e]: a Tensor, or None where ``projections`` of the scheme leaves it out.
 Projected: TypeAlias = Any

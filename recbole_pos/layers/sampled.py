@@ -44,6 +44,7 @@ from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
+# Values of ``loss_type``: losses of the target against each negative, and all sampled losses.
 BINARY = ("BCE", "gBCE")
 SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
 TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero

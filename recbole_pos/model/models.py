@@ -25,6 +25,7 @@ from recbole_pos.registry import (
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import find_recbole_properties, read_yaml
 
+# The plugin's models that take position schemes (``position``), and where their classes are.
 MODELS = Registry(
     "model",
     {
@@ -88,6 +89,7 @@ def _find_owner(name: str) -> str | None:
 
 # Custom models (register_model).
 ADDED = Registry("model", {}, "model", _find_owner)
+# All models that are not RecBole's.
 TABLES = (ADDED, MODELS, BASELINES)
 # read-only; the cast is for ChainMap, whose type asks for mutable maps
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))

@@ -1,5 +1,6 @@
 """RecBole's models that train and evaluate through the plugin, with a line about each."""
 
+# Models of histories, then models of users and items without order.
 SEQUENTIAL: dict[str, str] = {
     "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
     "GRU4Rec": "A recurrent network over the history (Tan et al., DLRS 2016).",

@@ -51,6 +51,7 @@ PERIODS = {
 
 LEVELS = (365.25, 30.4375, 1.0)  # days of year, month and day in the code of RoTE
 
+# Options of all schemes with a bank of frequencies of time (``rotary.build_time_bank``).
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
 

@@ -28,7 +28,7 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, shown
 
-KEYS = ("field", "scope", "within", "scales")
+KEYS = ("field", "scope", "within", "scales")  # that an entry of the option may have
 TABLES = ("item", "user")  # tables of entities; a field of any other has a value an interaction
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
