@@ -20,9 +20,9 @@ import pandas as pd
 import torch
 
 from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import Growth, extend_log
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
-from recbole_pos.data.targets import masks_history
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment

@@ -26,9 +26,9 @@ from recbole_pos.config.arguments import (
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
+from recbole_pos.data.candidates import describe_candidates
 from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.targets import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -341,7 +341,7 @@ def _check_configurations(plan: Plan) -> set[str]:
     # predictions of another system have no options, and are checked when the files are read.
     for table in plan.tables:
         candidates = {}
-        for row in configs.keys() & table.rows:
+        for row in filter(configs.__contains__, table.rows):
             config = configs[row]
             # None if neither user nor model sets the option, and then all items are ranked.
             excludes_seen = bool(config["mask_history"])
