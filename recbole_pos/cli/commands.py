@@ -1,6 +1,6 @@
 """The commands of ``recbole-pos``: their arguments, and the functions that run them.
 
-Each function is registered by :func:`register_command`; its docstring is the help of the command.
+Each function is registered by :meth:`Command.register`; its docstring is the help of the command.
 It gets the parsed arguments and, if it takes options of the configuration, those as well. It
 imports what it needs when it runs, so that ``--help`` does not wait for torch.
 """
@@ -13,16 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import (
-    COMMANDS,
-    Argument,
-    Parser,
-    list_config_files,
-    option,
-    parse_list,
-    read_settings,
-    register_command,
-)
+from recbole_pos.cli.parser import Command, Parser, list_files, option, read_list, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -79,7 +70,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
-    for name, command in COMMANDS.items():
+    for name, command in Command.by_name.items():
         # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
@@ -94,18 +85,17 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         subparser.add_argument("--debug", action="store_true", help="show tracebacks")
         for argument in command.arguments:
-            if isinstance(argument, Argument):
-                subparser.add(argument)
-            else:
+            if isinstance(argument, type):  # a settings class
                 subparser.add_fields(argument)
-        # What main.py needs after parsing, as attributes of the parsed arguments.
+            else:
+                subparser.add(argument)
         subparser.set_defaults(
             command=command.function, parser=subparser, configured=command.configured
         )
     return parser, commands.choices
 
 
-@register_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
+@Command.register("convert", option("EVENTS", "file or folder"), ConvertArguments)
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
@@ -118,7 +108,7 @@ def _convert(args: argparse.Namespace) -> None:
     convert(args.events, settings=read_settings(args, ConvertArguments))
 
 
-@register_command(
+@Command.register(
     "data",
     option("NAME", "nothing: list them", dest="words", nargs="*", metavar="NAME | build NAME FILE"),
     option("--data_path DIR", "folder of datasets (dataset/)", default="dataset/"),
@@ -132,7 +122,6 @@ def _data(args: argparse.Namespace) -> None:
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
 
-    # The words are none, a name, or `build`, a name and the raw files.
     match args.words:
         case []:
             list_datasets(args.data_path)
@@ -148,7 +137,7 @@ def _data(args: argparse.Namespace) -> None:
             )
 
 
-@register_command(
+@Command.register(
     "run",
     option("-h --help", "this, and the keys of MODEL"),
     _MODEL,
@@ -173,7 +162,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         return
 
     # The import takes seconds, so the line that announces the run comes first.
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     settings = read_settings(args, RunArguments)
     _announce(args, settings)
     from recbole_pos.experiment.run import run
@@ -203,7 +192,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     Reporter(settings.verbose).line(text)
 
 
-@register_command(
+@Command.register(
     "tune",
     _MODEL,
     *_DATASET,
@@ -226,11 +215,11 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
         import_named(overrides.pop("plugins", None))
     settings = read_settings(args, SearchArguments)
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
-@register_command(
+@Command.register(
     "compare",
     option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
@@ -256,7 +245,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     # `-m A,B` names models; otherwise the paths are a study (one path) or run folders (several).
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     settings = read_settings(args, CompareArguments)
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
     if comparison is None or settings.report:  # nothing was trained
@@ -274,7 +263,7 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         )
 
 
-@register_command(
+@Command.register(
     "attach",
     _TRAINED,
     option("SCHEME...", "such as kernel", dest="schemes"),
@@ -293,7 +282,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     attach(args.trained, args.schemes, overrides, settings=settings)
 
 
-@register_command(
+@Command.register(
     "update",
     _TRAINED,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
@@ -313,7 +302,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
-@register_command("models", _PLUGINS)
+@Command.register("models", _PLUGINS)
 def _models(args: argparse.Namespace) -> None:
     """List what can be run."""
     from recbole_pos.cli.listing import list_models
@@ -321,7 +310,7 @@ def _models(args: argparse.Namespace) -> None:
     list_models()
 
 
-@register_command("schemes", _PLUGINS)
+@Command.register("schemes", _PLUGINS)
 def _schemes(args: argparse.Namespace) -> None:
     """List position schemes."""
     from recbole_pos.cli.listing import list_schemes
@@ -329,7 +318,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@register_command("inspect attention", _CHECKPOINT, *_SOURCES)
+@Command.register("inspect attention", _CHECKPOINT, *_SOURCES)
 def _inspect_attention(args: argparse.Namespace) -> None:
     """Draw the attention weights of every layer and head.
 
@@ -341,7 +330,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     print(inspect_attention(args.checkpoint, args.data_path))
 
 
-@register_command(
+@Command.register(
     "inspect because",
     _CHECKPOINT,
     option("--user USER", "name of a user of the data", group="who"),
@@ -373,7 +362,6 @@ def _inspect_because(args: argparse.Namespace) -> None:
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
 
-    # Compute the effect of each past interaction, and draw it.
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
@@ -388,7 +376,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     print(picture)
 
 
-@register_command(
+@Command.register(
     "evaluate",
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
@@ -408,10 +396,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
-    # None stands for the option of the run.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = parse_list(args.metrics, "--metrics")
-    topk = parse_list(args.topk, "--topk")
+    metrics = read_list(args.metrics, "--metrics")
+    topk = read_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
@@ -429,7 +416,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         reporter.warning(text)
 
 
-@register_command(
+@Command.register(
     "split",
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
@@ -444,11 +431,11 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.split_folder import split
 
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     print(split(args.dataset, files, **overrides).to_folder(args.to))
 
 
-@register_command(
+@Command.register(
     "score",
     option("FILE...", "lists of another system; several are seeds of it", dest="files"),
     option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
@@ -471,14 +458,14 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     scored = score(args.files, args.dataset, files, **given, **overrides)
     scored.show(Reporter())
     if args.out:
         scored.write(args.out)
 
 
-@register_command(
+@Command.register(
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
     option("--config_files YAML...", "configuration", default=[]),
@@ -492,10 +479,10 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.audit import audit
 
-    print(audit(args.data, list_config_files(args.config_files), **overrides))
+    print(audit(args.data, list_files(args.config_files), **overrides))
 
 
-@register_command(
+@Command.register(
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
@@ -513,7 +500,7 @@ def _lists(args: argparse.Namespace) -> None:
     print(write_lists(args.run_dir, args.out, args.k, args.part, args.data_path))
 
 
-@register_command(
+@Command.register(
     "recommend",
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
@@ -548,7 +535,7 @@ def _recommend(args: argparse.Namespace) -> None:
     recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
-@register_command(
+@Command.register(
     "similar",
     _RUN_DIR,
     option("ITEM...", "names of items", dest="items"),
@@ -570,7 +557,7 @@ def _similar(args: argparse.Namespace) -> None:
     print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
 
 
-@register_command(
+@Command.register(
     "export",
     _RUN_DIR,
     option("--to DIR", "a new or empty folder", required=True),
@@ -589,7 +576,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@register_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
+@Command.register("serve", _RUN_DIR, ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
@@ -145,6 +145,7 @@ class Command:
     """A command of the command line, whose help is the docstring of its function.
 
     Attributes:
+        by_name: all commands by name, as ``run`` or, in a group, ``inspect attention``.
         function: what runs the command; it gets the parsed arguments.
         arguments: arguments, and settings classes, of which every field is an argument.
         configured: whether the function takes options of the configuration (``--key value``), as
@@ -152,29 +153,27 @@ class Command:
         add_help: whether argparse adds ``--help``; False for a command that has its own.
     """
 
+    by_name: ClassVar[dict[str, Command]] = {}
     function: Callable
     arguments: tuple[Argument | type, ...]
     configured: bool = False
     add_help: bool = True
 
+    @classmethod
+    def register(cls, name: str, *arguments: Argument | type, **settings: bool) -> Callable:
+        """Return a decorator that registers a function as a command.
 
-COMMANDS: dict[str, Command] = {}  # by name, as "run" or "inspect attention"
+        Args:
+            name: name of the command, as ``run`` or, in a group, ``inspect attention``.
+            arguments: arguments, and settings classes, of which every field is an argument.
+            settings: whether the command is ``configured``, and ``add_help``.
+        """
 
+        def decorate(function: Callable) -> Callable:
+            cls.by_name[name] = cls(function, arguments, **settings)
+            return function
 
-def register_command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-    """Return a decorator that registers a function as a command.
-
-    Args:
-        name: name of the command, as ``run`` or, in a group, ``inspect attention``.
-        arguments: arguments, and settings classes, of which every field is an argument.
-        settings: further attributes of :class:`Command`, by name.
-    """
-
-    def register(function: Callable) -> Callable:
-        COMMANDS[name] = Command(function, arguments, **settings)
-        return function
-
-    return register
+        return decorate
 
 
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
@@ -266,7 +265,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def parse_list(words: list[str] | None, name: str) -> Any:
+def read_list(words: list[str] | None, name: str) -> Any:
     """Return the values of an option that takes several, read as yaml.
 
     The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
@@ -284,7 +283,7 @@ def parse_list(words: list[str] | None, name: str) -> Any:
     return parse_scalar(f"[{values}]", name) if values else None
 
 
-def list_config_files(arguments: list[str]) -> list[str]:
+def list_files(arguments: list[str]) -> list[str]:
     """Return the files that ``--config_files`` names.
 
     As in RecBole, one argument may name several files with spaces between them. An argument that is

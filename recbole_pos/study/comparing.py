@@ -337,7 +337,8 @@ def _check_configurations(plan: Plan) -> set[str]:
     _require_metrics(plan, configs)
     require_twins(configs)
 
-    # Metrics are comparable only if the configurations of a table rank the same items.
+    # Metrics are comparable only if the configurations of a table rank the same items. Those with
+    # predictions of another system have no options, and are checked when the files are read.
     for table in plan.tables:
         candidates = {}
         for row in configs.keys() & table.rows:
@@ -456,19 +457,17 @@ def _train_missing(
             stop(is_started)
 
 
-def _write_and_print(
-    results: Results, reporter: Reporter, folder: Path, for_paper: bool
-) -> Compared:
+def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
     """Write the files of a comparison, print its tables, and return it.
 
     Args:
         results: results of the runs.
         reporter: prints tables, warnings and the paths of the files.
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
-        for_paper: whether files for a paper (LaTeX) are written as well.
+        latex: whether files for a paper, in LaTeX, are written as well.
     """
     files = write_results(results, folder)
-    if for_paper:
+    if latex:
         files += write_paper_files(results, folder)
 
     # Print the tables, the warnings, and the paths of the files.

@@ -84,6 +84,8 @@ class ActiveRuns:
         write_state(self.scheduler)
         if job is None:
             return
+
+        # Start processes of this machine or join a cluster, and find out how many runs fit on it.
         args, uses_gpu = self.args, bool(job.config["use_gpu"])
         self.processes = make_processes(args, uses_gpu)
         try:
@@ -93,6 +95,7 @@ class ActiveRuns:
             num_fitting = self.processes.count_concurrent_runs(self.resources)
             max_running = args.max_concurrent or num_fitting
             self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
+
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
                     # Start runs until the machines are full, or the others wait for these.
@@ -105,6 +108,7 @@ class ActiveRuns:
                         self.end(task, facts)
                     job = job or self._next_job()
         except KeyboardInterrupt:
+            # The command that resumes has to name the modules with custom models again.
             configs = self.scheduler.configs.values()
             plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
             command = make_resume_command(self.folder.path, plugins, "compare")
