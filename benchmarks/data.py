@@ -1,4 +1,7 @@
-"""Datasets of benchmarks: ml-100k, generated histories and logs, atomic files."""
+"""Datasets of the benchmarks: ml-100k, generated histories and logs, and their files.
+
+Most functions return a frame of interactions, with user, item and time (``COLUMNS``).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ GENERATED = "generated"  # dataset of :func:`write_log`
 
 
 def ml_100k() -> pd.DataFrame:
-    """Return MovieLens 100k, which RecBole's wheel brings."""
+    """Return the interactions of MovieLens 100k, a file that RecBole's wheel contains."""
     import recbole
 
     file = Path(recbole.__file__).parent / "dataset_example" / "ml-100k" / "ml-100k.inter"
@@ -24,7 +27,15 @@ def ml_100k() -> pd.DataFrame:
 def make_log(
     lengths: np.ndarray, items: np.ndarray, order: np.ndarray | None = None
 ) -> pd.DataFrame:
-    """Return users 1, 2, ... with ``lengths`` interactions each, a minute apart, in any order."""
+    """Return interactions of users 1, 2, ... as a frame.
+
+    With lengths = [2, 1] and items = [7, 8, 9], user 1 has items 7 and 8, and user 2 has item 9.
+
+    Args:
+        lengths: [users] number of interactions of each user.
+        items: [sum of lengths] items, user by user.
+        order: [sum of lengths] minute of each interaction, from 0; by default they come in order.
+    """
     order = np.arange(len(items)) if order is None else order
     return pd.DataFrame(
         {
@@ -36,7 +47,17 @@ def make_log(
 
 
 def sample_items(rng: np.random.Generator, items: int, count: int, exponent: float) -> np.ndarray:
-    """Return [count] numbers of items from 0, whose popularity is (number + 1) ** -exponent."""
+    """Return random items from 0 on, of which the first are the most popular (Zipf's law).
+
+    Args:
+        rng: source of randomness.
+        items: number of items to choose from.
+        count: number of choices.
+        exponent: item n is chosen with a probability proportional to (n + 1) ** -exponent.
+
+    Returns:
+        [count] int64 items, each below ``items``.
+    """
     popularity = np.arange(1, items + 1, dtype=float) ** -exponent
     return rng.choice(items, count, p=popularity / popularity.sum())
 
@@ -55,7 +76,7 @@ def short_histories() -> pd.DataFrame:
 
 
 def long_histories() -> pd.DataFrame:
-    """Return as many interactions a user as in ml-20m: 20 at least, 144 on average."""
+    """Return 1,000 users with as long histories as in ml-20m: 20 or more, 144 on average."""
     rng = np.random.default_rng(0)
     lengths = (20 + rng.lognormal(4.1, 1.1, 1_000)).astype(int).clip(max=3_000)
     chosen = 1 + sample_items(rng, 6_000, lengths.sum(), 0.8)
@@ -68,6 +89,8 @@ def short_sessions() -> pd.DataFrame:
     lengths = np.minimum(1 + rng.geometric(1 / 3.8, 30_000), 50)
     events = int(lengths.sum())
     item = rng.permutation(items)[sample_items(rng, items, events, 0.6)]
+
+    # One interaction in eight repeats the item of two steps before it in the same session.
     rank = np.arange(events) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     back = (rng.random(events) < 1 / 8) & (rank >= 2)
     item[back] = item[np.flatnonzero(back) - 2]
@@ -75,10 +98,15 @@ def short_sessions() -> pd.DataFrame:
 
 
 def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
-    """Return up to ``length`` + 1 interactions before those held out, of users with two or more.
+    """Return the interactions that all libraries train on: those before the held-out ones.
 
-    The cut is made here, not in a library, since the remaining interactions also decide which items
-    there are. Times become ranks: with equal times, each library would choose an order of its own.
+    Of each user with two or more of them, the last ``length`` + 1 are kept. The cut is made here,
+    not in a library, since the remaining interactions also decide which items there are. Times
+    become ranks: with equal times, each library would choose an order of its own.
+
+    Args:
+        table: all interactions.
+        length: inputs of the longest sequence; each is followed by one more as its target.
     """
     table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
     from_end = table.groupby("user_id").cumcount(ascending=False)
@@ -88,13 +116,38 @@ def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
+def next_events(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+    """Return the interaction that follows those a user trains on, to measure what a model predicts.
+
+    It is the older of the two that are held out of each user.
+
+    Args:
+        table: all interactions.
+        events: those of :func:`training_events`; users without any are left out.
+    """
+    table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
+    first = table.groupby("user_id").cumcount(ascending=False) == HELD_OUT - 1
+    return table[first & table["user_id"].isin(events["user_id"])]
+
+
 def count_targets(table: pd.DataFrame, length: int) -> int:
-    """Return the targets of an epoch of one sequence of up to ``length`` inputs a user."""
+    """Return how many items are predicted in an epoch with one sequence of each user.
+
+    Args:
+        table: interactions to train on.
+        length: most inputs of a sequence; each input has the item after it as its target.
+    """
     return int((table.groupby("user_id").size().clip(upper=length + 1) - 1).sum())
 
 
 def write_atomic(df: pd.DataFrame, folder: str | Path, name: str) -> Path:
-    """Write ``folder/name/name.inter`` as RecBole reads it; return the file."""
+    """Write interactions as a RecBole dataset, and return the file ``folder/name/name.inter``.
+
+    Args:
+        df: the interactions; columns besides user, item and time are left out.
+        folder: folder in which the dataset gets its folder.
+        name: name of the dataset.
+    """
     file = Path(folder) / name / f"{name}.inter"
     file.parent.mkdir(parents=True, exist_ok=True)
     types = {"user_id": "token", "item_id": "token", "timestamp": "float"}
@@ -104,7 +157,19 @@ def write_atomic(df: pd.DataFrame, folder: str | Path, name: str) -> Path:
 
 
 def write_log(folder: Path, events: int, each: int = 143, items: int | None = None) -> Path:
-    """Write interactions by time, ``each`` a user on average, by default of up to 27,000 items."""
+    """Write a generated RecBole dataset of any size, a million interactions at a time.
+
+    Interactions are in the order of time. Few users and items have many of them.
+
+    Args:
+        folder: folder in which the dataset gets its folder.
+        events: number of interactions.
+        each: mean number of interactions of a user.
+        items: most items there can be; by default one for 100 interactions, up to 27,000.
+
+    Returns:
+        The file of interactions.
+    """
     rng, now, batch = np.random.default_rng(0), 1_000_000_000, 1_000_000
     users, items = max(events // each, 2), items or min(max(events // 100, 2), 27_000)
     path = folder / GENERATED / f"{GENERATED}.inter"

@@ -33,7 +33,8 @@ from recbole_pos.layers.losses import full_cross_entropy
 
 SECTIONS = ("ml-20m", "ml-1m", "compile", "million", "precision")
 SECONDS = 15.0  # of an epoch that is longer: the rest is extrapolated
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16")  # values of the option ``precision``
+# Options of a run that only shows that the benchmark works.
 TINY_OPTIONS = {
     **{"hidden_size": 8, "inner_size": 8, "n_layers": 1},
     **{"MAX_ITEM_LIST_LENGTH": 10, "epochs": 1},
@@ -46,8 +47,14 @@ class Size:
     """Sizes of a dataset and of the model that learns from it.
 
     Attributes:
-        items, events, each: items and interactions that are generated, ``each`` a user on average.
+        items: number of items that are generated.
+        events: number of interactions that are generated.
+        each: mean number of interactions of a user.
         whole: how many times as many interactions the whole dataset has.
+        length: longest window of a history.
+        d: hidden size.
+        layers: number of layers.
+        batch: windows in a batch.
     """
 
     items: int
@@ -66,7 +73,18 @@ TINY = Size(40, 900, 15, whole=1, length=20, d=16, layers=1, batch=8)
 
 
 def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
-    """Return the figures of an epoch, of which the first SECONDS are measured."""
+    """Return the figures of an epoch as cells of a table; its first SECONDS are measured.
+
+    Args:
+        size: sizes of data and model.
+        folder: folder that holds the generated dataset.
+        options: further options of the run, such as ``precision``.
+
+    Returns:
+        Seconds of an epoch; share of it that was measured; seconds of the first steps; targets
+        (items that are predicted) a second; TFLOP/s; share of the fastest product of matrices; peak
+        GB.
+    """
     experiment = build(
         "PosSASRec",
         GENERATED,
@@ -80,12 +98,16 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
         train_batch_size=size.batch,
         **options,
     )
+
+    # Train for a while, and extrapolate to an epoch of the whole dataset.
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     reset_peak(trainer.device)
     timed = time_steps(trainer, loader, SECONDS)
     part = timed.targets / loader.num_targets / size.whole
     epoch_seconds = timed.seconds / part
+
+    # Compare with the fastest product of matrices in the same precision.
     flops = size.whole * epoch_flops(loader, size.d, size.layers, size.items) / epoch_seconds
     dtype = torch.bfloat16 if trainer.precision.name == "bf16" else torch.float32
     with trainer.precision.rounded_products():
@@ -102,7 +124,13 @@ def measure_epoch(size: Size, folder: str, **options: Any) -> list[str]:
 
 
 def epochs(sizes: tuple[Size, ...], option: str, values: Any) -> Rows:
-    """Yield a row for each size and value of an option."""
+    """Yield the rows of a table of epochs, its header first, with a row for each size and value.
+
+    Args:
+        sizes: sizes of data and model.
+        option: name of an option.
+        values: its values to compare.
+    """
     yield [
         *("d, layers", option, "s an epoch", "measured", "first steps, s", "targets/s"),
         *("TFLOP/s", "of a product", "GB"),
@@ -116,7 +144,15 @@ def epochs(sizes: tuple[Size, ...], option: str, values: Any) -> Rows:
 
 
 def million(items: int, positions: int, d: int) -> Rows:
-    """Yield memory of the loss over all items beside what stays, and its time."""
+    """Yield the rows of a table, its header first, of the loss over a million items.
+
+    It shows that the loss never holds the scores (logits) of all items at once.
+
+    Args:
+        items: number of items.
+        positions: number of states that are scored in a step.
+        d: hidden size.
+    """
     yield ["precision", "GB beside weights", "GB of all logits", "ms a step"]
     for dtype in ("float32", "bfloat16"):
         beside_gb, seconds = measure_loss(items, positions, d, dtype == "bfloat16")
@@ -125,12 +161,23 @@ def million(items: int, positions: int, d: int) -> Rows:
 
 
 def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[float, float]:
-    """Return GB beside weights, gradients and optimiser, and seconds of a step."""
+    """Return memory and time of a training step that consists of the loss alone.
+
+    Args:
+        items: number of items.
+        positions: number of states that are scored.
+        d: hidden size.
+        is_rounded: whether products are computed in bfloat16.
+
+    Returns:
+        Peak GB beside weights, gradients and optimiser; seconds of a step.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weight = nn.Parameter(0.02 * torch.randn(items + 1, d, device=device))
     optimizer = torch.optim.Adam([weight], fused=True)
     weight.grad = torch.zeros_like(weight)
-    optimizer.step()
+    optimizer.step()  # makes the optimiser's state, which is not the loss's memory
+
     hidden = torch.randn(positions, d, device=device, requires_grad=True)
     targets = torch.randint(1, items + 1, (positions,), device=device)
 
@@ -145,14 +192,20 @@ def measure_loss(items: int, positions: int, d: int, is_rounded: bool) -> tuple[
     before = reset_peak(device)
     step()  # warms up
     seconds = mean_seconds(step, 3, device)
+    # Less the gradient that the loss makes, which is as large as the weights.
     return peak_memory(device) - before - weight.numel() * 4 / 2**30, seconds
 
 
 def precisions(seeds: int, options: dict[str, Any]) -> Rows:
-    """Yield quality and time on ml-100k of each seed and precision."""
+    """Yield the rows of a table, its header first, of quality and time on ml-100k by precision.
+
+    Args:
+        seeds: number of seeds; each has a row for each precision.
+        options: options of the runs.
+    """
     yield ["seed", "precision", "NDCG@10", "s of training", "s to 99% of fp32"]
     for seed in range(seeds):
-        level = 0.0  # of fp32, which is the first
+        level = 0.0  # 99% of the best validation of fp32, which is trained first
         for name in PRECISIONS:
             experiment = build("PosSASRec", "ml-100k", precision=name, seed=seed, **options)
             trainer, loaders = experiment.trainer, experiment.loaders
@@ -164,7 +217,12 @@ def precisions(seeds: int, options: dict[str, Any]) -> Rows:
 
 
 def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
-    """Return the seconds of training until validation first has that NDCG@10."""
+    """Return the seconds of training until validation first reached an NDCG@10, as text.
+
+    Args:
+        history: epochs, each with its ``seconds`` and the metrics of validation under ``valid``.
+        level: the NDCG@10.
+    """
     seconds = 0.0
     for line in history:
         seconds += line["seconds"]
@@ -174,13 +232,18 @@ def _seconds_to(history: list[dict[str, Any]], level: float) -> str:
 
 
 def measure(name: str, tiny: bool) -> list[list[str]]:
-    """Return the rows of a section's table, its head first, measured in this process."""
+    """Return the rows of a section's table, its header first, measured in this process.
+
+    Args:
+        name: one of SECTIONS.
+        tiny: whether to use sizes that only show that the benchmark works.
+    """
     large, small = (TINY, TINY) if tiny else (ML_20M, ML_1M)
     if name == "ml-20m":
         rows = epochs((large,), "precision", PRECISIONS[::-1])
     elif name == "ml-1m":
         rows = epochs((small,), "precision", PRECISIONS[::-1])
-    elif name == "compile":  # which takes a minute on a CPU
+    elif name == "compile":  # only on a GPU, since compiling takes a minute on a CPU
         rows = epochs((large, small), "compile", [False, True][: 1 + torch.cuda.is_available()])
     elif name == "million":
         rows = million(*((500, 64, 8) if tiny else (1_000_000, 4_096, 128)))

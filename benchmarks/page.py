@@ -1,4 +1,8 @@
-"""The harness of all benchmarks: options, processes of their own, turns, times, tables, pages."""
+"""What all benchmarks share: options, separate processes, sides in turn, times, tables, pages.
+
+A benchmark compares sides (models, libraries) that are measured in alternation, each in a process
+of its own, and writes a table between two marks of a page (``<!-- begin NAME -->``).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,18 @@ import numpy as np
 
 HERE = Path(__file__).parent
 DOCS, RESULTS = HERE.parent / "docs", HERE.parent / "results"
-THREADS = int(os.environ.get("BENCH_THREADS", "2"))
+THREADS = int(os.environ.get("BENCH_THREADS", "2"))  # of each process that is measured
 Side, Run = TypeVar("Side"), TypeVar("Run")
 
 
 def parse_options(text: str | None, **defaults: Any) -> argparse.Namespace:
-    """Return the options of the command line; each has the type of its default.
+    """Return the options of the command line, each of the type of its default.
 
-    A list gives names, of which some can be chosen.
+    A default of False makes a switch, and a list of names an option that takes some of the names.
+
+    Args:
+        text: docstring of the benchmark, whose first line ``--help`` shows.
+        defaults: name -> default of each option.
     """
     parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
     for name, default in defaults.items():
@@ -38,7 +46,14 @@ def parse_options(text: str | None, **defaults: Any) -> argparse.Namespace:
 
 
 def run_alone(function: Callable[..., Run], *args: Any) -> Run:
-    """Return what a function returns in a new process, whose memory and allocator are its own."""
+    """Return what a function returns in a new process, so that memory and allocator are its own.
+
+    The process computes with ``THREADS`` threads. Arguments and result are printed.
+
+    Args:
+        function: a function of a module, with a result that json can hold.
+        args: its arguments.
+    """
     with ProcessPoolExecutor(1, get_context("spawn"), _set_threads, (THREADS,)) as pool:
         result = pool.submit(function, *args).result()
     print(*args, json.dumps(result), flush=True)
@@ -55,7 +70,18 @@ def _set_threads(number: int) -> None:
 def in_turns(
     sides: Iterable[Side], rounds: int, measure: Callable[[Side], Run]
 ) -> dict[Side, list[Run]]:
-    """Return all runs of each side; they alternate, so that a slow spell meets all sides."""
+    """Return the results of measuring each side several times.
+
+    Sides alternate, so that a slow spell of the machine meets all of them.
+
+    Args:
+        sides: what is compared.
+        rounds: how many times each side is measured.
+        measure: measures one side, and returns its result.
+
+    Returns:
+        side -> its results, in the order of rounds.
+    """
     runs: dict[Side, list[Run]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side in runs:
@@ -64,24 +90,33 @@ def in_turns(
 
 
 def least(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the smallest value of each figure: disturbances only make a run slower."""
+    """Return the smallest value of each figure over several runs: disturbances only add to it.
+
+    Args:
+        runs: of each run, name -> figure.
+    """
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
 def time_call(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of a call."""
+    """Return the seconds that a call takes, by a clock such as ``time.perf_counter``."""
     began = clock()
     call()
     return clock() - began
 
 
 def show_percentiles(seconds: Sequence[float], digits: int) -> str:
-    """Return p50 / p99 in milliseconds."""
+    """Return median and 99th percentile of times as text in milliseconds, such as ``1.2 / 3.4``.
+
+    Args:
+        seconds: the times.
+        digits: number of decimals.
+    """
     return " / ".join(f"{1000 * x:.{digits}f}" for x in np.percentile(seconds, (50, 99)))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table in markdown."""
+    """Return a table in markdown, from the texts of its header and of the cells in each row."""
     head = list(head)
     lines = [head, ["---"] * len(head), *map(list, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -107,7 +142,16 @@ class Report:
         at_least: float | None = None,
         at_most: float | None = None,
     ) -> None:
-        """Add a row; ``at_least`` and ``at_most`` are goals of ``ours / peer``."""
+        """Add a row that compares a figure of ours with a peer's.
+
+        Args:
+            what: what is compared.
+            ours: our figure.
+            peer: the peer's figure, by which ours is divided.
+            form: how figures are written, for ``str.format``.
+            at_least: goal, the smallest ratio that will do.
+            at_most: goal, the largest ratio that will do.
+        """
         ratio, goal, is_met = ours / peer, "none", True
         if at_least is not None:
             goal, is_met = f">= {at_least:g}", ratio >= at_least
@@ -121,7 +165,7 @@ class Report:
 
 
 def machine(threads: int = THREADS) -> str:
-    """Return processor, threads, versions and load, which every page names."""
+    """Return processor, threads, versions and load as text, which every page has."""
     import torch
 
     return (
@@ -132,7 +176,15 @@ def machine(threads: int = THREADS) -> str:
 
 
 def replace_section(page: Path, name: str, text: str) -> None:
-    """Put text between the begin and end marks of a page, and print it."""
+    """Put text between the marks ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` of a page.
+
+    The text is printed, too.
+
+    Args:
+        page: the file, in markdown.
+        name: name of the section.
+        text: its new text.
+    """
     begin, end = (f"<!-- {side} {name} -->" for side in ("begin", "end"))
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(end)

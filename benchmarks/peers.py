@@ -2,9 +2,10 @@
 
 ``make bench-peers``, or ``python benchmarks/peers.py`` where each peer has a virtual environment.
 Every run is a process of its own; the sides alternate, so that a slow spell of the machine meets
-all of them. Each side trains on the same interactions, and a worker stops if its epoch does not
-hold exactly the targets that were counted here. Writes ``results/speed_peers.md``: of each dataset
-and loss the peer with the least ratio; all are in ``results/tables/``.
+all of them. Each side trains on the same interactions, and a worker (``peer_workers/``) stops if
+its epoch does not hold exactly the targets, items to predict, that were counted here. Writes
+``results/speed_peers.md``, with the peer of the least ratio for each dataset and loss, and all
+peers into ``results/tables/``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ from data import count_targets, long_histories, ml_100k, short_histories, traini
 from page import HERE, RESULTS, in_turns, machine, parse_options, replace_section, table
 from peer_workers.common import Job
 
-Runs = list[dict[str, Any]]
+Runs = list[dict[str, Any]]  # what a worker prints, of each run of a side
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A dataset, a window length and the goal of the ratio there."""
+    """A dataset, with the length of windows.
+
+    Attributes:
+        title: what tables call it.
+        table: makes its interactions.
+        length: longest window of a history.
+        goal: ratio of speeds that we want at least.
+    """
 
     title: str
     table: Callable[[], pd.DataFrame]
@@ -43,9 +51,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Side:
-    """A library: the module that runs it, in which environment (ours has none).
+    """A library that trains.
 
-    ``settings`` are changes of the job, which our side then has too.
+    Attributes:
+        title: what tables call it.
+        module: module in ``peer_workers`` that runs it.
+        venv: name of its virtual environment; empty for the one of this process.
+        flags: arguments of the module.
+        settings: changes of the job, which our side then has, too.
     """
 
     title: str
@@ -92,8 +105,14 @@ PEERS = {
 }
 
 
-def make_job(case: Case, given: argparse.Namespace, folder: Path) -> Job:
-    """Write the training interactions of a case, and return its job with the given settings."""
+def make_job(case: Case, args: argparse.Namespace, folder: Path) -> Job:
+    """Write the training interactions of a case to a file, and return the job that workers get.
+
+    Args:
+        case: the dataset and the length of windows.
+        args: options of the command line, some of which are settings of a job.
+        folder: folder for the file.
+    """
     events = training_events(case.table(), case.length)
     events.to_csv(folder / "events.csv", index=False)
     names = {field.name for field in fields(Job)}
@@ -101,12 +120,20 @@ def make_job(case: Case, given: argparse.Namespace, folder: Path) -> Job:
         events=str(folder / "events.csv"),
         length=case.length,
         targets=count_targets(events, case.length),
-        **{name: value for name, value in vars(given).items() if name in names},
+        **{name: value for name, value in vars(args).items() if name in names},
     )
 
 
 def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
-    """Run one side to its end, and return its result."""
+    """Train one side in a process of its own, and return what it has measured.
+
+    If it fails, the benchmark ends with its error.
+
+    Args:
+        side: the library.
+        job: data, settings and times.
+        folder: folder for the file that tells the worker its job.
+    """
     file = folder / "job.json"
     job.write(file)
     environment = os.environ | {name: str(job.threads) for name in THREAD_VARIABLES}
@@ -119,7 +146,13 @@ def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def describe(job: Job, sides: Iterable[tuple[Side, Runs]], activation: str) -> str:
-    """Return the command, the settings of all sides, the machine and the versions."""
+    """Return command, settings of all sides, machine and versions, as text of a page.
+
+    Args:
+        job: the settings.
+        sides: the libraries with their runs, which tell versions.
+        activation: what to say of the activation function.
+    """
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
@@ -137,10 +170,10 @@ def describe(job: Job, sides: Iterable[tuple[Side, Runs]], activation: str) -> s
     return f"Command: `{command}`\n\n{settings}\n\n{lines}"
 
 
-HEADS = (
-    *("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)"),
-    *("theirs", "ratio: of the best (of single turns)", "goal"),
-)
+# --- speed; quality.py measures the time to a level ---
+
+HEADS = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
+HEADS = (*HEADS, "theirs", "ratio: of the best (of single turns)", "goal")
 
 
 def speeds(runs: Runs) -> list[float]:
@@ -149,12 +182,23 @@ def speeds(runs: Runs) -> list[float]:
 
 
 def show_range(values: list[float], form: str) -> str:
-    """Return the range of values."""
+    """Return ``(1 to 2)``: the smallest and largest value, written by ``form.format``."""
     return f"({form.format(min(values))} to {form.format(max(values))})"
 
 
 def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> tuple[float, list[str]]:
-    """Return the ratio of the best runs, which are the least disturbed, and the row of a peer."""
+    """Return the ratio of our speed to a peer's, and the peer's row of the table.
+
+    The ratio is that of the best runs, which are the least disturbed.
+
+    Args:
+        case: the dataset.
+        side: the peer.
+        job: the job, for the number of targets.
+        ours: our runs with the peer's settings.
+        peers: the peer's runs, in the same turns.
+    """
+    # With another number of items, the loss over all of them would be another amount of work.
     if ours[0]["items"] != peers[0]["items"]:
         sys.exit(f"{ours[0]['items']} items here, {peers[0]['items']} in {side.title}")
     ratio = max(speeds(ours)) / max(speeds(peers))
@@ -168,27 +212,34 @@ def compare(case: Case, side: Side, job: Job, ours: Runs, peers: Runs) -> tuple[
 
 
 def main() -> None:
-    """Measure every case with every peer, and write the page."""
+    """Measure every case with every peer, and write the page.
+
+    Peers with the same settings share one set of our runs. Of each dataset and loss, the page has
+    the peer with the smallest ratio, and the table of all peers has a row for each.
+    """
     times = {name: getattr(Job, f"{name}_seconds") for name in ("warmup", "min", "max")}
     times = {f"{name}_seconds": seconds for name, seconds in times.items()}
-    given = parse_options(__doc__, cases=[*CASES], peers=[*PEERS], repeats=3, threads=1, **times)
-    peers = [PEERS[name] for name in given.peers]
+    args = parse_options(__doc__, cases=[*CASES], peers=[*PEERS], repeats=3, threads=1, **times)
+    peers = [PEERS[name] for name in args.peers]
     rows, fastest, measured = [], {}, {}
-    for case in (CASES[name] for name in given.cases):
+    for case in (CASES[name] for name in args.cases):
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(case, given, Path(folder))
+            job = make_job(case, args, Path(folder))
+
             for settings in dict.fromkeys(peer.settings for peer in peers):
                 alike = [peer for peer in peers if peer.settings == settings]
                 own_job = replace(job, **dict(settings))
                 measure = partial(run_worker, job=own_job, folder=Path(folder))
-                runs = in_turns((OURS, *alike), given.repeats, measure)
+                runs = in_turns((OURS, *alike), args.repeats, measure)
+                measured |= runs
+
                 for peer in alike:
-                    found = compare(case, peer, job, runs[OURS], runs[peer])
+                    found = compare(case, peer, job, runs[OURS], runs[peer])  # ratio and row
                     rows.append(found[1])
                     print(rows[-1], flush=True)
                     key = case.title, own_job.loss
                     fastest[key] = min(fastest.get(key, found), found)
-                measured |= runs
+
     settings = describe(job, measured.items(), "the peer's activation")
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "

@@ -26,6 +26,7 @@ from pyarrow import csv
 
 from recbole_pos.experiment.folder import peak_rss_mb
 
+# A bare read of the text; a run's start that reads the text; one that reads the cache of the first.
 SIDES = ("bare", "first start", "second start")
 READ = "parse, filter, number"
 PHASES = (READ, "sort and split", "loaders")
@@ -44,14 +45,19 @@ class Phases:
         self.first = self.last = time.process_time()
 
     def end(self, name: str) -> None:
-        """Note that a phase has ended."""
+        """Note the end of a phase, which began with the end of the former one."""
         now, peak = time.process_time(), peak_rss_mb()
         self.figures |= {name: (now - self.last, peak), "all": (now - self.first, peak)}
         self.last = now
 
 
 def read_bare(path: Path, phases: Phases) -> None:
-    """Time the least that is needed: read, number, sort."""
+    """Do the least that is needed: read the text, number users and items, sort by user and time.
+
+    Args:
+        path: file of interactions.
+        phases: gets the time and memory of each phase.
+    """
     names = pa.dictionary(pa.int32(), pa.string())
     types = {"user_id:token": names, "item_id:token": names, "timestamp:float": pa.float64()}
     table = csv.read_csv(
@@ -68,7 +74,13 @@ def read_bare(path: Path, phases: Phases) -> None:
 
 
 def start_run(path: Path, memory_limit: str, phases: Phases) -> None:
-    """Time what a run does before it makes its model."""
+    """Do what a run does before it makes its model, and take the first batch of each loader.
+
+    Args:
+        path: file of interactions.
+        memory_limit: value of the option of this name.
+        phases: gets the time and memory of each phase.
+    """
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.data import preparation
     from recbole_pos.data.loaders import (
@@ -79,15 +91,17 @@ def start_run(path: Path, memory_limit: str, phases: Phases) -> None:
     from recbole_pos.data.recbole_view import make_views
     from recbole_pos.experiment.build import read_dataset
 
-    given = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
-    config = PosConfig("PosSASRec", GENERATED, None, given)
+    options = {"data_path": str(path.parent.parent), "memory_limit": memory_limit}
+    config = PosConfig("PosSASRec", GENERATED, None, options)
     sort = preparation.sort_interactions
 
-    def end_reading_and_sort(*args: Any, **options: Any) -> Any:
+    def end_reading_and_sort(*args: Any, **keywords: Any) -> Any:
+        """Sort as the package does, and note that reading has ended."""
         phases.end(READ)
-        return sort(*args, **options)
+        return sort(*args, **keywords)
 
-    preparation.sort_interactions = end_reading_and_sort  # not called where a cache is read
+    # A start that finds a cache does not sort; its reading ends with the whole.
+    preparation.sort_interactions = end_reading_and_sort
     dataset = read_dataset(config)
     if READ not in phases.figures:
         phases.end(READ)
@@ -102,7 +116,13 @@ def start_run(path: Path, memory_limit: str, phases: Phases) -> None:
 
 
 def measure(side: str, path: Path, memory_limit: str) -> dict[str, tuple[float, float]]:
-    """Return seconds and MB of the phases of one side in this process."""
+    """Return seconds and MB of each phase of a side, measured in this process with limited memory.
+
+    Args:
+        side: one of SIDES. The first and the second start differ only in what is cached.
+        path: file of interactions.
+        memory_limit: value of the option of this name.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     phases = Phases()
     read_bare(path, phases) if side == "bare" else start_run(path, memory_limit, phases)
@@ -110,7 +130,11 @@ def measure(side: str, path: Path, memory_limit: str) -> dict[str, tuple[float, 
 
 
 def tabulate_phases(best: dict[str, dict[str, tuple[float, float]]]) -> str:
-    """Return the figures of each side as a table."""
+    """Return a table with a row for each phase and a column for each side.
+
+    Args:
+        best: side -> name of a phase -> CPU-seconds and MB.
+    """
     rows = []
     for phase in (*PHASES, "all"):
         found = (best[side].get(phase) for side in SIDES)
@@ -120,29 +144,30 @@ def tabulate_phases(best: dict[str, dict[str, tuple[float, float]]]) -> str:
 
 def main() -> None:
     """Measure every side in turn, and write the page."""
-    given = parse_options(__doc__, events=5_000_000, memory_limit="auto", rounds=2)
+    args = parse_options(__doc__, events=5_000_000, memory_limit="auto", rounds=2)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that measure
     with tempfile.TemporaryDirectory() as folder:
-        path = write_log(Path(folder), given.events)
+        path = write_log(Path(folder), args.events)
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         time.sleep(2)  # files younger than that are not cached
-        size = f"{given.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of text"
+        size = f"{args.events:,} interactions, {path.stat().st_size / 1e6:,.0f} MB of text"
 
         def run_side(side: str) -> dict[str, tuple[float, float]]:
-            if side == SIDES[0]:  # a new round: the first start finds nothing
+            # A new round begins with the bare read; the first start must find nothing in the cache.
+            if side == SIDES[0]:
                 shutil.rmtree(Path(folder) / "cache", ignore_errors=True)
-            return run_alone(measure, side, path, given.memory_limit)
+            return run_alone(measure, side, path, args.memory_limit)
 
-        runs = in_turns(SIDES, given.rounds, run_side)
+        runs = in_turns(SIDES, args.rounds, run_side)
     best = {side: min(of_side, key=lambda run: run["all"]) for side, of_side in runs.items()}
     floor, first, second = (best[side]["all"][0] for side in SIDES)
     words = (
-        f"{size}; best of {given.rounds} turns, {machine(1)}. The first start takes "
+        f"{size}; best of {args.rounds} turns, {machine(1)}. The first start takes "
         f"{first / floor:.2f} times the bare read, the second {second:.1f} s."
     )
-    title = f"{given.events} interactions"
-    if given.memory_limit != "auto":
-        title += f", memory_limit {given.memory_limit}"
+    title = f"{args.events} interactions"
+    if args.memory_limit != "auto":
+        title += f", memory_limit {args.memory_limit}"
     replace_section(RESULTS / "reading.md", title, f"{words}\n\n{tabulate_phases(best)}")
 
 

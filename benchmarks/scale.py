@@ -34,9 +34,9 @@ from recbole_pos.experiment.build import Experiment  # noqa: E402
 from recbole_pos.experiment.checkpoint import capture  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
 
-MEMORY = 12 << 30  # bytes of address space
+MEMORY = 12 << 30  # bytes of address space of a process
 CPU = 150  # seconds of a cell, all phases together
-USERS = 512  # that are evaluated
+USERS = 512  # users that are evaluated
 PRODUCTS = 2e8  # logits of a step at most: a second, and not minutes, where there are many items
 FIRST = "first start"  # a side that reads the text, and leaves the cache that others start from
 MODELS = ("PosSASRec", "FPARec", "KernelAttention", "TORoPE", "AttrFormer", "PosRec")
@@ -45,12 +45,15 @@ SCE = "PosSASRec, SCE"
 
 @dataclass(frozen=True)
 class Cell:
-    """A model and the sizes that it is measured at.
+    """A cell of the tables: a model, and the sizes that it is measured at.
 
     Attributes:
         side: the model, and a loss that is not its own after a comma; or FIRST.
         axis: the size that is varied.
-        events, items, length: sizes; ``each`` is the mean number of interactions of a user.
+        events: number of interactions.
+        items: number of items.
+        length: longest window of a history.
+        each: mean number of interactions of a user.
     """
 
     side: str = ""
@@ -62,7 +65,7 @@ class Cell:
 
     @property
     def size(self) -> int:
-        """The size on its axis."""
+        """Value of the size that is varied."""
         return int(getattr(self, self.axis))
 
     @property
@@ -89,7 +92,13 @@ LONG = 2_500  # interactions of a user on the axis of lengths, so that every win
 
 
 def list_cells(most: int) -> list[Cell]:
-    """Return the cells with at most so many interactions, axis by axis."""
+    """Return the cells to measure, axis by axis.
+
+    The largest log is measured with one model only.
+
+    Args:
+        most: most interactions of a cell; larger ones are left out.
+    """
     cells = []
     for axis, sizes in SIZES.items():
         for size, side in itertools.product(sizes, SIDES[axis]):
@@ -112,7 +121,14 @@ class FirstBatches(TargetLoader):
 
 
 def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return model and options: defaults but for the sizes."""
+    """Return the name of a cell's model and the options of its run: defaults, except for sizes.
+
+    Where there are many items, batches are smaller, so that a step takes about a second.
+
+    Args:
+        cell: the cell.
+        folder: folder that holds the datasets.
+    """
     model, _, loss = cell.side.partition(", ")
     model = "PosSASRec" if model == FIRST else model
     options: dict[str, Any] = {
@@ -122,14 +138,18 @@ def make_options(cell: Cell, folder: Path) -> tuple[str, dict[str, Any]]:
     }
     if loss:
         options |= {"loss_type": loss, "train_batch_size": 128}
-    elif model != "PosRec":  # whose batch is of prefixes, one target each
+    elif model != "PosRec":  # a batch of PosRec has few targets in any case, one a row
         windows = PRODUCTS / (cell.items * cell.length)
         options["train_batch_size"] = int(min(max(windows, 1), 128))
     return model, options
 
 
 def evaluate(experiment: Experiment) -> float:
-    """Return CPU-seconds of a thousand users."""
+    """Return the CPU-seconds of evaluating a thousand users, measured on USERS of them.
+
+    Args:
+        experiment: the model with its data; its loader of validation is cut to its first batches.
+    """
     loader: Any = experiment.loaders["valid"]
     batch_size = experiment.config["eval_batch_size"]
     loader.__class__ = FirstBatches
@@ -140,7 +160,17 @@ def evaluate(experiment: Experiment) -> float:
 
 
 def measure(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
-    """Return the figures of a cell, measured in this process with limited memory and time."""
+    """Return the figures of a cell, measured in this process with limited memory and time.
+
+    Args:
+        cell: the cell.
+        folder: folder that holds the datasets.
+        seconds: CPU-seconds of training steps, from which an epoch is extrapolated.
+
+    Returns:
+        CPU-seconds of ``start``, ``epoch``, ``checkpoint`` and ``evaluation`` (of 1,000 users), and
+        ``peak_mb`` of memory; only the first and the last for a first start.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
     began = time.process_time()
@@ -160,12 +190,22 @@ def measure(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
 
 
 def run(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
-    """Return the figures of a cell; empty if it was stopped at its limit."""
+    """Return the figures of a cell from a new process; empty if it was stopped at its limit.
+
+    Its dataset is generated if it is not there yet.
+
+    Args:
+        cell: the cell.
+        folder: folder of the datasets.
+        seconds: CPU-seconds of training steps.
+    """
     if not (folder / cell.log).exists():
         interactions = write_log(folder / cell.log, cell.events, cell.each, cell.items)
-        names = "".join(f"i{item}\n" for item in range(cell.items))  # those without one, too
+        # Items without an interaction are in a file of items, so that there are as many as wanted.
+        names = "".join(f"i{item}\n" for item in range(cell.items))
         interactions.with_suffix(".item").write_text(f"item_id:token\n{names}")
-        if cell.side != FIRST:  # its first start was measured in an earlier call
+        # With results of an earlier call, no first start is measured here to fill the cache.
+        if cell.side != FIRST:
             run(replace(cell, side=FIRST), folder, 0)
     try:
         return run_alone(measure, cell, folder, seconds)
@@ -187,7 +227,17 @@ FIGURES = {
 
 
 def points(results: Results, axis: str, side: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return sizes and values of a figure of a side on an axis, where it was measured."""
+    """Return the measured values of one figure, by size.
+
+    Args:
+        results: cells with their figures.
+        axis: the size that is varied.
+        side: the model.
+        name: the figure, such as ``epoch``.
+
+    Returns:
+        [n] sizes and [n] values, of the cells where it was measured.
+    """
     measured = [
         (cell.size, figures[name])
         for cell, figures in results
@@ -197,21 +247,29 @@ def points(results: Results, axis: str, side: str, name: str) -> tuple[np.ndarra
 
 
 def show_slope(sizes: np.ndarray, values: np.ndarray) -> str:
-    """Return the slope of the logarithms, by least squares; empty for a single size."""
+    """Return the exponent with which a figure grows, as text; empty for a single size.
+
+    It is the slope of log(values) over log(sizes) by least squares: 1.00 for linear growth.
+    """
     if len(sizes) < 2:
         return ""
     return f"{np.polyfit(np.log(sizes), np.log(values), 1)[0]:.2f}"
 
 
 def show_number(value: float | None) -> str:
-    """Return a number with three digits; empty for none."""
+    """Return a number as text with three digits, ``1.23`` or ``1,234``; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def tabulate(results: Results, axis: str) -> str:
-    """Return the table of an axis: of each side the figures of its cells, and their exponents."""
+    """Return the table of an axis: each side's figures by size, then how fast they grow.
+
+    Args:
+        results: cells with their figures.
+        axis: the size that is varied.
+    """
     rows = []
     for side in SIDES[axis]:
         for cell, figures in results:
@@ -225,18 +283,21 @@ def tabulate(results: Results, axis: str) -> str:
 
 
 def main() -> None:
-    """Measure every cell that is missing, and write the page."""
-    given = parse_options(__doc__, seconds=3.0, most=LARGEST, found=Path("saved/scale.json"))
-    given.found.parent.mkdir(parents=True, exist_ok=True)
-    done = json.loads(given.found.read_text()) if given.found.exists() else {}
-    cells = list_cells(given.most)
+    """Measure every cell that is missing, and write the page.
+
+    Results are kept in a file after each cell, so that the next call goes on from there.
+    """
+    args = parse_options(__doc__, seconds=3.0, most=LARGEST, found=Path("saved/scale.json"))
+    args.found.parent.mkdir(parents=True, exist_ok=True)
+    done = json.loads(args.found.read_text()) if args.found.exists() else {}
+    cells = list_cells(args.most)
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
             if cell.key not in done:
-                done[cell.key] = run(cell, Path(folder), given.seconds)
-                given.found.write_text(json.dumps(done))
+                done[cell.key] = run(cell, Path(folder), args.seconds)
+                args.found.write_text(json.dumps(done))
     results = [(cell, done[cell.key]) for cell in cells]
-    conditions = f"{machine(1)}; {given.seconds:g} CPU-seconds of steps a cell, one turn."
+    conditions = f"{machine(1)}; {args.seconds:g} CPU-seconds of steps a cell, one turn."
     replace_section(RESULTS / "scale.md", "scale", conditions)
     parts = ["# How cost grows: all cells"]
     for axis, name in AXES.items():

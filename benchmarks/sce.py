@@ -24,23 +24,27 @@ from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.layers.item_table import kept_gradient
 from recbole_pos.layers.losses import full_cross_entropy
-from recbole_pos.layers.sampled import SampledLoss, scalable_cross_entropy
+from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 ITEMS, D, POSITIONS, ROUNDS = 500_000, 64, 2_000, 2
 ALL_LOGITS = "all logits"
+# Steps that are timed, of each loss.
 STEPS = {"SCE": 20, "CE": 4, ALL_LOGITS: 3}
 NAMES = {
     "SCE": "SCE",
     "CE": "full cross-entropy in chunks (`loss_type: CE`)",
     ALL_LOGITS: "full cross-entropy on all logits (`F.cross_entropy`)",
 }
+# Figure of :func:`measure` -> what tables call it, and how they write it.
 FORMS = {
     "loss_seconds": ("loss and gradient", "{:.3f} s"),
     "step_seconds": ("whole step", "{:.3f} s"),
     "above_base_mb": ("peak above base", "{:,.0f} MB"),
     "peak_mb": ("peak", "{:,.0f} MB"),
 }
+# Losses that sample negatives, with full cross-entropy to compare -> their options.
 SAMPLED: dict[str, dict[str, Any]] = {
     "CE": {},
     "sampled_softmax": {"negatives": 256},
@@ -52,18 +56,37 @@ SAMPLED_ITEMS, SAMPLED_POSITIONS, SAMPLED_STEPS = (3_706, 11_000, 100_000), 6_40
 
 
 def make_loss(name: str, items: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return a loss of states, item vectors and targets; ``all logits`` is what most code does."""
+    """Return a loss as a function of states [n, d], item vectors [items + 1, d] and targets [n].
+
+    Args:
+        name: ``SCE``, ``CE``, a sampled loss, or ``all logits``, which computes all scores at once,
+            as most code does.
+        items: number of items; row 0 of the vectors is padding.
+    """
     if name == "SCE":
         return partial(scalable_cross_entropy, **read_yaml(ROOT / "loss" / "SCE.yaml"))
     if name == "CE":
         return full_cross_entropy
-    if name == ALL_LOGITS:  # row 0 is one more candidate
+    if name == ALL_LOGITS:  # padding counts as one more item, which hardly matters
         return lambda hidden, weight, targets: F.cross_entropy(hidden @ weight.t(), targets)
     return SampledLoss(name, torch.ones(items + 1), **SAMPLED[name])
 
 
 def measure(name: str, items: int, positions: int, steps: int) -> dict[str, Any]:
-    """Return the least CPU-seconds of a step in this process, and memory; the first warms up."""
+    """Return time and memory of a training step that consists of a loss, measured in this process.
+
+    A first step warms up, and is not counted.
+
+    Args:
+        name: the loss, see :func:`make_loss`.
+        items: number of items.
+        positions: number of states in a step.
+        steps: number of steps.
+
+    Returns:
+        The least CPU-seconds of the loss with its gradient, and of the whole step; peak of memory
+        in MB, and how much of it is above what the process had before the first step.
+    """
     keep_freed_memory()
     torch.manual_seed(0)
     loss = make_loss(name, items)
@@ -73,8 +96,10 @@ def measure(name: str, items: int, positions: int, steps: int) -> dict[str, Any]
     weight.grad = torch.zeros_like(weight)
     optimizer.step()  # makes the optimiser's state
     optimizer.zero_grad()
+
     base = psutil.Process().memory_info().rss / 2**20
     loss_seconds, step_seconds = [], []
+    # SCE changes the gradient of few items, and keeps one buffer for it over all steps.
     with kept_gradient(weight) if name == "SCE" else nullcontext() as kept:
         for _ in range(steps + 1):
             targets = torch.randint(1, items + 1, (positions,))
@@ -96,7 +121,7 @@ def measure(name: str, items: int, positions: int, steps: int) -> dict[str, Any]
 
 
 def losses() -> str:
-    """Return the table of full and scalable cross-entropy, and that of the goals of SCE."""
+    """Return the tables of full and scalable cross-entropy, and of the goals of the latter."""
 
     def run(side: str) -> dict[str, Any]:
         return run_alone(measure, side, ITEMS, POSITIONS, STEPS[side])
@@ -107,6 +132,8 @@ def losses() -> str:
         for side in NAMES
     )
     sides = table(("loss", *(head for head, _ in FORMS.values())), rows)
+
+    # Compare memory with the loss on all logits, and speed with the one in chunks.
     ours, chunked, unchunked = (best[side] for side in NAMES)
     report = Report()
     for what, key in (("above the base", "above_base_mb"), ("in all", "peak_mb")):
@@ -119,7 +146,7 @@ def losses() -> str:
 
 
 def sampled() -> str:
-    """Return the table of the milliseconds of each loss, by the number of items."""
+    """Return a table of milliseconds by number of items, with a column for each sampled loss."""
     heads = [
         f"`{name}`, {options['negatives']}" if options else f"`{name}`"
         for name, options in SAMPLED.items()

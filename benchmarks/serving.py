@@ -65,9 +65,16 @@ Request = Callable[[list[str]], Any]
 
 
 def make_run(folder: Path, items: int, users: int = 40, events: int = 60, **options: Any) -> Path:
-    """Train a model that knows so many items, for an epoch, and return the folder of its run.
+    """Train a small model of many items for one epoch, and return the folder of its run.
 
-    The catalogue is in an item file, so that few interactions make a model of any size.
+    The items are in a file of their own, so that few interactions make a model of any size.
+
+    Args:
+        folder: folder for the data and the run.
+        items: number of items that the model knows.
+        users: number of users.
+        events: number of interactions of each user.
+        options: further options of the run.
     """
     chosen = np.random.default_rng(0).integers(0, items, users * events)
     file = write_atomic(make_log(np.full(users, events), chosen), folder, "generated")
@@ -81,7 +88,7 @@ def make_run(folder: Path, items: int, users: int = 40, events: int = 60, **opti
 
 
 def sample_histories(names: np.ndarray, count: int) -> list[list[str]]:
-    """Return random histories of full length."""
+    """Return ``count`` random histories of LENGTH items each, which are lists of names."""
     return np.random.default_rng(1).choice(names, (count, LENGTH)).tolist()
 
 
@@ -99,14 +106,24 @@ def time_requests(
     histories: list[list[str]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Return p50 / p99 in ms, after some requests that warm up."""
+    """Return median and 99th percentile of the times of requests in ms, as text.
+
+    Args:
+        request: answers one history.
+        histories: a request for each; the first ones are also sent before, to warm up.
+        clock: returns the present time in seconds.
+    """
     for history in histories[:WARM]:
         request(history)
     return show_percentiles([time_call(partial(request, x), clock) for x in histories], 1)
 
 
 def make_client(port: int) -> Request:
-    """Return a function that asks the server for recommendations, over one connection."""
+    """Return a function that asks a server for recommendations, over one open connection.
+
+    Args:
+        port: port of the server on this machine.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def request(history: list[str]) -> None:
@@ -121,7 +138,11 @@ def make_client(port: int) -> Request:
 
 @contextmanager
 def start_server(run_dir: Path) -> Iterator[int]:
-    """Start `recbole-pos serve`, and yield its port when it listens."""
+    """Run `recbole-pos serve` during a ``with`` block, and yield its port once it listens.
+
+    Args:
+        run_dir: folder of the run to serve.
+    """
     command = [sys.executable, "-m", "recbole_pos", "serve", str(run_dir), "--port=0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -134,9 +155,18 @@ def start_server(run_dir: Path) -> Iterator[int]:
 
 
 def ask_from_four_clients(port: int, histories: list[list[str]]) -> tuple[str, float]:
-    """Return p50 / p99 in ms and requests a second of four clients, each with a quarter of them."""
+    """Send requests from four clients at once, each of which has a quarter of the histories.
+
+    Args:
+        port: port of the server.
+        histories: a request for each.
+
+    Returns:
+        Median and 99th percentile in ms, as text; requests a second of all clients together.
+    """
 
     def work(number: int) -> list[float]:
+        """Return the seconds of the requests of one client."""
         request = make_client(port)
         return [time_call(partial(request, x)) for x in histories[number::4]]
 
@@ -148,7 +178,12 @@ def ask_from_four_clients(port: int, histories: list[list[str]]) -> tuple[str, f
 
 
 def measure_requests(items: int, requests: int) -> list[str]:
-    """Return a row of the table of requests."""
+    """Return a row of the table: times of single requests to the library and to the server.
+
+    Args:
+        items: number of items of the model.
+        requests: number of requests.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = make_run(Path(folder), items)
@@ -165,10 +200,10 @@ def measure_requests(items: int, requests: int) -> list[str]:
     return [f"{items:,}", *library, one, four, f"{rate:,.0f}"]
 
 
-def write_serve(given: argparse.Namespace) -> None:
+def write_serve(args: argparse.Namespace) -> None:
     """Measure single requests, and write the table."""
-    rows = [measure_requests(items, given.requests) for items in SERVE_ITEMS]
-    note = f"{given.requests:,} requests, {machine(1)}."
+    rows = [measure_requests(items, args.requests) for items in SERVE_ITEMS]
+    note = f"{args.requests:,} requests, {machine(1)}."
     replace_section(DOCS / "serving.md", "speed", f"{table(SERVE_HEADS, rows)}\n\n{note}")
 
 
@@ -180,12 +215,19 @@ ONE_BY_ONE = 200  # users of a turn of RecBole's
 
 
 def compare_with_recbole(rows: int, rounds: int) -> str:
-    """Return a table of the users a second of each side, and the ratio."""
+    """Return a table of users a second of RecBole's function and of ours, in several forms.
+
+    Args:
+        rows: number of histories for which ours recommends at once.
+        rounds: how many times each side is measured; one more round warms up.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = {"MAX_ITEM_LIST_LENGTH": LENGTH, "train_windows": "last"}
         run_dir = make_run(Path(folder), ITEMS, USERS, **options)
         recommender = recbole_pos.Recommender.load(run_dir)
         experiment = recbole_pos.load(run_dir)
+
+    # The same histories as lists, as columns of pyarrow, and users of the data for RecBole.
     histories = sample_histories(recommender.items, rows)
     columns = pa.table({"id": np.arange(rows).astype(str), "items": histories})
     test, model = experiment.loaders["test"], experiment.model.eval()
@@ -198,6 +240,7 @@ def compare_with_recbole(rows: int, rounds: int) -> str:
     def recommend(asked: Any = None) -> None:
         recommender.recommend(histories=asked, k=K, exclude_seen=True)
 
+    # Name of a side -> number of users that a call answers, and the call.
     sides: dict[str, tuple[int, Callable[[], Any]]] = {
         "`full_sort_topk`, user by user": (ONE_BY_ONE, one_by_one),
         "`recommend(histories=)`, columns": (rows, lambda: recommend(columns)),
@@ -206,6 +249,7 @@ def compare_with_recbole(rows: int, rounds: int) -> str:
     }
     runs = in_turns(sides, rounds + 1, lambda name: sides[name][0] / time_call(sides[name][1]))
     rates = {name: of_side[1:] for name, of_side in runs.items()}  # the first warms up
+
     baseline = np.median(next(iter(rates.values())))
     lines = []
     for name, of_side in rates.items():
@@ -216,7 +260,11 @@ def compare_with_recbole(rows: int, rounds: int) -> str:
 
 
 def measure_million() -> tuple[float, float, float]:
-    """Return users a second over a million items, and MB before and at the peak of it."""
+    """Return speed and memory of recommending from a million items, in this process.
+
+    Returns:
+        Users a second; MB of the process before; MB at its peak.
+    """
     with tempfile.TemporaryDirectory() as folder:
         recommender = recbole_pos.Recommender.load(make_run(Path(folder), MILLION))
         histories = sample_histories(recommender.items, SOME)
@@ -229,14 +277,14 @@ def measure_million() -> tuple[float, float, float]:
         return SOME / seconds, before, peak_rss_mb()
 
 
-def write_recommend(given: argparse.Namespace) -> None:
+def write_recommend(args: argparse.Namespace) -> None:
     """Measure many histories, and write the page."""
-    speeds = compare_with_recbole(given.histories, given.rounds)
+    speeds = compare_with_recbole(args.histories, args.rounds)
     rate, before, peak = run_alone(measure_million)
     parts = (
         speeds,
-        f"{given.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
-        f"the history has none, names in and out; {given.rounds} rounds, sides in turns; "
+        f"{args.histories:,} histories of {LENGTH} items, {ITEMS:,} items, the {K} best of which "
+        f"the history has none, names in and out; {args.rounds} rounds, sides in turns; "
         f"{machine()}.",
         f"**A million items**, {SOME:,} histories: {rate:,.0f} users a second; the process has "
         f"{before:,.0f} MB before and {peak:,.0f} MB at its peak. Scores of all histories and "
@@ -252,7 +300,12 @@ BEST = 100
 
 
 def ask_model(encoder: Encoder, inputs: dict[str, torch.Tensor]) -> Callable[[], Any]:
-    """Return a request to the model itself."""
+    """Return a function that asks a model itself for the BEST items of one history.
+
+    Args:
+        encoder: the model in the form that is exported.
+        inputs: the history, as the encoder takes it.
+    """
     model = encoder.model
     is_padding = torch.arange(model.n_items) == 0
 
@@ -264,12 +317,20 @@ def ask_model(encoder: Encoder, inputs: dict[str, torch.Tensor]) -> Callable[[],
 
 
 def measure_programs(name: str, folder: Path, requests: int) -> list[str]:
-    """Return the row of a model: p50 / p99 of a request to each side in ms; they take turns."""
+    """Return a row of the table: times of a request to a model, and to its exported programs.
+
+    Args:
+        name: name of the model.
+        folder: folder for the programs.
+        requests: number of requests to each; sides take turns.
+    """
     experiment = build(name, "ml-100k", MAX_ITEM_LIST_LENGTH=LENGTH)
     encoder = make_encoder(experiment.model.eval())
     module = Recommend(encoder, BEST)
     inputs = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
     sides = [ask_model(encoder, dict(inputs))]
+
+    # The exported programs also take which items may be recommended: all.
     inputs["allowed"] = torch.ones(1, encoder.model.n_items, dtype=torch.bool)
     inputs = {name: inputs[name] for name in module.inputs}
     program = trace(module)
@@ -282,13 +343,13 @@ def measure_programs(name: str, folder: Path, requests: int) -> list[str]:
     return [name, *(show_percentiles(of_side[WARM:], 2) for of_side in runs.values())]
 
 
-def write_export(given: argparse.Namespace) -> None:
+def write_export(args: argparse.Namespace) -> None:
     """Measure every model that can be exported, and write the table."""
     torch.set_num_threads(1)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        rows = [measure_programs(name, Path(folder), given.requests) for name in EXPORTED]
+        rows = [measure_programs(name, Path(folder), args.requests) for name in EXPORTED]
     note = (
-        f"Median / 99th percentile of {given.requests} requests, in milliseconds, sides in turn: "
+        f"Median / 99th percentile of {args.requests} requests, in milliseconds, sides in turn: "
         f"one history of {LENGTH} interactions to the {BEST} best of the 1,682 items of ml-100k, "
         f"default sizes, {machine(1)}; written by `make bench-export`."
     )
@@ -297,15 +358,15 @@ def write_export(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure one of the three, and write its page."""
+    """Measure what the command line names (serve, recommend or export), and write its page."""
     sections = {"serve": write_serve, "recommend": write_recommend, "export": write_export}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("section", choices=sections)
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--histories", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    sections[given.section](given)
+    args = parser.parse_args()
+    sections[args.section](args)
 
 
 if __name__ == "__main__":

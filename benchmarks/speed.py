@@ -22,10 +22,9 @@ from recbole_pos.experiment.folder import peak_rss_mb
 
 ROUNDS, EPOCHS = 2, 4
 CASES = (("ml-100k", 50), ("ml-100k", 200), ("short", 50))
-TARGETS, MEMORY = "{:,.0f} targets/s", "{:,.0f} MB"
-Turn = tuple[
-    str, str, int, int
-]  # side, data, length, epochs (of RecBole: batches, 0 for two epochs)
+TARGETS, MEMORY = "{:,.0f} targets/s", "{:,.0f} MB"  # how figures are written
+# Side, data, longest window, and epochs; of RecBole's models batches, where 0 is two epochs.
+Turn = tuple[str, str, int, int]
 D, LAYERS = 64, 2
 SIZES = {
     "hidden_size": D,
@@ -49,7 +48,14 @@ GENERATED = {"short": short_histories, "sessions": short_sessions}
 
 
 def measure(side: str, data: str, length: int, count: int) -> dict[str, Any]:
-    """Return speed and memory of ``count`` epochs or batches of a side."""
+    """Return speed and memory of one side, measured in this process.
+
+    Args:
+        side: a model of ours, or of RecBole's; ``SASRec-anomaly`` has anomaly detection on.
+        data: ``ml-100k``, or the name of generated data.
+        length: longest window of a history.
+        count: number of epochs of our model, or of batches of RecBole's (0 for two epochs).
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # RecBole writes logs into the working directory
         options: dict[str, Any] = {"MAX_ITEM_LIST_LENGTH": length}
@@ -67,7 +73,19 @@ def measure(side: str, data: str, length: int, count: int) -> dict[str, Any]:
 
 
 def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Train epochs of a plugin model, each with its validation; the first epoch warms up."""
+    """Train a plugin model for some epochs, each with its validation; the first epoch warms up.
+
+    Args:
+        model: name of the model.
+        data: name of the dataset.
+        epochs: number of epochs.
+        options: options of the run.
+
+    Returns:
+        ``targets_per_second`` (predicted items) and ``epoch_seconds`` of the fastest epoch;
+        ``floor_seconds``, which its matrix products alone would take; ``evaluation_seconds`` of
+        ``users``; ``curve``, seconds so far and NDCG@10 after each epoch; ``peak_rss_mb``.
+    """
     experiment = build(model, data, epochs=epochs, **MODELS[model], **options)
     trainer, started, curve = experiment.trainer, time.perf_counter(), []
     loader = trainer.training_loader(experiment.loaders["train"])
@@ -80,6 +98,7 @@ def train_ours(model: str, data: str, epochs: int, options: dict[str, Any]) -> d
         result = trainer.evaluate(experiment.loaders["valid"], load_best_model=False)
         evaluations.append(time.perf_counter() - trained)
         curve.append((trained - started, float(result["ndcg@10"])))
+
     best, flops = max(speeds[1:]), 0.0
     if model in PRODUCTS:
         flops = epoch_flops(loader, D, LAYERS, experiment.dataset.item_num - 1, *PRODUCTS[model])
@@ -100,9 +119,15 @@ def train_recbole(
     """Train a model of RecBole's own: its config, dataset, augmentation, loaders and trainer.
 
     Args:
-        model, data, options: what to train, and on which data.
+        model: name of the model.
+        data: name of the dataset.
         anomaly: autograd anomaly detection on, as RecBole leaves it after importing its models.
         batches: time this many batches; 0 for two whole epochs and a validation.
+        options: options of the run.
+
+    Returns:
+        ``targets_per_second`` and ``peak_rss_mb``; with whole epochs also ``seconds`` and
+        ``ndcg@10``.
     """
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
@@ -123,6 +148,8 @@ def train_recbole(
     train, valid, _ = data_preparation(config, create_dataset(config))
     trainer = Trainer(config, get_model(model)(config, train._dataset))
     trainer.eval_collector.data_collect(train)
+
+    # What RecBole's trainer does in an epoch, so that it can be stopped after some batches.
     rows, started = 0, None
     for _ in range(1 if batches else 2):
         trainer.model.train()
@@ -137,6 +164,7 @@ def train_recbole(
             rows += len(batch)
             if number == (batches or math.inf):
                 break
+
     seconds = time.perf_counter() - started
     figures = {"targets_per_second": rows / seconds, "peak_rss_mb": peak_rss_mb()}
     if not batches:
@@ -149,13 +177,22 @@ def train_recbole(
 
 
 def best_of(*turns: Turn, rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """Return the fastest run of each side."""
+    """Return the fastest run of each side.
+
+    Args:
+        turns: the arguments of :func:`measure` for each side.
+        rounds: how many times each side is measured.
+    """
     runs = in_turns(turns, rounds, lambda turn: run_alone(measure, *turn))
     return [max(of_side, key=lambda run: run["targets_per_second"]) for of_side in runs.values()]
 
 
 def against_recbole(report: Report) -> None:
-    """Compare PosSASRec and RecBole's SASRec on ml-100k, L = 50, both covering all targets."""
+    """Compare PosSASRec and RecBole's SASRec on ml-100k, L = 50, both covering all targets.
+
+    Args:
+        report: gets a row for each comparison.
+    """
     turns = (("SASRec-anomaly", "ml-100k", 50, 0), ("SASRec", "ml-100k", 50, 10))
     stock, plain = best_of(*turns, rounds=1)
     (ours,) = best_of(("PosSASRec", "ml-100k", 50, 12))
@@ -164,6 +201,7 @@ def against_recbole(report: Report) -> None:
     report.add(what, speed, stock[key], TARGETS, at_least=80)
     what = "the same with anomaly detection off (10 batches)"
     report.add(what, speed, plain[key], TARGETS)
+
     score = stock["ndcg@10"]
     reached = next((seconds for seconds, value in ours["curve"] if value >= score), math.inf)
     what = f"training seconds to validation NDCG@10 {score:.4f} (RecBole's after 2 epochs)"
@@ -174,11 +212,15 @@ def against_recbole(report: Report) -> None:
 
 
 def against_floor(report: Report) -> None:
-    """Compare epochs of FPARec with those of PosSASRec, and both with their matrix products."""
+    """Compare epochs of FPARec with those of PosSASRec, and both with their matrix products alone.
+
+    Args:
+        report: gets a row for each comparison.
+    """
     for data, length in CASES:
         runs = best_of(*((model, data, length, EPOCHS) for model in PRODUCTS))
         sasrec, fparec = (run["epoch_seconds"] for run in runs)
-        where, most = f"{data}, L={length}", 0.9 if length == 200 else None
+        where, most = f"{data}, L={length}", 0.9 if length == 200 else None  # the goal
         report.add(f"FPARec epoch / PosSASRec epoch, {where}", fparec, sasrec, at_most=most)
         for model, run in zip(PRODUCTS, runs, strict=True):
             what = f"{model} epoch / matrix-multiply floor, {where}"
@@ -186,7 +228,11 @@ def against_floor(report: Report) -> None:
 
 
 def sessions(report: Report) -> None:
-    """Compare PosRec and RecBole's SRGNN, both on prefixes in batches of 100 with d = 100."""
+    """Compare PosRec and RecBole's SRGNN, both on prefixes in batches of 100 with d = 100.
+
+    Args:
+        report: gets the row.
+    """
     turns = (("PosRec", "sessions", 50, 2), ("SRGNN", "sessions", 50, 60))
     ours, peer = (run["targets_per_second"] for run in best_of(*turns))
     what = "PosRec / RecBole's SRGNN, anomaly detection off, generated sessions"

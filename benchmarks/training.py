@@ -1,4 +1,7 @@
-"""Models with their data, and training steps as the trainer makes them: time, FLOPs, memory."""
+"""Models with their data, and training steps as the trainer makes them: time, FLOPs, memory.
+
+Every other benchmark of training builds its model, times its steps and counts its work here.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,43 @@ WARM = 30  # steps before timing starts: allocator, kernels and graphs of all si
 
 
 def build(model: str, dataset: str, **options: Any) -> Experiment:
-    """Return a model with its data and trainer, which shows no progress, as a run makes it."""
+    """Return a model with its data and its trainer, as a run makes them, but without progress bars.
+
+    Args:
+        model: name of the model.
+        dataset: name of the dataset.
+        options: options of the run.
+    """
     keep_freed_memory()
     return prepare(PosConfig(model, dataset, None, {"show_progress": False, **options}))
 
 
 def time_epochs(experiment: Experiment, epochs: int) -> list[float]:
-    """Train epochs without validation, and return the seconds of each."""
+    """Train so many epochs without validation, and return the seconds of each."""
     trainer = experiment.trainer
     loader = trainer.training_loader(experiment.loaders["train"])
     return [trainer._train_epoch(loader, epoch)["seconds"] for epoch in range(epochs)]
 
 
 def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a function that makes a trainer's step with a batch and its ``loss``."""
+    """Return a function that makes one training step with a batch.
+
+    Args:
+        trainer: the trainer, whose optimiser takes the step.
+        loss: function of a batch that returns its loss.
+    """
+    # The watch raises an error at a loss that is not finite, which names the number of the step.
     watch, numbers = LossWatch(partial(trainer._refuse_loss, 0)), itertools.count()
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 
 def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
-    """Yield the batches of an epoch, each after its step."""
+    """Train an epoch, and yield each of its batches after the step that it was used in.
+
+    Args:
+        trainer: the trainer.
+        loader: its loader of training batches.
+    """
     trainer.loader = loader  # as ``fit`` sets it; a checkpoint has its state
     trainer.model.train()
     loader.set_epoch(0)
@@ -53,11 +73,13 @@ def train_epoch(trainer: PosTrainer, loader: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Steps after those that warm up.
+    """What was measured of training steps, after those that warm up.
 
     Attributes:
-        seconds, steps, targets: their time and number, and the targets that they learned.
-        warm_seconds: time of the steps before, compiling included.
+        seconds: their time.
+        steps: their number.
+        targets: number of items that they learned to predict.
+        warm_seconds: time of the steps before them, compiling included.
     """
 
     seconds: float
@@ -73,13 +95,21 @@ def time_steps(
     warm: int = WARM,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timed:
-    """Train to the end of an epoch, or until the time is up, after ``warm`` steps."""
+    """Time training steps until the end of an epoch, or until the time is up.
+
+    Args:
+        trainer: the trainer.
+        loader: its loader of training batches.
+        seconds: time after which to stop.
+        warm: number of steps before timing starts; half of the epoch at most.
+        clock: returns the present time in seconds.
+    """
     warm = min(warm, len(loader) // 2)
     targets = steps = 0
     begun = started = clock()
     for steps, batch in enumerate(train_epoch(trainer, loader), 1):
         targets += len(batch)
-        if steps == warm:
+        if steps == warm:  # from here on it counts
             synchronise(trainer.device)
             targets, started = 0, clock()
         elif steps > warm and clock() - started > seconds:  # the host is few steps ahead
@@ -91,9 +121,20 @@ def time_steps(
 def epoch_flops(
     loader: WindowLoader, d: int, layers: int, items: int, projections: int = 4, products: int = 2
 ) -> float:
-    """Return the FLOPs of an epoch without padding, forward and backward (3x forward).
+    """Return the floating-point operations of an epoch of a Transformer, padding not counted.
 
-    A layer has so many projections and products of pairs, and a feed-forward of 4 d.
+    A backward pass costs two forward passes, and a product of matrices two operations for each
+    multiplication: hence the 6.
+
+    Args:
+        loader: loader of training windows, which knows their lengths.
+        d: hidden size.
+        layers: number of layers.
+        items: number of items, over which each target is scored.
+        projections: [d, d] projections of each input in a layer; the feed-forward of 4 d counts as
+            8.
+        products: products of all pairs of inputs in a layer, such as scores and their sum of
+            values.
     """
     lengths = torch.from_numpy(loader.windows.lengths).double()
     m, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
@@ -102,13 +143,25 @@ def epoch_flops(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, n: int) -> float:
-    """Return the FLOPs a second of a product of two [n, n] matrices."""
+    """Return the operations a second of a product of two [n, n] matrices, the fastest of 5 times.
+
+    Args:
+        device: where to compute.
+        dtype: type of the matrices.
+        n: their size.
+    """
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / min(mean_seconds(lambda: a @ b, 10, device) for _ in range(5))
 
 
 def mean_seconds(call: Callable[[], Any], times: int, device: torch.device) -> float:
-    """Return the mean time of so many calls, which end with the work of the device."""
+    """Return the mean time of several calls, until a GPU has finished their work.
+
+    Args:
+        call: what to call.
+        times: number of calls.
+        device: where it computes.
+    """
     synchronise(device)
     started = time.perf_counter()
     for _ in range(times):
@@ -118,13 +171,13 @@ def mean_seconds(call: Callable[[], Any], times: int, device: torch.device) -> f
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for a GPU."""
+    """Wait until a GPU has finished; do nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak(device: torch.device) -> float:
-    """Return the GB of GPU memory in use, and count the peak from now on."""
+    """Start to count the peak of GPU memory anew, and return the GB in use; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.reset_peak_memory_stats(device)
@@ -132,5 +185,5 @@ def reset_peak(device: torch.device) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak of GPU memory in GB; 0 on a CPU."""
+    """Return the peak of GPU memory in GB since :func:`reset_peak`; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

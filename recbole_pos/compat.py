@@ -30,9 +30,16 @@ _NUMPY_ALIASES = {
 
 
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
-    """Decorate a function that changes a module of RecBole, once that is imported."""
+    """Decorate a function that changes a module of RecBole; it runs once that module is imported.
+
+    The decorated function is kept in ``PATCHES``, and :func:`install` calls it with the module.
+
+    Args:
+        module_name: full name of the module to change, such as ``recbole.trainer``.
+    """
 
     def register(patch: Patch) -> Patch:
+        """Keep the decorated function for the module, and return it as it is."""
         PATCHES[module_name].append(patch)
         return patch
 
@@ -40,16 +47,24 @@ def patch_module(module_name: str) -> Callable[[Patch], Patch]:
 
 
 def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]:
-    """Decorate a function that replaces one of RecBole's: ``around(original, *args, **kwargs)``.
+    """Decorate a function that replaces a function of RecBole, which it gets as its first argument.
 
-    ``path`` is ``function`` or ``Class.method`` in the module that defines it. A function is
-    replaced in every module of RecBole that has imported it.
+    Where RecBole would call ``original(a, b=1)``, the decorated function ``around`` is called as
+    ``around(original, a, b=1)``, and returns what RecBole gets. The replacement happens once the
+    module is imported, and in every module of RecBole that has imported the function from there.
+
+    Args:
+        module_name: full name of the module of RecBole that defines the function.
+        path: its name in that module, ``function`` or ``Class.method``.
     """
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
+        """Let ``around`` replace the function once its module is imported; return it as it is."""
+
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
+            """Put a wrapper that calls ``around`` in the place of RecBole's function."""
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 
@@ -58,6 +73,8 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
                 return around(original, *args, **kwargs)
 
             setattr(owner, name, wrapper)
+
+            # Modules that ran ``from module import function`` hold the original under its name.
             for loaded_name, loaded in list(sys.modules.items()):
                 if loaded_name.startswith("recbole.") and vars(loaded).get(name) is original:
                     setattr(loaded, name, wrapper)
@@ -69,10 +86,11 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
 
 @patch_module("recbole")
 def prepare_recbole(module: ModuleType | None = None) -> None:
-    """Restore names of numpy and scipy; RecBole raises AttributeError without them.
+    """Restore names of numpy and scipy that RecBole uses and newer versions of them have removed.
 
-    numpy 2 lacks the aliases above, and scipy 1.13 dok_matrix._update, which LightGCN, NGCF and
-    others call. Also silence pandas 2, which warns for each column that RecBole reads.
+    Without them RecBole raises an AttributeError: numpy 2 lacks the aliases in ``_NUMPY_ALIASES``,
+    such as ``np.float_``, and scipy 1.13 lacks ``dok_matrix._update``, which LightGCN, NGCF and
+    others call. Also hide the FutureWarning of pandas 2 for each column that RecBole reads.
     """
     import numpy as np
     import scipy.sparse
@@ -80,16 +98,25 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, getattr(np, target))
+
     if not hasattr(scipy.sparse.dok_matrix, "_update"):
         scipy.sparse.dok_matrix._update = lambda self, data: self._dict.update(data)
+
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
 
 
 @wrap_function("recbole.data.dataset.dataset", "Dataset._fill_nan")
 def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
-    """Fill missing cells in place; with pandas 3, RecBole fills a copy of each column.
+    """Fill the missing cells in a RecBole dataset's tables (interactions, users, items), in place.
 
-    Missing numbers become the mean, tokens 0 (padding), sequences empty arrays.
+    It replaces RecBole's own method, which with pandas 3 fills only a copy of each column. By the
+    type of the field, a missing number (``float``) becomes the mean of its column, a missing name
+    (``token``, by now an id) becomes 0, the id of padding, and a missing sequence (``token_seq``,
+    ``float_seq``) becomes an empty array.
+
+    Args:
+        original: RecBole's method, which is not called.
+        self: the dataset (``recbole.data.dataset.Dataset``).
     """
     import numpy as np
 
@@ -100,7 +127,8 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
             kind = self.field2type[field].value
             if not column.hasnans:
                 continue
-            if kind.endswith("seq"):  # users or items without a row in their file
+            # Users or items without a row in their file have NaN, a float, in place of a sequence.
+            if kind.endswith("seq"):
                 empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
                 feat[field] = column.map(
                     lambda cell, e=empty: e if isinstance(cell, float) else cell
@@ -111,12 +139,23 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
 
 @wrap_function("recbole.evaluator.collector", "Collector.get_data_struct")
 def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
-    """Return what was collected, with plain numbers; RecBole 1.2.1 calls ``.cpu()`` on them."""
+    """Return what RecBole's Collector has gathered for an evaluation, plain numbers included.
+
+    RecBole 1.2.1 calls ``.cpu()`` on every value to move it off the GPU, and so fails on a plain
+    number. Plain numbers are taken out before RecBole's method runs, and put back afterwards.
+
+    Args:
+        get_data_struct: RecBole's method, which returns a copy of the gathered values.
+        self: the ``recbole.evaluator.collector.Collector``.
+    """
     collected = self.data_struct._data_dict
     plain = {key: value for key, value in collected.items() if not hasattr(value, "cpu")}
     for key in plain:
         del collected[key]
+
     struct = get_data_struct(self)
+
+    # Both the result for the metrics and the Collector itself get the plain numbers back.
     struct._data_dict.update(plain)
     collected.update(plain)
     return struct
@@ -131,10 +170,16 @@ def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset:
 
 @wrap_function("recbole.model.general_recommender.pop", "Pop.calculate_loss")
 def count_every_interaction(original: Callable[..., Any], self: Any, interaction: Any) -> Any:
-    """Count every interaction, and return a loss of 0.
+    """Count every positive interaction of a batch for RecBole's model Pop, and return a loss of 0.
 
-    RecBole's Pop counts an item once a batch, and negatives, too: with batches of the usual size
-    all popular items get the same count, and rankings are close to random.
+    RecBole's Pop counts an item only once a batch, and counts negatives, too: with batches of the
+    usual size all popular items get the same count, and rankings are close to random.
+
+    Args:
+        original: ``Pop.calculate_loss``, which is not called.
+        self: the Pop model, whose ``item_cnt`` [items, 1] holds the counts.
+        interaction: the batch; its labels are 1 for positive and 0 for negative interactions, and
+            without labels all are positive.
     """
     import torch
 
@@ -142,20 +187,34 @@ def count_every_interaction(original: Callable[..., Any], self: Any, interaction
     labels = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(items)
     self.item_cnt.index_add_(0, items, labels.to(self.item_cnt.dtype)[:, None])
     self.max_cnt = self.item_cnt.amax(0)
+    # The trainer calls ``backward`` on the loss, so it must have a gradient, though there is none.
     return torch.nn.Parameter(torch.zeros(1)).to(self.device)
 
 
 @wrap_function("recbole.model.layers", "ContextSeqEmbAbstractLayer.embed_float_fields")
 def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *args: Any) -> Any:
-    """Embed several numerical_features of items; RecBole joins them on a wrong axis and fails."""
-    if values is not None:  # [..., 1, 2 * num_fields] -> [..., num_fields, 2]
+    """Embed items that have several numerical attributes (the option ``numerical_features``).
+
+    RecBole joins the attributes along the wrong axis and fails where there is more than one.
+
+    Args:
+        embed: RecBole's method, which gets the corrected values.
+        self: the embedding layer.
+        values: [..., 1, 2 * num_fields]; each attribute has two entries. None without attributes.
+    """
+    if values is not None:  # -> [..., num_fields, 2]
         values = values.reshape(*values.shape[:-2], -1, 2)
     return embed(self, values, *args)
 
 
 @patch_module("recbole.quick_start.quick_start")
 def report_metrics_together(quick_start: ModuleType) -> None:
-    """Report metrics to Ray in one mapping; RecBole passes keywords, a TypeError in today's Ray."""
+    """Report metrics to Ray Tune as one mapping.
+
+    RecBole calls ``tune.report(loss=..., ndcg=...)`` with keywords, which today's Ray refuses with
+    a TypeError. The name ``tune`` in RecBole's module becomes a stand-in that passes them as one
+    dict.
+    """
     tune = quick_start.tune
     vars(quick_start)["tune"] = SimpleNamespace(report=lambda **metrics: tune.report(metrics))
 
@@ -174,12 +233,25 @@ _SINE = "recbole.model.sequential_recommender.sine"
 
 
 class _Hook(MetaPathFinder):
-    """Finds the modules to patch where Python finds them, and patches them once they have run."""
+    """Import hook (in ``sys.meta_path``) that patches modules of RecBole once they have run.
+
+    It finds them where Python's own finder does, and only replaces their loader's ``exec_module``.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module to patch is, with a loader that patches it; None for others."""
+        """Return where a module is, with a loader that runs and then patches it.
+
+        Args:
+            name: full name of the module that is imported.
+            path: the folders to search, from the package that holds the module.
+            target: unused, part of Python's interface.
+
+        Returns:
+            The module's spec; None if nothing in this file changes the module, so that Python goes
+            on with its other finders.
+        """
         is_patched = name in PATCHES or name in _DEFERRED or name == _SINE
         spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:
@@ -189,42 +261,62 @@ class _Hook(MetaPathFinder):
 
 
 def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Run a module of RecBole, and patch it."""
+    """Run the code of a module of RecBole that is being imported, then apply its patches.
+
+    Two things are kept from happening while it runs: the import of a slow library that it hardly
+    uses (``_DEFERRED``), and that autograd's anomaly detection stays on (``_SINE``).
+
+    Args:
+        execute: the original ``exec_module`` of the module's loader.
+        module: the new module, still empty.
+    """
     name = module.__name__
     torch = sys.modules.get("torch")
     was_on = torch is not None and torch.is_anomaly_enabled()
+
     deferred = _DEFERRED.get(name)
     if deferred is None or deferred in sys.modules:
         execute(module)
-    else:
+    else:  # ``import`` in the module finds the stand-in, and everybody else the library later
         sys.modules[deferred] = _make_stand_in(deferred)
         try:
             execute(module)
         finally:
             del sys.modules[deferred]
+
     if name == _SINE:
         sys.modules["torch"].autograd.set_detect_anomaly(was_on)
+
     for patch in PATCHES[name]:
         patch(module)
 
 
 def _make_stand_in(name: str) -> ModuleType:
-    """Return a module each function of which imports the module of this name when it is called."""
+    """Return an empty module that stands for a library until one of its functions is called.
 
-    def import_and_call(function_name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(name), function_name)(*args, **kwargs)
+    ``from stand_in import f`` gives a function that imports the library and calls its ``f``, each
+    time that it is called itself.
 
+    Args:
+        name: full name of the library's module, such as ``sklearn.metrics``.
+    """
+
+    def make_function(function_name: str) -> Callable[..., Any]:
+        """Return a function that imports the library and calls its function of this name."""
+        return lambda *args, **kwargs: getattr(import_module(name), function_name)(*args, **kwargs)
+
+    # Python calls a module's ``__getattr__`` for each name that is imported from it (PEP 562).
     module = ModuleType(name)
-    # called for every name that is imported from the module (PEP 562)
-    vars(module)["__getattr__"] = functools.partial(functools.partial, import_and_call)
+    vars(module)["__getattr__"] = make_function
     return module
 
 
 def install() -> None:
-    """Patch the modules of RecBole that are imported, and others when they are imported."""
+    """Patch the imported modules of RecBole now, and the others when they are imported."""
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])
-    if _SINE in sys.modules:
+    if _SINE in sys.modules:  # its import has switched anomaly detection on for the whole process
         sys.modules["torch"].autograd.set_detect_anomaly(False)
+
     sys.meta_path.insert(0, _Hook())

@@ -1,4 +1,9 @@
-"""This process's part of every batch, and sums over all processes that train together."""
+"""Training of one model in several processes, each with a part of every batch.
+
+:class:`Shard` cuts this process's part out of a batch. :class:`SharedLoss` sums gradients over all
+processes, and :func:`make_global_loss` serves losses that compare the rows of a batch. The rest
+sums or gathers tensors of all processes. torch.distributed must have a process group.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass
 class Shard:
-    """This process's part of every batch: every ``size``-th row, from row ``rank``.
+    """This process's part of every batch: every ``size``-th row, from row ``rank`` on.
 
-    A process for which a batch has no row takes the first row, with 0 targets.
+    With 3 processes and the rows [a, b, c, d], process 0 has [a, d], process 1 [b], process 2 [c].
+    A process for which a batch has no row takes the first row, with 0 targets, since all processes
+    must make the same steps.
 
     Attributes:
-        rank, size: number of this process from 0, and number of all processes.
-        num_targets, num_batch_targets: numbers of targets of the current batch, in this process and
-            in all.
+        rank: number of this process, from 0.
+        size: number of all processes.
+        num_targets: number of items to predict in this process's part of the current batch.
+        num_batch_targets: the same number for the whole batch.
     """
 
     rank: int = 0
@@ -36,7 +44,16 @@ class Shard:
         return self.size == 1
 
     def take(self, rows: Any, target_counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and count targets; a row has one by default."""
+        """Return this process's rows of a batch, and set ``num_targets`` and ``num_batch_targets``.
+
+        It has every ``size``-th row from row ``rank`` on: of [a, b, c, d], process 0 of 3 has [a,
+        d].
+
+        Args:
+            rows: the rows of the whole batch, an array or a tensor.
+            target_counts: number of items to predict in each row, as long as ``rows``; one each by
+                default.
+        """
         if self.is_alone:
             return rows
         if target_counts is None:
@@ -48,18 +65,22 @@ class Shard:
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
-        """Return this process's rows of a batch, without counting targets."""
+        """Return this process's rows of a batch, and leave the numbers of targets as they are.
+
+        A process without a row gets the first one, since all processes must make the same steps; it
+        has no weight in the loss.
+        """
         own_rows = rows[self.rank :: self.size]
         return own_rows if len(own_rows) else rows[:1]
 
     @property
     def weight(self) -> float:
-        """Weight of this process's mean loss in the mean loss of the batch."""
+        """This process's share of the batch's targets, by which its own mean loss is multiplied."""
         return self.num_targets / self.num_batch_targets
 
 
 def current_shard() -> Shard:
-    """Return the part of this process, which is the whole batch if it trains alone."""
+    """Return this process's part of every batch, which is all of it if no other process trains."""
     has_group = dist.is_available() and dist.is_initialized()
     return Shard(dist.get_rank(), dist.get_world_size()) if has_group else Shard()
 
@@ -67,18 +88,25 @@ def current_shard() -> Shard:
 class SharedLoss:
     """A loss of a batch, one tensor or several, whose gradients are summed over all processes.
 
-    torch's DistributedDataParallel sends buckets of gradients while those of earlier layers are
-    still computed. With ``find_unused_parameters`` its buckets never change: a resumed run adds in
-    the same order, to the same bits.
+    The gradients of the last layers are sent in buckets while those of earlier layers are still
+    computed (torch's DistributedDataParallel). With ``find_unused_parameters`` its buckets never
+    change, so that a resumed run adds in the same order, and gets the same bits.
+
+    Args:
+        model: the model, which is the same in all processes.
+        loss: function of this process's part of a batch that returns its loss.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Prepare to sum gradients; see the class for the arguments."""
         self.model = model
-        with warnings.catch_warnings():  # newer versions of torch call it forward_sync_buffers
+        # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
+        # DistributedDataParallel would take the mean of the processes' gradients.
         self.parallel.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))
 
     def __call__(self, batch: Any) -> Any:
@@ -86,7 +114,7 @@ class SharedLoss:
         return self.parallel(batch)
 
     def broadcast_buffers(self) -> None:
-        """Copy the model's buffers of process 0, such as statistics of batches, to all."""
+        """Copy the model's buffers, such as running statistics, from process 0 to all others."""
         for buffer in self.model.buffers():
             if not buffer.is_sparse and buffer.is_contiguous():  # others never change
                 dist.broadcast(buffer, 0)
@@ -96,10 +124,12 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
+        """Hold the model and the function of a batch that returns its loss."""
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
-        # one prevents that; on a GPU it would cost a wait in every step, so the warning is hidden
+        # one is added, which prevents that; on a GPU it would cost a wait in every step, so the
+        # warning is hidden.
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -110,32 +140,53 @@ class _Loss(nn.Module):
 
 
 def _start_sum(gradients: Tensor) -> Any:
-    """Return a future of the sum over all processes; no mean, since losses are weighted already."""
+    """Start to sum gradients over all processes, and return a future of the sum.
+
+    It is a sum and no mean, since each process has weighted its loss by ``Shard.weight`` already.
+
+    Args:
+        gradients: gradients of this process, which the sum replaces.
+    """
     summed = dist.all_reduce(gradients, async_op=True).get_future()
     return summed.then(lambda done: done.value()[0])
 
 
 def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """Return a loss over the rows of all processes, for a loss that compares rows of a batch.
+    """Return a loss of the rows of all processes, for a loss that compares the rows of a batch.
 
-    Every process gathers the states of all, and computes the same loss with the same random state.
-    Gradients reach only its own states.
+    Each process gathers the hidden states of all processes, and computes the same loss with the
+    same random numbers. Gradients reach only its own states.
 
     Args:
         loss: function of states [m, d], item embeddings and targets [m] that returns a scalar.
-        shard: this process's part. The caller multiplies the returned loss by its ``weight``.
+        shard: this process's part. The caller multiplies the returned loss by ``shard.weight``.
+
+    Returns:
+        A function with the arguments of ``loss``: states and targets of this process's part.
     """
 
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of the rows of all processes, for this process's states [m, d]."""
-        seed = int(torch.randint(2**62, ()))  # all processes use the seed of the first
+        """Return the loss of the rows of all processes, with gradients for this process's states.
+
+        Args:
+            states: [m, d] hidden states of this process's part.
+            items: item embeddings, which all processes have.
+            targets: [m] the item to predict from each state.
+        """
+        # Tell all processes how many rows this one has, and its random seed.
+        seed = int(torch.randint(2**62, ()))
         num_rows = len(states) if shard.num_targets else 0
         header = torch.tensor([num_rows, seed], device=states.device)
         headers = [torch.empty_like(header) for _ in range(shard.size)]
         dist.all_gather(headers, header)
+
+        # Join the rows of all, in the order of processes.
         sizes = [int(size) for size, _ in headers]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         all_targets = torch.cat(_gather(targets, sizes))
+
+        # All processes draw the same negatives, from the seed of process 0. The random state of
+        # the model itself, on CPU and GPU, is left as it was.
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(headers[0][1]))
@@ -145,10 +196,19 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
 
 
 class _GatheredRows(torch.autograd.Function):
-    """Joins the rows of all processes to [total, d]; gradients reach this one's rows [m, d]."""
+    """Joins the rows of all processes to one tensor; gradients reach only this process's rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
+        """Return [total, d], the rows of all processes in the order of ranks.
+
+        Args:
+            ctx: torch's storage for ``backward``.
+            rows: [m, d] this process's rows.
+            sizes: number of rows of each process.
+            rank: number of this process.
+            weight: number by which the caller will multiply the loss, see ``Shard.weight``.
+        """
         ctx.start = sum(sizes[:rank])
         ctx.size = sizes[rank]
         ctx.weight = weight
@@ -157,18 +217,31 @@ class _GatheredRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.size:  # the row of a process without targets
+        """Return the gradient of this process's rows [m, d], and None for the other arguments."""
+        # A process without targets holds one row all the same, which is no part of the loss.
+        if not ctx.size:
             return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None
-        # the caller weights the loss, but every process has computed all of it
+        # Every process has computed the loss of all rows, so the gradient is whole already; the
+        # caller's weight, meant for the loss of a part, is taken out again.
         own_grad = grad[ctx.start : ctx.start + ctx.size] / ctx.weight
         return own_grad, None, None, None
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Return the first ``sizes[rank]`` rows of each process, in the order of ranks."""
+    """Return the rows of each process, in the order of ranks.
+
+    Args:
+        rows: this process's rows.
+        sizes: number of rows of each process; 0 for one whose rows do not count.
+
+    Returns:
+        A tensor [size, ...] for each process.
+    """
+    # Pad all to one length, since gloo sends tensors of one size only.
     longest = max(sizes)
-    padded = rows.new_zeros(longest, *rows.shape[1:])  # gloo sends tensors of one size only
+    padded = rows.new_zeros(longest, *rows.shape[1:])
     padded[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
+
     received = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(received, padded)
     return [tensor[:size] for tensor, size in zip(received, sizes, strict=True)]
@@ -182,8 +255,12 @@ def sum_over_processes(value: Tensor) -> Tensor:
 
 
 def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return name -> rows of all processes, in the order of ranks; a process may lack names."""
+    """Return the rows that all processes have under each name, joined in the order of ranks.
+
+    Args:
+        rows: name -> rows of this process; names that other processes have may be missing.
+    """
     received: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(received, rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)
-    return {name: torch.cat([t[name] for t in received if name in t]) for name in names}
+    return {name: torch.cat([each[name] for each in received if name in each]) for name in names}

@@ -1,4 +1,7 @@
-"""Errors whose messages are for the user, and signals, such as Ctrl-C."""
+"""Errors and warnings whose messages are for the user, and signals, such as Ctrl-C.
+
+``recbole-pos`` prints only the message of a :class:`PosError`, and ends with its ``exit_code``.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ from typing import Any
 def make_resume_command(
     folder: str | os.PathLike[str], plugins: Iterable[str] | None = None, command: str = "run"
 ) -> str:
-    """Return the command that resumes a run, search (``tune``) or study (``compare``) in a folder.
+    """Return the shell command that resumes a run, search or study from its output folder.
 
-    ``plugins`` are modules that it must name again.
+    For example ``recbole-pos run --resume saved/a --plugins='[my_models]'``.
+
+    Args:
+        folder: the output folder of the run, search or study.
+        plugins: modules that register its models or position schemes, and must be named again.
+        command: ``run``, ``tune`` (a search), or ``compare`` (a study, which needs no
+            ``--resume``).
     """
     option = "" if command == "compare" else "--resume "
     text = f"recbole-pos {command} {option}{shlex.quote(str(folder))}"
@@ -27,7 +36,11 @@ def make_resume_command(
 
 
 class PosError(Exception):
-    """Base of every error raised on purpose; the command line prints only its message."""
+    """Base of every error raised on purpose; the command line prints only its message.
+
+    Attributes:
+        exit_code: exit status of the command that it ends.
+    """
 
     exit_code = 1
 
@@ -43,7 +56,11 @@ class UsageError(PosError, ValueError):
 
 
 class UnknownKey(UsageError):
-    """An option that nothing reads; ``key`` is its name."""
+    """An option that nothing reads.
+
+    Attributes:
+        key: name of the option.
+    """
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -59,7 +76,12 @@ class StorageError(PosError, OSError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training; the message says how to resume from the last checkpoint."""
+    """Ctrl-C during training; the message says how to resume from the last checkpoint.
+
+    Attributes:
+        run_dir: output folder of the run.
+        plugins: modules that the command to resume must name again.
+    """
 
     exit_code = 130
 
@@ -86,7 +108,15 @@ class RunWarning(UserWarning):
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iterator[None]:
-    """Let ``handler`` handle signals in a ``with`` block; does nothing outside the main thread."""
+    """Let a function handle signals of the process, such as Ctrl-C, during a ``with`` block.
+
+    Afterwards the former handlers are back. Outside the main thread, where Python allows no
+    handlers, the block just runs.
+
+    Args:
+        handler: called with the number of the signal and the frame that it interrupts.
+        numbers: the signals, such as ``signal.SIGTERM``.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -29,16 +29,25 @@ except ImportError:  # not on Windows, which goes without the lock
 TEMPORARY = "recbole-pos-temporary-"  # prefix of the folders of :class:`TemporaryFolder`
 LOCK = "lock"  # the file in a folder that its writer locks
 MAX_BYTES = 2**24  # of a file of yaml or json
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
+# Errors of a lock that another process holds; others mean that the file system has no locks.
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+# Errors of a full disk, or of a user who may write no more.
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that keeps the error which stopped its writing, as torch.save raises another."""
+    """A file that keeps the error which stopped its writing.
+
+    torch.save replaces that error by another, which does not say that the disk is full.
+
+    Attributes:
+        failure: the error; None if nothing has failed.
+    """
 
     failure: BaseException | None = None
 
     def write(self, data: Any, /) -> int:
+        """Write bytes; keep the error if that fails, and raise it."""
         try:
             return super().write(data)
         except BaseException as error:  # Ctrl-C, too
@@ -48,39 +57,53 @@ class _Raw(io.FileIO):
 
 @contextmanager
 def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
-    """Yield an open file, of text or bytes, that replaces ``path`` once it is on the disk.
+    """Yield an open file that replaces ``path`` once all of its content is on the disk.
 
-    If anything fails, the former file stays; a new one has its permissions. A link is followed. A
-    pipe, ``/dev/stdout`` or another special file is written directly. Errors are those of
-    :func:`name_write_errors`.
+    The content goes to a hidden file beside it, ``.<name>.<random>.tmp``. If anything fails, that
+    one is removed and the former file stays; a new file has the permissions of the former one. If
+    ``path`` is a link, the file that it points to is replaced. A pipe, ``/dev/stdout`` or another
+    special file cannot be replaced, and is written directly.
+
+    Args:
+        path: file to write.
+        text: whether the file takes text (UTF-8), or bytes.
+
+    Raises:
+        UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
     """
     path = Path(path)
-    # os.path.exists is False for a name that is too long, where Path.exists raises an OSError
+    # Special is a pipe or a device. For a name that is too long os.path.exists is False, so that it
+    # is refused where the file is opened; Path.exists would raise an error here.
     is_special = os.path.exists(path) and not path.is_file()
     target = path.resolve() if os.path.islink(path) and not is_special else path
     unfinished = target
     if not is_special:
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+
     with name_write_errors(path):
         raw = _Raw(unfinished, "w")
     if not is_special:
         with suppress(OSError):  # there is no former file, or the file system has no permissions
             shutil.copymode(target, unfinished)
 
+    # The block writes through buffers into ``raw``, which notes the error that stops its writing.
     buffered = io.BufferedWriter(raw)
     file = io.TextIOWrapper(buffered, encoding="utf-8", newline="") if text else buffered
     try:
         yield file
+
+        # All of it is written: bring it to the disk, and give it its name.
         with name_write_errors(path):
             file.flush()
             if not is_special:
                 os.fsync(raw.fileno())
-                file.close()
+                file.close()  # Windows renames no open file
                 os.replace(unfinished, target)
                 _sync_folder(target.parent)
     except Exception as error:
         if raw.failure is None or isinstance(error, StorageError):
             raise
+        # The block raised another error in place of the one that stopped its writing.
         with name_write_errors(path):
             raise raw.failure from None
     finally:
@@ -98,17 +121,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file of json, complete or not at all; values that json lacks are written as text."""
+    """Write a value to a json file, complete or not at all; what json lacks is written as text."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def read_capped(path: str | Path) -> bytes:
-    """Return the content of a file of yaml or json; a UsageError refuses a large one.
+    """Return the content of a file of yaml or json, which may have ``MAX_BYTES`` at most.
 
-    Parsers need many times the memory of a file, which may come from elsewhere.
+    Files may come from strangers, and parsers need many times the memory of a file.
+
+    Raises:
+        UsageError: if the file is larger.
+        OSError: if it cannot be read.
     """
     with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
+        content = file.read(MAX_BYTES + 1)  # one byte more tells a file that is too large
     if len(content) > MAX_BYTES:
         raise UsageError(f"{shown(str(path))}: more than {MAX_BYTES >> 20} MiB of text")
     return content
@@ -116,23 +143,29 @@ def read_capped(path: str | Path) -> bytes:
 
 @contextmanager
 def name_write_errors(path: str | Path) -> Iterator[None]:
-    """Replace an OSError of a ``with`` block by an error that names the file it writes.
+    """Replace an OSError in a ``with`` block that writes a file by an error that names the file.
+
+    Args:
+        path: the file that the block writes, or a name for messages such as "standard output".
 
     Raises:
         UsageError: if ``path`` is a folder or too long, or its folder does not exist.
-        StorageError: for any other OSError.
+        StorageError: for any other OSError, such as a full disk.
+        BrokenPipeError: as it is, if nobody reads the pipe of standard output any more.
     """
     try:
         yield
-    except (StorageError, BrokenPipeError):  # nothing reads the pipe of stdout any more
+    except (StorageError, BrokenPipeError):  # the first has the name of a file already
         raise
     except OSError as error:
         folder = os.path.dirname(os.path.abspath(path))
+
         text = f"cannot write {short(str(path))}: {error.strerror or error}"
         if not os.path.isdir(folder):
             text = f"cannot write {short(str(path))}: folder {folder} does not exist"
         if error.errno in _FULL and not str(path).startswith("/dev/"):
             text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
+
         is_wrong_path = (
             not os.path.isdir(folder) or os.path.isdir(path) or error.errno == errno.ENAMETOOLONG
         )
@@ -140,7 +173,7 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Write a folder to the disk, so that a new name in it survives a power cut."""
+    """Write a folder's list of files to the disk, so that a new name in it survives a power cut."""
     with suppress(OSError):  # some systems refuse; the file itself is there
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -151,16 +184,25 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, action: str) -> Iterator[None]:
-    """Lock a folder for this process in a ``with`` block; the lock ends with the process.
+    """Hold the lock of a folder for this process during a ``with`` block.
+
+    The lock is one of the system on the file ``lock`` in the folder, so it also ends if the process
+    is killed. The file says which process holds it. Windows and file systems without locks go
+    without.
+
+    Args:
+        folder: an existing folder.
+        action: what this process does to the folder (``written``), for the message to others.
 
     Raises:
-        UsageError: if another process holds the lock; ``action`` (``searched``) tells what it does.
+        UsageError: if another process holds the lock.
     """
     if fcntl is None:
         yield
         return
+
     with name_write_errors(folder / LOCK):
-        # unbuffered: closing would write again the line for which a full disk had no room
+        # Unbuffered, since closing a buffered file on a full disk would fail a second time.
         file = (folder / LOCK).open("ab+", buffering=0)
     with file:
         try:
@@ -172,6 +214,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
                 raise UsageError(
                     f"{folder} is being {action} by {holder}; wait for it, or stop it first"
                 ) from error
+
         with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -182,62 +225,78 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
 def replace_folder(
     folder: str | Path, keep: Callable[[Path], bool] = lambda _: True
 ) -> Iterator[Path]:
-    """Yield an empty folder to fill, which then replaces another in one step.
+    """Yield an empty folder to fill, which replaces another folder when the ``with`` block ends.
 
-    If anything fails, ``folder`` stays as it was. The next call clears what a killed process has
-    left. The step is two renames, and ``folder`` is absent between them: readers call
-    :func:`finish_replacement` first.
+    The folder to fill is ``.<name>.new`` beside the other one, which becomes ``.<name>.old`` for a
+    moment. If anything fails, ``folder`` stays as it was. If the process is killed, the next call
+    clears what it has left; between the two renames no folder has the name ``folder``, so readers
+    call :func:`finish_replacement` first.
 
     Args:
-        folder: the folder to replace, which need not exist; if it is a link, its target.
-        keep: returns whether a file or folder of the former folder is kept; all are by default.
+        folder: the folder to replace, which need not exist; if it is a link, its target is
+            replaced.
+        keep: returns whether a file or folder within the former folder is kept in the new one,
+            unless that has one of the same name; all are by default.
+
+    Raises:
+        UsageError: if another process is replacing the folder, or it cannot be written there.
+        StorageError: if the disk is full, as :func:`name_write_errors` says.
     """
     folder = Path(folder)
     finish_replacement(folder)
     target = folder.resolve()
     unfinished, former = _name_replacements(target)
+
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
     with lock_folder(unfinished, "written"):
         try:
+            # Clear what a killed process has left.
             with name_write_errors(folder):
                 _remove([former, *(path for path in unfinished.iterdir() if path.name != LOCK)])
+
             yield unfinished
+
+            # Link what is kept of the former folder into the new one, then exchange the two.
             with name_write_errors(folder):
                 if target.exists():
                     shutil.copymode(target, unfinished)
                     for path in target.iterdir():
                         if keep(path) and not os.path.lexists(unfinished / path.name):
                             _link(path, unfinished / path.name)
-                if target.exists():
                     os.replace(target, former)
-                with suppress(FileNotFoundError):  # a reader has finished this replacement
+                # A reader may have finished this replacement already.
+                with suppress(FileNotFoundError):
                     os.replace(unfinished, target)
                 _sync_folder(target.parent)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: the former folder gets its name back
             if former.exists() and not target.exists():
                 os.replace(former, target)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        (target / LOCK).unlink(missing_ok=True)
+
+        (target / LOCK).unlink(missing_ok=True)  # it came with the renamed folder
         shutil.rmtree(former, ignore_errors=True)
 
 
 def finish_replacement(folder: str | Path) -> None:
-    """Finish what a process began that was killed between the two renames of a replacement.
+    """Finish a :func:`replace_folder` whose process was killed between its two renames.
 
-    The folder that it has filled gets the name ``folder``, or else the former one gets it back.
-    Nothing happens if ``folder`` exists, or no replacement has begun.
+    At that moment no folder has the name ``folder``: the former one has been renamed to
+    ``.<name>.old``, and the new one is still called ``.<name>.new``. The new one gets the name or,
+    if it is missing, the former one gets it back. Nothing happens if ``folder`` exists, or was
+    never replaced.
     """
-    with suppress(OSError, ValueError):  # another reader was faster; no folder has such a name
+    # OSError: another process has finished it first. ValueError: no folder can have such a name.
+    with suppress(OSError, ValueError):
         target = Path(folder).resolve()
         unfinished, former = _name_replacements(target)
-        if former.exists() and not target.exists():
+        if former.exists() and not target.exists():  # killed between the two renames
             os.replace(unfinished if unfinished.exists() else former, target)
 
 
 def _name_replacements(target: Path) -> tuple[Path, Path]:
-    """Return the paths of the folders that will replace ``target``, and that it has replaced."""
+    """Return the hidden paths of the folder that will replace ``target``, and of the former one."""
     return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
 
 
@@ -251,7 +310,14 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _link(source: Path, link: Path) -> None:
-    """Hard-link a file, or all files of a folder; copy where the file system has no links."""
+    """Hard-link a file, or all files of a folder, under another path.
+
+    Files are copied where the file system has no links. Symbolic links stay what they are.
+
+    Args:
+        source: the file or folder that exists.
+        link: the new path.
+    """
     if source.is_dir() and not source.is_symlink():
         shutil.copytree(
             source, link, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))
@@ -264,7 +330,12 @@ def _link(source: Path, link: Path) -> None:
 
 
 def digest_file(path: Path, algorithm: str = "sha256") -> str:
-    """Return the digest of the bytes of a file, in hexadecimal."""
+    """Return the digest of the bytes of a file, in hexadecimal.
+
+    Args:
+        path: the file.
+        algorithm: name of the checksum in ``hashlib``.
+    """
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -273,14 +344,24 @@ def digest_file(path: Path, algorithm: str = "sha256") -> str:
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove unfinished versions of files, which a killed process has left; for their writer."""
+    """Remove the temporary files that a killed :func:`atomic_write` of these files has left.
+
+    Only for the one process that writes the files: it would break off the writing of another.
+
+    Args:
+        files: paths of the complete files.
+    """
     for file in files:
         for unfinished in file.parent.glob(f".{glob.escape(file.name)}*.tmp"):
             unfinished.unlink(missing_ok=True)
 
 
 class TemporaryFolder:
-    """A folder that is removed with this object, at the latest with the process."""
+    """A new folder that is removed with this object, at the latest when the process ends.
+
+    Attributes:
+        path: the folder.
+    """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=TEMPORARY))

@@ -1,4 +1,8 @@
-"""Values as checkpoints hold them: tensors, numbers, text, lists and mappings, nothing else."""
+"""Values as checkpoints hold them: tensors, numbers, text, lists and mappings, nothing else.
+
+:func:`to_plain` makes them of arrays, sparse matrices and numpy's numbers before a checkpoint is
+written; :func:`from_plain` makes sparse matrices of them again when it has been read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,15 @@ SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as tensors and plain values, or raise a TypeError if it has others within."""
+    """Return a value with tensors for arrays and plain numbers for numpy's, as checkpoints hold it.
+
+    A numpy array becomes a tensor that shares its memory, and a sparse matrix a mapping of tensors
+    that :func:`from_plain` knows by its ``kind``. Lists, tuples and dicts are converted element by
+    element.
+
+    Raises:
+        TypeError: if the value is, or holds, anything else.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
@@ -32,7 +44,10 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return a value of :func:`to_plain` with its sparse matrices restored; arrays stay tensors."""
+    """Return a value of :func:`to_plain` with its sparse matrices restored.
+
+    Numpy's arrays stay tensors, since nothing tells them from tensors any more.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)(from_plain(item) for item in value)
     if not isinstance(value, dict):
@@ -40,6 +55,7 @@ def from_plain(value: Any) -> Any:
     if value.get("kind") == SPARSE:
         arrays = tuple(value[name].cpu().numpy() for name in ("data", "indices", "indptr"))
         matrix = scipy.sparse.csr_matrix(arrays, shape=value["shape"])
-        matrix.check_format(full_check=True)  # scipy's functions in C do not check
+        # A damaged file may hold indices out of range, which scipy's functions in C do not check.
+        matrix.check_format(full_check=True)
         return matrix
     return {key: from_plain(item) for key, item in value.items()}

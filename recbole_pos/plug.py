@@ -18,7 +18,7 @@ from recbole_pos.compat import patch_module, wrap_function
 
 @wrap_function("recbole.utils.utils", "get_model")
 def _get_model(get_model: Any, model_name: str) -> type:
-    """Return the class of a model, the plugin's included."""
+    """Return the class of a model by its name, of the plugin's models and of RecBole's."""
     from recbole_pos.model.models import OURS
 
     return OURS[model_name] if model_name in OURS else get_model(model_name)
@@ -27,13 +27,23 @@ def _get_model(get_model: Any, model_name: str) -> type:
 @patch_module("recbole.data.dataset")
 @patch_module("recbole.trainer")
 def _add_class(module: ModuleType) -> None:
-    """Let RecBole find ``<model>Dataset`` or ``<model>Trainer`` in a module for our models."""
+    """Let RecBole find the plugin's data and trainer where it looks for those of a model by name.
+
+    For ``FPARec`` RecBole looks for ``FPARecDataset`` in ``recbole.data.dataset``, and for
+    ``FPARecTrainer`` in ``recbole.trainer``, and calls what it finds. Both modules get a
+    ``__getattr__`` that returns the plugin's if the name begins with a model that the plugin
+    serves.
+
+    Args:
+        module: one of these two modules.
+    """
     suffix, submodule, class_name = {
         "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
         "recbole.data.dataset": ("Dataset", "data.recbole_view", "read_view"),
     }[module.__name__]
 
     def find_class(name: str) -> Any:
+        """Return what RecBole calls for a name such as FPARecTrainer."""
         from recbole_pos.model.models import is_served
 
         if name.endswith(suffix) and is_served(name.removesuffix(suffix)):
@@ -45,7 +55,18 @@ def _add_class(module: ModuleType) -> None:
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Add the plugin's defaults to a configuration of RecBole, and check its options."""
+    """Load RecBole's defaults into a configuration, add the plugin's, and check the user's options.
+
+    A model that the plugin does not serve (RecBole's own, or a custom one in RecBole's form) gets
+    only the defaults of its registration, and no checks.
+
+    Args:
+        load: RecBole's method, which fills ``self.internal_config_dict`` with defaults.
+        self: RecBole's Config, or a PosConfig, which merges and checks its options itself.
+        model: name of the model.
+        model_class: its class.
+        dataset: name of the dataset.
+    """
     from recbole.config import Config
 
     from recbole_pos.config.sources import add_time_field, own_defaults, plugin_defaults
@@ -53,28 +74,40 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
 
     load(self, model, model_class, dataset)
     internal, options = self.internal_config_dict, self.external_config_dict
-    if not is_served(model):  # RecBole's model, or a custom one in RecBole's form
+    if not is_served(model):
         internal.update(own_defaults(model))
         return
+
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(defaults)
-    if type(self) is Config:  # PosConfig merges and checks more
-        if isinstance(options.get("eval_args"), dict):  # RecBole would replace all of it
+    is_for_recbole_alone = type(self) is Config  # a PosConfig merges and checks by itself
+    if is_for_recbole_alone:
+        if isinstance(options.get("eval_args"), dict):  # RecBole would drop the keys not given
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
+
     load_col = internal.get("load_col")
     internal["load_col"] = add_time_field({**internal, **options, "load_col": load_col})
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
-    """Refuse options of the plugin that do not fit their defaults, or each other."""
+    """Raise a UsageError for an option of the plugin that has a wrong value or contradicts another.
+
+    Args:
+        options: options that the user gave to RecBole.
+        defaults: the plugin's defaults for the model. Options without a default here are RecBole's
+            own, and not checked.
+        model: name of the model.
+    """
     from recbole_pos.config.checks import check_sizes, check_value
     from recbole_pos.config.options import find_option
     from recbole_pos.config.sources import free_options, list_positions
 
+    # Options that only a custom model or position scheme has may hold anything.
     free = free_options(model, list_positions(options.get("position"), model))
     for key in options.keys() & defaults.keys() - free:
         check_value("configuration", find_option(key), options[key])
+
     all_options = {**defaults, **options}
     check_sizes({key: all_options[key] for key in all_options if key not in free}, model)
 
@@ -89,19 +122,27 @@ _WRITTEN: set[str] = set()  # absolute paths of the checkpoints that this proces
 
 @wrap_function("recbole.trainer.trainer", "Trainer._save_checkpoint")
 def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
-    """Write a checkpoint of RecBole's trainer, and remember its path."""
+    """Write a checkpoint as RecBole's trainer does, and remember that it is of this process."""
     file = options.get("saved_model_file", self.saved_model_file)
     save(self, *args, **options)
     _WRITTEN.add(os.path.realpath(file))
 
 
 def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
-    """Return what RecBole's trainer saves, from its file or a checkpoint of this package.
+    """Return what RecBole's trainer saves, from its own file or from a checkpoint of this package.
 
     Args:
-        trust: whether code in the file may be run; without, it holds tensors and plain values, or
-            was written by this process.
+        file: path of the checkpoint.
+        trust: whether the user allows that code in the file is run. Without it a file of RecBole's
+            is read only if this process has written it, and any other must be one of this package's
+            checkpoints, which hold tensors and plain values.
         device: device for the tensors of a file of RecBole's; by default where they were saved.
+
+    Returns:
+        ``config``, ``state_dict`` (the weights), ``other_parameter`` and so on, by name.
+
+    Raises:
+        CheckpointError: if the file must not be, or cannot be, read.
     """
     import torch
 
@@ -115,7 +156,15 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
 
 def _read_own_checkpoint(file: Any) -> dict[str, Any]:
-    """Return a checkpoint of this package in RecBole's form, with the best weights."""
+    """Return a checkpoint of this package as a checkpoint of RecBole's, with the best weights.
+
+    Args:
+        file: path of the checkpoint.
+
+    Raises:
+        CheckpointError: if it is no such file, or of a model whose data RecBole would not split as
+            the plugin has split them.
+    """
     from recbole_pos.errors import CheckpointError
     from recbole_pos.experiment import checkpoint
     from recbole_pos.experiment.checkpoint import make_config
@@ -129,8 +178,10 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
             f"{file} is of {config['model']}, trained by recbole-pos on its own split, which "
             "RecBole does not make; load it with recbole_pos.load"
         )
-    # RecBole would unpickle the data that these options name, or its own guesses of their place:
-    # no file can be below another file
+
+    # RecBole unpickles the files that these options name or, without them, files where it expects
+    # some, and a pickled file could run code. A path below a file, as if that were a folder, is one
+    # that cannot exist, so that nothing is unpickled.
     for key in ("dataset_save_path", "dataloaders_save_path"):
         config[key] = os.path.join(file, "nothing")
     weights = state["best_weights"] or state["weights"]
@@ -144,7 +195,12 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, state: dict[str, Any]) -> None:
-    """Load the weights of a checkpoint into a model, and its ``other_parameter``."""
+    """Load the weights of a checkpoint into a model, and what else RecBole keeps of the model.
+
+    Args:
+        model: a model of RecBole's form.
+        state: the checkpoint, with ``state_dict`` and, if the model has such, ``other_parameter``.
+    """
     model.load_state_dict(state["state_dict"])
     model.load_other_parameter(state.get("other_parameter"))
 
@@ -159,16 +215,38 @@ def _evaluate(
     show_progress: bool = False,
     trust: bool = False,
 ) -> Any:
-    """Evaluate with the best weights, of the trainer's own file or of ``model_file``."""
+    """Evaluate as RecBole's trainer does, but run no code that the checkpoint may hold.
+
+    Args:
+        evaluate: RecBole's method, which gets a model that has its weights already.
+        self: the trainer.
+        eval_data: loader of the interactions to predict.
+        load_best_model: whether to load a checkpoint first, and not to evaluate the present
+            weights.
+        model_file: the checkpoint to load; by default the one that this trainer has saved.
+        show_progress: whether to show a progress bar.
+        trust: whether code in the checkpoint may be run.
+
+    Returns:
+        The metrics by name.
+    """
     if eval_data and load_best_model:
         file = model_file or self.saved_model_file
         _load_weights(self.model, _read_checkpoint(file, trust, self.device))
+    # The weights are loaded by now, and RecBole must not load them again.
     return evaluate(self, eval_data, load_best_model=False, show_progress=show_progress)
 
 
 @wrap_function("recbole.trainer.trainer", "Trainer.resume_checkpoint")
 def _resume_checkpoint(original: Any, self: Any, resume_file: Any, trust: bool = False) -> None:
-    """Resume from a checkpoint."""
+    """Let a trainer of RecBole's go on from a checkpoint, without running code that the file holds.
+
+    Args:
+        original: RecBole's method, which is not called.
+        self: the trainer, which gets the weights and the states of the checkpoint.
+        resume_file: path of the checkpoint.
+        trust: whether code in the checkpoint may be run.
+    """
     state = _read_checkpoint(resume_file, trust, self.device)
     self.saved_model_file = str(resume_file)
     self.start_epoch = state["epoch"] + 1
@@ -181,19 +259,32 @@ def _resume_checkpoint(original: Any, self: Any, resume_file: Any, trust: bool =
 
 @wrap_function("recbole.quick_start.quick_start", "load_data_and_model")
 def _load_data_and_model(original: Any, model_file: Any, trust: bool = False) -> tuple[Any, ...]:
-    """Return config, model, dataset and three loaders of a checkpoint."""
+    """Return what RecBole's function of this name does, without running code in the checkpoint.
+
+    Args:
+        original: RecBole's function, which is not called.
+        model_file: path of the checkpoint.
+        trust: whether code in the checkpoint may be run.
+
+    Returns:
+        The configuration, the model with its weights, the dataset, and the loaders of training,
+        validation and test.
+    """
     from recbole.quick_start import quick_start
 
     from recbole_pos.experiment.checkpoint import require_same_data
 
     state = _read_checkpoint(model_file, trust)
     config = state["config"]
+
+    # The dataset is read and split again, with the seed of the run.
     quick_start.init_seed(config["seed"], config["reproducibility"])
     quick_start.init_logger(config)
     dataset = quick_start.create_dataset(config)
     loaders = quick_start.data_preparation(config, dataset)
-    if state.get("data"):  # of a plugin's model
+    if state.get("data"):  # checkpoints of this package say which data the model was trained on
         require_same_data(state, dataset.identity, model_file)
+
     quick_start.init_seed(config["seed"], config["reproducibility"])
     model_class = quick_start.get_model(config["model"])
     model = model_class(config, loaders[0]._dataset).to(config["device"])

@@ -1,7 +1,8 @@
-"""Registries of names and the classes that they stand for, registered ones included.
+"""Names of models and position schemes, and the classes that they stand for.
 
-The plugin's own classes are listed as text and imported when they are requested: to know the names,
-nothing is imported.
+A :class:`Registry` has the plugin's own classes, which are listed as text and imported when they
+are requested (to know the names, nothing is imported), and classes that users register. The
+functions below find a class's defaults, and the module that another process must import to have it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
-Defaults = Mapping[str, Any] | str | Path
-US = "recbole-pos"
+Defaults = Mapping[str, Any] | str | Path  # options, or the path of a yaml file with them
+US = "recbole-pos"  # as messages call this package
 SCRIPTS = ("__main__", "__mp_main__")  # the second is what a spawned process calls the first
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A class that was registered, unlike the plugin's own classes.
+    """A class that a user has registered, in contrast to the plugin's own classes.
 
     Attributes:
         cls: the class.
@@ -46,16 +47,16 @@ class Registration:
 
 
 class Registry(Mapping[str, type]):
-    """Classes by name: the plugin's, and registered ones.
+    """Classes by name: the plugin's own, and those that users register.
 
     Args:
-        kind: what the classes are, in one word.
+        kind: what the classes are, in one word, for messages.
         paths: name -> ``module:Class``, of the plugin's classes.
         folder: folder of ``properties/`` with a yaml file for each of the plugin's classes.
-        find_owner: returns the package that reserves a name, or None.
+        find_owner: returns the package that has reserved a name, or None.
 
     Attributes:
-        added: name -> registration of a registered class.
+        added: name -> registration of a class that a user has registered.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
+        """Start with the plugin's classes alone; see the class for the arguments."""
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
@@ -84,13 +86,27 @@ class Registry(Mapping[str, type]):
         return len(self.paths) + len(self.added)
 
     def add(self, name: str, registration: Registration) -> None:
-        """Register a class; refuse a name that is no identifier, or that another path has."""
+        """Register a class under a name.
+
+        Registering the same class again replaces its registration, as when a notebook's cell is run
+        twice.
+
+        Args:
+            name: name of the class from now on.
+            registration: the class and its defaults.
+
+        Raises:
+            UsageError: if the name is no identifier, or if the plugin, RecBole or another class has
+                it.
+        """
         path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
                 f"{self.kind} {path}: found the name {shown(name)}, expected letters, digits and "
                 "_, and no digit first"
             )
+
+        # Who has the name already, if anybody: a library, this package, or another class.
         owner = self._find_owner(name) or (US if name in self.paths else None)
         if name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
@@ -98,21 +114,29 @@ class Registry(Mapping[str, type]):
             raise UsageError(
                 f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
+
         self.added[name] = registration
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Return the default of each option of a class."""
+        """Return the default of each option of the class that has this name."""
         if name in self.added:
             return copy.deepcopy(self.added[name].defaults)
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
     def find_registration(self, cls: type) -> Registration | None:
-        """Return the registration of a class of the same ``module:Class``, or None."""
+        """Return the registration of a class, or None if it is not registered.
+
+        A class is known by its module and name, so that one which a notebook has defined again is
+        found.
+        """
         path = import_path(cls)
         return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
     def find_name(self, cls: type) -> str | None:
-        """Return a name of a class, if possible its ``__name__``; None if it has none."""
+        """Return a name under which a class is known here, or None if it is not.
+
+        Of several names, its ``__name__`` is preferred, and then the plugin's name for it.
+        """
         path = import_path(cls)
         names = [name for name, own_path in self.paths.items() if own_path == path]
         names += [name for name, added in self.added.items() if added.cls is cls]
@@ -121,10 +145,11 @@ class Registry(Mapping[str, type]):
 
 @contextmanager
 def without_working_directory() -> Iterator[None]:
-    """Import nothing from the working directory in a ``with`` block.
+    """Let nothing be imported from the working directory during a ``with`` block.
 
-    ``python -m`` and notebooks search it. Relative entries of PYTHONPATH, which depend on it, are
-    excluded, too.
+    ``python -m`` and notebooks put the working directory on ``sys.path``, and relative entries of
+    PYTHONPATH are looked up in it: a stranger's folder could bring modules. Both are taken off the
+    path. Entries that the block itself adds stay.
     """
     path_before = list(sys.path)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -139,23 +164,39 @@ def without_working_directory() -> Iterator[None]:
 
 
 def import_path(cls: type) -> str:
-    """Return ``module:Class``; a script's module is ``__main__`` in spawned processes, too."""
+    """Return ``module:Class``, by which a class is known in all processes.
+
+    A spawned process calls a script ``__mp_main__`` where the first process calls it ``__main__``;
+    the path has ``__main__`` in both.
+    """
     module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
 
 def find_importing_module(frame: FrameType) -> str | None:
-    """Return the module whose import runs a frame again; None for functions, scripts, notebooks."""
+    """Return the module whose import runs the code of a frame again, or None.
+
+    If a module calls ``register_model`` at its top level, another process only has to import it.
+    None stands for a call in a function, a script or a notebook, which no import repeats.
+
+    Args:
+        frame: frame of the code that registers a class.
+    """
+    # Code at the top level of a file is called "<module>", and only an import sets ``__spec__``.
     name = frame.f_globals.get("__name__")
     is_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
     return name if is_import and name not in SCRIPTS else None
 
 
 def find_home_module(cls: type) -> str | None:
-    """Return the module in which another process finds a class by its name, or None."""
+    """Return the module in which another process can import a class by its ``__name__``, or None.
+
+    None stands for classes of scripts and notebooks, and those that were made within a function.
+    """
     module = sys.modules.get(cls.__module__)
     is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
-    return cls.__module__ if is_found and getattr(module, "__spec__", None) is not None else None
+    is_imported = getattr(module, "__spec__", None) is not None  # and was not made by hand
+    return cls.__module__ if is_found and is_imported else None
 
 
 def gather_defaults(
@@ -164,41 +205,60 @@ def gather_defaults(
     read_shipped: Callable[[type], dict[str, Any]],
     find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of a class, and the options that no yaml of the plugin or RecBole has.
+    """Return the defaults of a class's options, its base classes' included.
 
-    Those that it is registered with win over its attribute ``defaults``, and this over its bases'.
+    A class wins over its bases. Of one class, the defaults that it was registered with win over its
+    attribute ``defaults``, and this one over the yaml file of the plugin or RecBole.
 
     Args:
-        cls: the class.
+        cls: the class, which is being registered.
         registered: the defaults that it is registered with, or None.
         read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
         find_registration: returns the registration of a class, or None.
+
+    Returns:
+        The default of each option, and the options that no yaml of the plugin or RecBole has.
     """
     defaults: dict[str, Any] = {}
     shipped_names: set[str] = set()
-    for base in reversed(cls.__mro__):
+    for base in reversed(cls.__mro__):  # from ``object`` to the class itself
         shipped = read_shipped(base)
         shipped_names |= set(shipped)
         defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
+
+        # The class itself is not registered yet; a base may have been registered earlier.
+        registration = find_registration(base)
         if base is cls:
             defaults |= read_defaults(registered, cls)
-        elif (registration := find_registration(base)) is not None:
+        elif registration is not None:
             defaults |= read_defaults(registration.given, base)
     return defaults, frozenset(set(defaults) - shipped_names)
 
 
 def read_defaults(source: Defaults | None, cls: type) -> dict[str, Any]:
-    """Return defaults from a mapping, or a yaml file beside the class or in the current folder."""
+    """Return defaults of options from a mapping, or from a yaml file.
+
+    Args:
+        source: the mapping; or a path relative to the folder of the class's module or, if there is
+            no such file, to the working directory; None for no defaults.
+        cls: the class whose defaults they are.
+
+    Raises:
+        UsageError: if there is no such file, or ``source`` is of another kind.
+    """
     if source is None:
         return {}
     if isinstance(source, Mapping) and all(isinstance(key, str) for key in source):
         return copy.deepcopy(dict(source))
+
+    # In a notebook or at the prompt, the module of a class has no file.
     module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     folders = [Path(module_file).parent, Path.cwd()] if module_file else [Path.cwd()]
     files = [folder / source for folder in folders if isinstance(source, (str, Path))]
     for file in files:
         if file.is_file():
             return read_yaml(file)
+
     raise UsageError(
         f"{import_path(cls)}: defaults: expected a dict of options or a yaml file in "
         f"{' or '.join(map(str, folders))}, found {shown(source)}"

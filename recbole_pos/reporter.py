@@ -1,4 +1,8 @@
-"""What is printed while something runs, for people and programs: lines, bars, tables, json."""
+"""What is printed while something runs, for people and programs: lines, bars, tables, json.
+
+Everything that reports takes a :class:`Reporter`, which knows where its output goes: a terminal, a
+notebook's cell, a file or pipe, a program that reads json, or the logger ``recbole_pos``.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,21 @@ from rich.text import Text
 from recbole_pos.files import name_write_errors
 
 LOGGER = logging.getLogger("recbole_pos")
-SECOND = 1.0
+SECOND = 1.0  # seconds between two updates of a notebook's cell
 WIDE = 200  # columns of output that is not a terminal
 
 
 @dataclass
 class Task:
-    """A long task, and its progress: steps in all (if known) and done, and training targets."""
+    """A task that takes long, and how far it is.
+
+    Attributes:
+        title: what is done, as the progress bar says it.
+        total: number of its steps; None if it is not known.
+        done: number of steps that are done.
+        targets: number of items that the model has learned to predict in these steps.
+        began: time at which it began, from ``time.monotonic``.
+    """
 
     title: str
     total: int | None = None
@@ -37,7 +49,7 @@ class Task:
     began: float = field(default_factory=time.monotonic)
 
     def advance(self, targets: int = 0) -> None:
-        """Count one more step, and its number of training targets."""
+        """Count one more step, in which the model has learned to predict so many items."""
         self.done += 1
         self.targets += targets
 
@@ -48,7 +60,10 @@ class Task:
         return f"{self.targets / max(seconds, 1e-9):,.0f} targets/s" if self.targets else ""
 
     def __str__(self) -> str:
-        """Return title, seconds and, where known, steps done, time left and speed."""
+        """Return title, seconds and, where known, steps done, time left and speed.
+
+        For example ``epoch 3: 60 s, 50 of 200, about 180 s left, 12,000 targets/s``.
+        """
         seconds = time.monotonic() - self.began
         text = f"{self.title}: {seconds:,.0f} s"
         if self.total:
@@ -73,6 +88,13 @@ class Reporter:
     every = 60.0  # seconds between two lines about the same task
 
     def __init__(self, enabled: bool = True, as_json: bool = False) -> None:
+        """Find out where output goes: to a terminal, a notebook's cell, a pipe or file, or nowhere.
+
+        Args:
+            enabled: whether anything is printed.
+            as_json: print json objects for programs, and no lines, bars or tables.
+        """
+        # A handler of the logger is taken for the place where the application wants the lines.
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         is_notebook = _is_notebook()
         self.shows_in_cell = is_notebook and not is_quiet
@@ -89,15 +111,22 @@ class Reporter:
         self._prints_json = enabled and as_json
 
     def warning(self, text: str) -> None:
-        """Print a line marked as a warning."""
+        """Print a line that begins with ``warning:``, and log it at that level."""
         self.line(text, logging.WARNING)
 
     def line(
         self, content: RenderableType, level: int = logging.INFO, on_screen: bool = True
     ) -> None:
-        """Send a line of text, or a table, to the logger and the screen."""
+        """Send text or a table to the logger ``recbole_pos`` and to the screen.
+
+        Args:
+            content: the text, or a table of rich.
+            level: its level for the logger; on the screen, ``warning:`` stands before a warning.
+            on_screen: whether to print it as well.
+        """
         if LOGGER.hasHandlers() and LOGGER.isEnabledFor(level):
-            # by itself rich writes to the cell of a notebook, and styles if FORCE_COLOR is set
+            # Render to plain text. Without these arguments rich would write to a notebook's cell,
+            # and add codes for colours if the variable FORCE_COLOR is set.
             plain = Console(
                 file=io.StringIO(),
                 width=WIDE,
@@ -112,20 +141,33 @@ class Reporter:
             self._print(f"warning: {content}" if level == logging.WARNING else content)
 
     def _print(self, content: RenderableType) -> None:
-        """Print text or a table; text is never cut off."""
+        """Print text or a table; long text is wrapped by the terminal, and never cut off."""
         with name_write_errors("standard output"):
-            # without markup, since [a] in a text is only text
+            # Without markup, in which rich would take the [a] of a text for the name of a style.
             self.console.print(content, soft_wrap=isinstance(content, str), markup=False)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Print a json object, if json was requested."""
+        """Print one line with a json object, if output for programs was requested (``as_json``).
+
+        Args:
+            name: what has happened (``start``, ``epoch``, ``result``), which becomes its ``event``.
+            content: its other keys.
+        """
         if self._prints_json:
             with name_write_errors("standard output"):
                 print(json.dumps({"event": name, **content}), flush=True)
 
     @contextmanager
     def task(self, title: str, total: int | None = None, shown: bool = True) -> Iterator[Task]:
-        """Yield a task of ``total`` steps, if known; in a ``with`` block, show its progress."""
+        """Yield a task, whose progress is shown until the ``with`` block ends.
+
+        The block calls ``task.advance()`` after each step.
+
+        Args:
+            title: what is done.
+            total: number of its steps, if it is known.
+            shown: whether to show the progress.
+        """
         task = Task(title, total)
         with ExitStack() as stack:
             if shown:
@@ -133,7 +175,12 @@ class Reporter:
             yield task
 
     def _show(self, task: Task, stack: ExitStack) -> None:
-        """Show a task as a bar, in the cell, or as a line a minute, until the stack is closed."""
+        """Show a task until the stack is closed: as a bar, in a notebook's cell, or line by line.
+
+        Args:
+            task: the task.
+            stack: gets what has to be ended with the task, such as the thread that prints.
+        """
         if self.shows_in_cell:
             stack.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
         elif self.console.is_terminal and not self.console.quiet:
@@ -142,7 +189,15 @@ class Reporter:
             stack.enter_context(call_every(self.every, lambda: self._print(str(task))))
 
     def _show_bar(self, task: Task, stack: ExitStack) -> None:
-        """Show a progress bar of a task on the terminal, until the stack is closed."""
+        """Show a progress bar of a task on the terminal, until the stack is closed.
+
+        The bar has the number of steps and the time left if the number is known, else the time so
+        far.
+
+        Args:
+            task: the task.
+            stack: gets the bar, and the thread that updates it.
+        """
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -162,8 +217,10 @@ class Reporter:
         """Return a ``with`` block that shows the progress of several runs.
 
         A terminal and a notebook show all lines as they change; elsewhere the first line is printed
-        every ``every`` seconds. ``get_lines`` returns an overview and a line for each active run;
-        another thread calls it.
+        every ``every`` seconds.
+
+        Args:
+            get_lines: returns an overview and a line for each active run; another thread calls it.
         """
         if self.shows_in_cell:
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
@@ -176,7 +233,10 @@ class Reporter:
         return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
-        """Replace the text that a notebook's cell shows; do nothing elsewhere."""
+        """Replace the text that a notebook's cell shows; do nothing elsewhere.
+
+        The first call adds an output to the cell, and later ones change it.
+        """
         if not self.shows_in_cell:
             return
         from IPython.display import display  # installed wherever a notebook runs
@@ -188,7 +248,14 @@ class Reporter:
             self._cell_output.update(content, raw=True)
 
     def show_epoch(self, line: dict[str, Any], metric: str, is_best: bool) -> None:
-        """Print an epoch's line of metrics.jsonl with a validation metric, marked if it is best."""
+        """Print how an epoch went: loss, validation metric, seconds and speed.
+
+        Args:
+            line: figures of the epoch, a line of the run's metrics.jsonl. ``valid`` has the metrics
+                of validation by name, if the epoch was validated.
+            metric: name of the metric to print.
+            is_best: whether its value is the best so far, which is marked with ``*``.
+        """
         validation = ""
         score = (line.get("valid") or {}).get(metric)
         if score is not None:
@@ -197,16 +264,23 @@ class Reporter:
             f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}{validation}  "
             f"{line['seconds']:.1f} s  {line['targets_per_second']:,.0f} targets/s"
         )
-        self.line(text, on_screen=not self.shows_in_cell)
+        self.line(text, on_screen=not self.shows_in_cell)  # the logger gets it in any case
         self.update_cell(text)
         self.write_json("epoch", {**line, "best": is_best})
 
     def show_results(self, title: str, columns: dict[str, dict[str, float] | None]) -> None:
-        """Print a table with a column for each phase (or model) and a row for each metric."""
-        scores = {name: metrics for name, metrics in columns.items() if metrics}
+        """Print a table of metrics with a row for each metric and a column for each phase or model.
+
+        Args:
+            title: text above the table.
+            columns: name of a column (``valid``, ``test``) -> value by metric, None where there is
+                none.
+        """
+        # All metrics that any column has, in their order.
+        scores = {name: values for name, values in columns.items() if values}
         table = Table("metric", *(Column(name, justify="right") for name in scores))
-        for metric in dict.fromkeys(metric for metrics in scores.values() for metric in metrics):
-            table.add_row(metric, *(f"{metrics[metric]:.4f}" for metrics in scores.values()))
+        for metric in dict.fromkeys(metric for values in scores.values() for metric in values):
+            table.add_row(metric, *(f"{values[metric]:.4f}" for values in scores.values()))
         self.line(title)
         if not self.shows_in_cell:  # the result of a notebook's cell shows the metrics itself
             self.line(table)
@@ -214,10 +288,14 @@ class Reporter:
 
 @contextmanager
 def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function every ``seconds`` in another thread while the ``with`` block runs.
+    """Call a function every so many seconds in another thread, while a ``with`` block runs.
 
     Errors of writing are ignored: the next call tries again, and the run itself reports a full disk
     when it writes.
+
+    Args:
+        seconds: time between two calls, and before the first.
+        function: what to call; its result is not used.
     """
     stopped = threading.Event()
 
@@ -236,10 +314,10 @@ def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]
 
 
 class _Console(Console):
-    """Rich's console, which would silently end the process at a closed pipe."""
+    """Rich's console, without its habit of ending the process silently at a closed pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich has caught."""
+        """Raise the BrokenPipeError that rich has caught, and handles by calling this method."""
         raise  # noqa: PLE0704
 
 

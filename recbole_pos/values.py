@@ -1,4 +1,4 @@
-"""Checks of values that users give, and how messages show them."""
+"""Checks of values that users give, and the words in which messages show values and names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recbole_pos.errors import UsageError
 
 _MAX_NAMES = 12  # that a message lists
 _MAX_LENGTH = 200  # characters of a value in a message
-_NUMBER = re.compile(r"[+-]\d[\d.,]*")
+_NUMBER = re.compile(r"[+-]\d[\d.,]*")  # begins like a spreadsheet's formula, and is none
 # Units of time that options may name -> seconds.
 SECONDS = {
     **{"nanoseconds": 1e-9, "microseconds": 1e-6, "milliseconds": 1e-3},
@@ -31,7 +31,7 @@ class Options(Protocol):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number, one of numpy included, and not a boolean."""
+    """Return whether a value is a finite number, of Python or numpy, and not a boolean."""
     try:
         is_numeric = isinstance(value, Real) and not isinstance(value, bool)
         return is_numeric and math.isfinite(value)
@@ -45,38 +45,51 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise a UsageError if the value of option ``key`` is not one of its choices."""
+    """Raise a UsageError if the value of an option is not one of its choices.
+
+    Args:
+        key: name of the option, with which the message begins.
+        value: its value.
+        choices: values that it may have. The message proposes the most similar one.
+    """
     if value not in choices:
         hint = suggest(str(value), choices)
         raise UsageError(f"{key}: {shown(value)} is not one of {', '.join(choices)}{hint}")
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value for a message, in one line; of a large value the beginning."""
+    """Return a value as a message shows it: its ``repr``, in one line, cut off if it is long."""
     return short(" ".join(repr(_to_python(value)).splitlines()))
 
 
 def _to_python(value: Any) -> Any:
-    """Return a scalar of numpy or torch as a number or text of Python, other values as they are."""
+    """Return a scalar of numpy or torch as a number or text of Python; other values as they are."""
     return value.item() if getattr(value, "shape", None) == () else value
 
 
 def short(text: str) -> str:
-    """Return a text for a message; of a long one, the beginning and the number of characters."""
+    """Return a text as a message shows it; of a long one only the beginning, and its length."""
     if len(text) <= _MAX_LENGTH:
         return text
     return f"{text[: _MAX_LENGTH // 2]} ... ({len(text):,} characters)"
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell of a csv file, with a ``'`` before what a spreadsheet takes for a formula."""
+    """Return a cell for a csv file that no spreadsheet will run as a formula.
+
+    A text that begins like a formula (``=``, ``+``, ``-``, ``@``) gets a ``'`` before it, except a
+    signed number such as ``-3.5``. Other values are returned as they are.
+    """
     if not isinstance(value, str) or not value.startswith(tuple("=+-@\t\r")):
         return value
     return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return names for a message: the first 12, cut off where long, and the number of all."""
+    """Return names as a message lists them: the first 12, and how many there are in all if more.
+
+    A name of more than 60 characters is cut off.
+    """
     names = list(map(str, names))
     first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])
     more = f", ... ({len(names):,} in all)" if len(names) > _MAX_NAMES else ""
@@ -84,7 +97,15 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def _find_similar(word: str, choices: Iterable[str]) -> list[str]:
-    """Return up to 3 choices, nearest first: similar ones, else those that contain the word."""
+    """Return up to 3 choices that are spelt like a word, the most similar first.
+
+    If there is none, return choices that contain the word, if it has 3 characters or more. Upper
+    and lower case do not count.
+
+    Args:
+        word: what the user wrote.
+        choices: the words that exist.
+    """
     by_lower = {str(choice).lower(): str(choice) for choice in choices}
     word = word[:100].lower()
     matches = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
@@ -94,37 +115,64 @@ def _find_similar(word: str, choices: Iterable[str]) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; nearest known: a, b`` or, if none is near, all known words if they are few."""
+    """Return the end of a message about an unknown word, with known words that are spelt like it.
+
+    Args:
+        word: what the user wrote.
+        known: the words that exist.
+
+    Returns:
+        ``; nearest known: a, b``. If none is similar, all words if they are few (``; known are a,
+        b``), and else nothing.
+    """
     known = list(known)
-    if similar := _find_similar(word, known):
+    similar = _find_similar(word, known)
+    if similar:
         return f"; nearest known: {', '.join(similar)}"
     return f"; known are {', '.join(map(str, known))}" if len(known) <= _MAX_NAMES else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean a or b?)`` to end a message; empty if no known word is near."""
+    """Return the end of a message about an unknown word, as a question with similar known words.
+
+    Args:
+        word: what the user wrote.
+        known: the words that exist.
+
+    Returns:
+        `` (did you mean a or b?)``, or nothing if no known word is similar.
+    """
     similar = _find_similar(word, known)
     return f" (did you mean {' or '.join(similar)}?)" if similar else ""
 
 
 def read_names(names: Any, key: str) -> list[str]:
-    """Return names, which are text or whole numbers, as text; a single one as a list.
+    """Return names (of users, items or columns) that are given in any usual form, as texts.
+
+    A name may be text, a whole number, a UUID, or a float such as 3.0, which pandas makes of whole
+    numbers in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``.
+
+    Args:
+        names: one name, or an iterable of names such as a list, an array or a pandas Series.
+        key: name of the option or argument, for messages.
 
     Raises:
-        UsageError: naming the option ``key``, for anything else.
+        UsageError: for anything else, such as a dict, a table or bytes.
     """
     names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
+
+    # These can be iterated over, but what comes out are no names: they are refused as one value.
     is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
     found = []
     for name in [names] if is_table or not isinstance(names, Iterable) else names:
-        if type(name) is str:  # first, since requests may name all items
+        if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue
         plain = _to_python(name)
         if isinstance(plain, UUID):
             plain = str(plain)
-        if isinstance(plain, float) and plain.is_integer():  # a column that has empty cells, too
+        if isinstance(plain, float) and plain.is_integer():
             plain = int(plain)
         if not isinstance(plain, (str, int)):
             raise UsageError(f"{key}: expected names: text or whole numbers, found {shown(plain)}")

@@ -7,12 +7,16 @@ __version__ = "0.3.0"
 
 
 def find_commit() -> str:
-    """Return the commit of the checkout that the package runs from; empty if it is installed."""
+    """Return the commit of the git checkout that this package runs from; empty if there is none.
+
+    Returns:
+        12 digits, with ``-dirty`` if files were changed since; "" if the package is installed, or
+        git is missing or fails.
+    """
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():  # else git would find a project that holds the environment
         return ""
-    command = ["git", "-C", str(root)]
-    command += ["describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

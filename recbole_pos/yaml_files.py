@@ -1,4 +1,8 @@
-"""Reads yaml files; those under ``properties/`` are the only place of defaults."""
+"""Reads yaml files, safely where a stranger may have written them.
+
+The files under ``properties/`` are the only place of the plugin's defaults. Users' files are read
+with limits of size, and messages say the line of an error.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from recbole_pos.files import read_capped
 from recbole_pos.values import short, shown
 
 _PACKAGE = Path(__file__).resolve().parent
-# in the installed package (setup.cfg maps them there), or beside it in a checkout
+# The folders ``properties`` and ``dataset``: in the installed package as ``_properties`` and
+# ``_dataset`` (setup.cfg maps them there), or beside the package in a checkout.
 ROOT, DATASETS = (
     _PACKAGE / f"_{name}" if (_PACKAGE / f"_{name}").is_dir() else _PACKAGE.parent / name
     for name in ("properties", "dataset")
@@ -27,25 +32,44 @@ _MAX_VALUES, _MAX_DEPTH = 100_000, 100  # of a file
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Reads a user's text; refuses a key given twice, deep nesting, and aliases without end.
+    """Reads a user's yaml text, and refuses what a hostile or mistaken text may hold.
 
-    An alias counts as all that it stands for: a few lines of aliases within aliases are gigabytes.
+    It refuses a key given twice, deep nesting, and too many values. An alias (``*name``) counts as
+    all the values that it stands for, since a few lines of aliases within aliases can fill
+    gigabytes.
+
+    Attributes:
+        depth: number of nodes that have begun and not ended.
+        sizes: node that has ended -> number of values in it.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.depth = 0  # number of nodes that are begun and not ended
-        self.sizes: dict[yaml.Node, int] = {}  # node that has ended -> number of values in it
+        self.depth = 0
+        self.sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node of the text, in which SafeLoader would take any size and depth."""
+        """Return the next node of the text, as SafeLoader does, unless it is too large or too deep.
+
+        SafeLoader calls this method for a node and, within that call, for each node in it.
+
+        Args:
+            parent: node that holds this one.
+            index: key or position in ``parent``.
+
+        Raises:
+            yaml.MarkedYAMLError: if the limits are exceeded, or a key is given twice.
+        """
         event = self.peek_event()
         self.depth += 1
         node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
         self.depth -= 1
+
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
-        # an alias within its own anchor stands for a node that has not ended
+
+        # A node that is too deep (None) has no size, nor has one that holds an alias of itself and
+        # so has not ended: both count as too large.
         if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
             _refuse(
                 f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
@@ -56,7 +80,11 @@ class YamlLoader(yaml.SafeLoader):
 
 
 def _list_children(node: yaml.Node) -> list[yaml.Node]:
-    """Return the nodes directly within a node; refuse the first key of a mapping given twice."""
+    """Return the nodes directly within a node: elements of a list, or keys and values of a mapping.
+
+    Raises:
+        yaml.MarkedYAMLError: if a mapping has a key twice.
+    """
     if isinstance(node, yaml.SequenceNode):
         return node.value
     if not isinstance(node, yaml.MappingNode):
@@ -70,7 +98,12 @@ def _list_children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _refuse(problem: str, place: yaml.Node | yaml.Event) -> NoReturn:
-    """Raise an error with the line of a node or event."""
+    """Raise an error about a place of a yaml text.
+
+    Args:
+        problem: what is wrong there.
+        place: a node or event, which knows its line.
+    """
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
@@ -78,18 +111,19 @@ _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been
 
 
 class PackagedLoader(_Libyaml):  # type: ignore[misc, valid-type]
-    """Reads the files of this package and of RecBole much faster, with libyaml.
+    """Reads the files of this package and of RecBole, much faster than YamlLoader, with libyaml.
 
-    Not for other files: its messages are shorter, and deep nesting ends the process.
+    Not for users' files: its messages are shorter, and deep nesting ends the process.
     """
 
 
 for _loader in (YamlLoader, PackagedLoader):
-    # a date stays text, as options take it
+    # A date such as 2020-01-31 stays text, as options take it.
     _loader.yaml_implicit_resolvers = {
         first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in _loader.yaml_implicit_resolvers.items()
     }
+    # 1e-3 is a number; PyYAML, which follows YAML 1.1, takes it for text.
     _loader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
@@ -99,13 +133,20 @@ _HALF_OPEN = re.compile(r"\[[^\[\]{}]*\)")  # an interval of numbers: "[5,inf)",
 
 
 def parse_scalar(text: str, location: str) -> Any:
-    """Read a value as yaml: 1e-3 is a float, [a, b] a list, ~ None, anything else a str.
+    """Return the value that a text on the command line stands for, read as yaml.
 
-    What begins like a list, mapping or quotation and is not one is a UsageError, which begins with
-    ``location``.
+    ``1e-3`` is a float, ``[a, b]`` a list, ``~`` None, and what yaml cannot read is a str.
+
+    Args:
+        text: the text.
+        location: where it was given, with which messages begin.
+
+    Raises:
+        UsageError: for what begins like a list, mapping or quotation and is not one.
     """
     bare = text.strip()
-    # separators of fields, which yaml takes for the signs of a block, list, key, comment or tag
+    # The option for a separator of fields may be one of these characters, in which yaml sees the
+    # beginning of a block, list, key, comment or tag.
     if text == " " or bare in ("|", ">", "-", "?", "#", "!"):
         return text
     try:
@@ -121,19 +162,30 @@ def parse_scalar(text: str, location: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a yaml file, ``{}`` if it is empty; raise a UsageError for another."""
+    """Return the mapping in a yaml file, ``{}`` if the file is empty.
+
+    Raises:
+        UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
+    """
     loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     return _read_mapping(path, "config file", loader)[0]
 
 
 @functools.cache
 def read_option_rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of the table of options by name; nobody may change them."""
+    """Return the rows of the table of options (``properties/options.yaml``) by name of the option.
+
+    The file is read once; nobody may change the result.
+    """
     return read_yaml(ROOT / "options.yaml")
 
 
 def read_overall_defaults() -> dict[str, Any]:
-    """Return the plugin's defaults for every model, RecBole's models included."""
+    """Return the plugin's defaults that hold for every model, RecBole's models included.
+
+    Rows with a dot in their name (``eval_args.target``) are keys within another option, whose own
+    default has them already.
+    """
     return {
         name: copy.deepcopy(row["default"])
         for name, row in read_option_rows().items()
@@ -142,16 +194,23 @@ def read_overall_defaults() -> dict[str, Any]:
 
 
 def find_recbole_properties() -> Path:
-    """Return the folder of RecBole's yaml files, without importing RecBole."""
+    """Return the folder of RecBole's yaml files, without importing RecBole, which takes long."""
     spec = importlib.util.find_spec("recbole")
     assert spec is not None and spec.submodule_search_locations  # this package requires it
     return Path(spec.submodule_search_locations[0]) / "properties"
 
 
 def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[tuple, str]]:
-    """Return the mapping in a yaml file of a ``kind``, and the place of each of its values.
+    """Return the mapping in a yaml file, and the line at which each of its values stands.
 
-    Places are ``("runs", 0)`` -> ``study.yaml, line 7`` for the first value of the list ``runs``.
+    Args:
+        path: the file.
+        kind: what it is, for messages (``study``).
+
+    Returns:
+        The mapping.
+        The keys and list indices that lead to a value -> its place, for messages:
+            ``("runs", 0)`` -> ``study.yaml, line 7`` for the first element of the list ``runs``.
 
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
@@ -163,7 +222,20 @@ def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[t
 def _read_mapping(
     path: str | Path, kind: str, loader_class: Any
 ) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Return the mapping in a yaml file of a ``kind``, and its node, None if the file is empty."""
+    """Return the mapping in a yaml file, and the node of the yaml text that it was made of.
+
+    Args:
+        path: the file.
+        kind: what it is, for messages (``config file``).
+        loader_class: YamlLoader, or PackagedLoader for trusted files.
+
+    Returns:
+        The mapping, ``{}`` if the file is empty.
+        Its node, which knows the lines; None if the file is empty.
+
+    Raises:
+        UsageError: if the file cannot be read, is not yaml or holds no mapping.
+    """
     name = short(str(path))
     try:
         text = read_capped(path).decode()
@@ -177,6 +249,7 @@ def _read_mapping(
         raise UsageError(f"cannot read {kind} {name}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError) as error:
         raise UsageError(f"{name}{_explain(error)} (not valid yaml)") from error
+
     if content is not None and not isinstance(content, dict):
         raise UsageError(
             f"{kind} {name} must hold `key: value` lines, with a space after the colon; found "
@@ -186,18 +259,31 @@ def _read_mapping(
 
 
 def _explain(error: Exception) -> str:
-    """Return the line of an error of yaml and what is wrong there, to follow a file's name."""
+    """Return what is wrong in a yaml file, and in which line, to follow the file's name.
+
+    For example ``, line 3: found unknown escape character``. Errors that have no line begin with
+    ``:``.
+    """
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {short(' '.join(str(error).split()))}"
     problem = " ".join(str(error.problem).split())
     mark = error.problem_mark or error.context_mark
-    if "could not find expected" in problem:  # it is found missing where the next line begins
+    # PyYAML notices a missing colon only where the next line begins; the context is its own line.
+    if "could not find expected" in problem:
         mark = error.context_mark or mark
     return f", line {mark.line + 1}: {short(problem)}"
 
 
 def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Yield the path (keys and indices of lists) and the line of each value in a node."""
+    """Yield the place of each value in a yaml node, at whatever depth, and its line in the file.
+
+    For the text ``runs: [a, b]`` in line 7: ``(("runs",), 7)``, ``(("runs", 0), 7)``,
+    ``(("runs", 1), 7)``.
+
+    Args:
+        node: the node; nothing is yielded for None, the node of an empty file.
+        path: keys and list indices that lead to ``node`` itself.
+    """
     children: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]

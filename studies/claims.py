@@ -31,6 +31,7 @@ METRIC = "ndcg@10"  # of a claim that names none
 DEMONSTRATIONS = "demonstrations"  # the key of differences on generated data
 REPLICATED, CONTRADICTED = "replicated", "contradicted"
 NOT_REPLICATED, INCONCLUSIVE = "not replicated", "inconclusive"
+# Verdict -> its color in the picture.
 COLORS = {
     REPLICATED: "#0072B2",
     NOT_REPLICATED: "#E69F00",
@@ -88,12 +89,12 @@ class Test(NamedTuple):
 
     @property
     def is_papers(self) -> bool:
-        """Return whether the dataset is one on which the paper has the claim."""
+        """Whether the dataset is one on which the paper makes the claim."""
         return self.data in self.paper
 
     @property
     def effects(self) -> list[float]:
-        """Return the paper's differences: that on this dataset, or else those on all of its own."""
+        """The paper's differences in percent: the one on this dataset, or else all of them."""
         own = [self.paper[self.data]] if self.is_papers else self.paper.values()
         return sorted(effect for effect in own if effect is not None)
 
@@ -107,6 +108,10 @@ def format_percent(value: float) -> str:
 def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -> str:
     """Return the verdict on a claim; results/README.md has the rule.
 
+    A significant difference decides by its direction. Without one, the claim is not replicated if
+    all of the paper's differences lie outside the confidence interval, and else the test is
+    inconclusive.
+
     Args:
         measured: the difference here; positive supports the claim.
         paper: the paper's differences, on this dataset or else on all of its datasets.
@@ -114,6 +119,9 @@ def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -
     """
     if measured.is_significant and expects != "same":
         return REPLICATED if measured.difference > 0 else CONTRADICTED
+
+    # Without any noise of seeds an interval is too narrow to exclude the paper's difference; one
+    # that is all positive supports the claim, however large the paper's difference is.
     is_excluded = bool(paper) and not any(measured.low <= x <= measured.high for x in paper)
     supports = measured.low > 0 and expects != "same"
     if is_excluded and not supports and measured.seed_noise != "unknown":
@@ -122,10 +130,19 @@ def judge(measured: Measured, paper: Sequence[float], expects: str = "better") -
 
 
 def measure(results: Path, table: str, metric: str, row: str, base: str) -> Measured:
-    """Return the difference of ``row`` from ``base`` in a table ``STUDY :: TITLE``, in percent.
+    """Return the difference between two configurations, in percent, that a table of results has.
+
+    A table has it in one direction; for the other one, signs are turned.
+
+    Args:
+        results: folder of results.
+        table: ``STUDY :: TITLE``, the study's file and the title of a table in it.
+        metric: the metric.
+        row: the configuration that is compared.
+        base: the configuration that it is compared with, whose metric is 100%.
 
     Raises:
-        KeyError: if the table has no such difference, either way round.
+        KeyError: if the table has no such difference in either direction.
     """
     study, _, title = table.partition(" :: ")
     lines = pd.read_csv(results / "tables" / f"{study}.csv")
@@ -137,6 +154,7 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
         sign, line = -1, pairs.loc[(base, row)]
     else:
         raise KeyError(f"{table} has no difference in {metric} between {row} and {base}")
+
     percent = 100 / lines.loc[lines["row"] == base, "mean"].iloc[0]
     low, high = sorted((sign * percent * line["low"], sign * percent * line["high"]))
     return Measured(
@@ -144,13 +162,22 @@ def measure(results: Path, table: str, metric: str, row: str, base: str) -> Meas
         low,
         high,
         percent * line["detectable"],
-        line["star"] in (True, "True"),
+        line["star"] in (True, "True"),  # text, where a column has empty cells
         line["seed_noise"],
     )
 
 
 def read_claims(file: Path, results: Path) -> dict[str, list[Test]]:
-    """Return paper -> tests of its claims; the demonstrations stand under their own key."""
+    """Return the claims of each paper, with what the tables of results say of them.
+
+    Args:
+        file: yaml file of the claims.
+        results: folder of results.
+
+    Returns:
+        paper -> tests of its claims; differences on generated data, which judge no paper, are under
+        the key DEMONSTRATIONS.
+    """
     papers = yaml.safe_load(file.read_text("utf-8"))
     shown = papers.pop(DEMONSTRATIONS, [])
     tests = {
@@ -163,25 +190,35 @@ def read_claims(file: Path, results: Path) -> dict[str, list[Test]]:
 
 
 def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path) -> Test:
-    """Return a test of a claim, both as the file has them."""
+    """Return one test of a claim, with its verdict.
+
+    Args:
+        test: what the yaml file says of the test: the dataset, where the difference stands, a note.
+        claim: what the file says of the claim: its words, its metric, the paper's figures, of which
+            a pair (ours, base) is a difference in percent, and what it expects.
+        results: folder of results.
+    """
     metric = claim.get("metric", METRIC)
     paper = {
         name: None if pair is None else 100 * (pair[0] / pair[1] - 1)
         for name, pair in claim.get("paper", {}).items()
     }
+
     measured = measure(results, test["table"], metric, test["row"], test["from"])
     named = "" if metric == METRIC else f" ({format_metric(metric)})"
     found = Test(claim["claim"] + named, test["data"], test["page"], paper, measured, "")
     verdict = judge(measured, found.effects, claim.get("expects", "better"))
     if measured.seed_noise != "own":
         verdict += " (one seed)"
-    if note := test.get("note"):
-        verdict += f" {note}"
+    if test.get("note"):
+        verdict += f" {test['note']}"
     return found._replace(verdict=verdict)
 
 
 def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
-    """Return a table of tests in markdown.
+    """Return a table of tests in markdown, paper by paper.
+
+    The words of a claim stand in the first of its rows only.
 
     Args:
         papers: paper -> tests of its claims.
@@ -198,6 +235,7 @@ def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
         chosen = [test for test in tests if belongs_to(test, part)]
         if chosen and not is_generated:
             lines.append([f"**{paper}**"])
+
         before = ""
         for test in chosen:
             claim = "" if test.claim == before else test.claim
@@ -208,26 +246,44 @@ def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
                 lines.append([claim, data, here, is_significant])
             else:
                 lines.append([claim, data, _describe_effects(test.effects), here, test.verdict])
+
     rule = f"|---|---|{'---:|' * (len(head) - 3)}---|\n"
     first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
     return first + rule + "".join(others)
 
 
 def belongs_to(test: Test, part: str) -> bool:
-    """Return whether a test stands in a part; of other data only what is not inconclusive."""
+    """Return whether a test stands in a part of the page.
+
+    Args:
+        test: the test.
+        part: "the papers' data", "other data", which has only tests with a clear verdict, or
+            "generated data".
+    """
     if part == "other data":
         return not test.is_papers and not test.verdict.startswith(INCONCLUSIVE)
     return part == "generated data" or test.is_papers
 
 
 def _describe_effects(effects: Sequence[float]) -> str:
-    """Return the paper's effects in words: one, or the range of several."""
+    """Return the paper's differences as text: one, or the range of several, or ``no number``.
+
+    Args:
+        effects: the differences in percent, the smallest first.
+    """
+    # A dict keeps the two ends in order, and only one of them if they read the same.
     ends = dict.fromkeys(format_percent(effect) for effect in [*effects[:1], *effects[-1:]])
     return f"{' to '.join(ends)}%" if ends else "no number"
 
 
 def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
-    """Draw the tests on real data: here with the interval, and the paper's effect beside."""
+    """Draw the tests on real data: the difference with its interval, and the paper's beside it.
+
+    Args:
+        papers: paper -> tests of its claims.
+        file: the picture to write.
+    """
+    # A line for each paper's name, and one for each of its tests.
     rows: list[Test | str] = []
     for paper, tests in papers.items():
         drawn = [test for test in tests if paper != DEMONSTRATIONS and test.effects]
@@ -257,7 +313,15 @@ def draw(papers: Mapping[str, Sequence[Test]], file: Path) -> None:
 
 
 def _draw_test(axis: Any, place: int, test: Test) -> None:
-    """Draw a test in its line: interval, difference, and the paper's effects."""
+    """Draw a test in its line: interval, difference, and the paper's differences.
+
+    What lies beyond the picture is cut off there, and has an arrow.
+
+    Args:
+        axis: axes of matplotlib.
+        place: number of the line, from the top.
+        test: the test.
+    """
     color = next(color for name, color in COLORS.items() if test.verdict.startswith(name))
     ends = (test.measured.low, test.measured.high)
     low, high = (min(max(end, -_FARTHEST), _FARTHEST) for end in ends)
@@ -273,12 +337,24 @@ def _draw_test(axis: Any, place: int, test: Test) -> None:
 
 
 def fill(text: str, papers: Mapping[str, Sequence[Test]]) -> str:
-    """Return a page with the tables between its marks made again."""
+    """Return the text of a page with the tables between its marks made again.
+
+    Args:
+        text: the page, in markdown.
+        papers: paper -> tests of its claims.
+    """
     return _TABLE.sub(lambda match: f"{match[1]}{tabulate(papers, match[2])}{match[4]}", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if ``--check`` finds that a table differs."""
+    """Write the tables of claims and the picture; with ``--check`` nothing is written.
+
+    Args:
+        arguments: the command line; by default that of the process.
+
+    Returns:
+        Exit status: 1 if ``--check`` finds that a table differs.
+    """
     parser = argparse.ArgumentParser(description="Judge the papers' claims by results/tables/.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
     args = parser.parse_args(arguments)

@@ -29,7 +29,17 @@ _HEAD = ["dataset", "users", "items", "interactions", "a user", "ties", "repeats
 
 
 def read_shares(name: str, options: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Return the counts of a dataset and the shares of its test targets, as cells of the table."""
+    """Return the counts of a dataset, and shares of its test targets as cells of the table.
+
+    Args:
+        name: name of the dataset.
+        options: options of the run that reads it.
+
+    Returns:
+        Numbers of users, items and interactions.
+        Shares in percent, as texts: targets at the same time as another item of their user, targets
+            that their user has had before, and targets without a training interaction.
+    """
     dataset = read_dataset(PosConfig("Pop", name, None, options))
     split = dataset.split.summary
     kinds = ("tied_targets", "repeated_targets", "cold_targets")
@@ -38,7 +48,11 @@ def read_shares(name: str, options: dict[str, Any]) -> tuple[dict[str, int], lis
 
 
 def tabulate(folder: Path) -> str:
-    """Return the table: the shipped dataset first, then all that have a yaml."""
+    """Return the table of datasets in markdown: RecBole's ml-100k first, then all that have a yaml.
+
+    Args:
+        folder: folder of datasets. One that is not there has its published counts, and no shares.
+    """
     lines = []
     public = read_public_datasets()
     for name in [SHIPPED, *public]:

@@ -33,6 +33,7 @@ class Line(NamedTuple):
     """A model of a leaderboard; figures are None where there is no run, or nothing is published.
 
     Attributes:
+        model: name of the model.
         ndcgs: NDCG@10 of each seed.
         hits: HR@10 of each seed.
         published: NDCG@10 and HR@10 as published, each None if it is not.
@@ -48,16 +49,20 @@ class Line(NamedTuple):
     is_random: bool = True
 
     def sort_key(self) -> float:
-        """Return NDCG@10, ours before the published one, so that the best model sorts first."""
+        """Return minus our NDCG@10, or minus the published one: the best model sorts first."""
         return -(float(np.mean(self.ndcgs)) if self.ndcgs else self.published[0] or 0.0)
 
     def cells(self) -> list[str]:
-        """Return the cells of the line in a table."""
+        """Return the cells of the line in the order of the header, empty without a figure."""
         ours = [_format_mean(self.ndcgs), f"{np.mean(self.hits):.4f}"] if self.ndcgs else ["", ""]
+
         published = ", ".join("–" if x is None else f"{x:.4f}" for x in self.published)
         if self.published == (None, None):
             published = ""
-        seeds = "" if not self.ndcgs else str(len(self.ndcgs)) if self.is_random else "–"
+
+        seeds = str(len(self.ndcgs)) if self.is_random else "–"
+        if not self.ndcgs:  # only published
+            seeds = ""
         return [self.model, *ours, published, seeds, self.tuning]
 
 
@@ -68,14 +73,21 @@ def _format_mean(values: list[float]) -> str:
 
 
 def measure_run(ranks: np.ndarray) -> tuple[float, float]:
-    """Return NDCG@10 and HR@10 of a run from the ranks of its targets, 0 for the first item."""
+    """Return NDCG@10 and HR@10 of a run.
+
+    With one target each, NDCG is the mean of 1 / log2(rank + 2) over hits, and HR the share of
+    hits.
+
+    Args:
+        ranks: [targets] rank of each target among all items, 0 for the first.
+    """
     is_hit = ranks < CUTOFF
     gains = np.where(is_hit, 1 / np.log2(ranks + 2.0), 0.0)
     return float(gains.mean()), float(is_hit.mean())
 
 
 def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path) -> Line:
-    """Return the line of an entry of the yaml.
+    """Return the line of a model, with figures from its kept runs or as published.
 
     Args:
         entry: ``model``, and either ``row`` (or several names that one row has had) of the kept
@@ -89,6 +101,8 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
     entry = {**group, **entry}
     if "row" not in entry:
         return Line(entry["model"], [], [], _pick(entry["published"]))
+
+    # Find the tested runs of the row: seed -> digest, the name of the run's ranks.
     rows = entry["row"] if isinstance(entry["row"], list) else [entry["row"]]
     folder = results / "runs" / entry["study"]
     facts = json.loads((folder / "facts.json").read_text("utf-8"))
@@ -99,10 +113,14 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
     }
     if not runs:
         raise KeyError(f"{folder} has no tested run of {rows}")
+
+    # Compute the metrics from the kept ranks, a column for each run.
     ranks = pd.read_parquet(folder / "ranks.parquet", columns=list(runs.values()))
     figures = [measure_run(ranks[digest].dropna().to_numpy(np.int64)) for digest in ranks]
     is_random = entry.get("varies", True)
     ndcgs, hits = zip(*(figures if is_random else figures[:1]), strict=True)
+
+    # Published figures are those of the entry, or of the study's ``paper``.
     study = STUDIES / f"{entry['study'].partition('@')[0]}.yaml"
     paper = yaml.safe_load(study.read_text("utf-8")).get("paper") or {}
     published = _pick(entry.get("published", paper.get(rows[0], {})))
@@ -111,12 +129,21 @@ def read_line(entry: Mapping[str, Any], group: Mapping[str, Any], results: Path)
 
 
 def _pick(published: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """Return the published NDCG@10 and HR@10; with one target, recall is the hit rate."""
+    """Return the published NDCG@10 and HR@10, each None if it is not published.
+
+    Args:
+        published: metric -> value. With one target each, recall is the hit rate.
+    """
     return published.get("ndcg@10"), published.get("hit@10", published.get("recall@10"))
 
 
 def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
-    """Return the leaderboard of a dataset: a part for each protocol, the best model first."""
+    """Return the leaderboard of a dataset in markdown: by protocol, the best model first.
+
+    Args:
+        groups: of each protocol its words and its models, as in the yaml.
+        results: folder of results.
+    """
     lines: list[list[str]] = []
     for group in groups:
         lines.append([f"**{group['protocol']}**"])
@@ -127,9 +154,16 @@ def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
 
 
 def fill(text: str, boards: Mapping[str, Any], results: Path) -> str:
-    """Return a page with the leaderboards between its marks made again."""
+    """Return the text of a page with the leaderboards between its marks made again.
+
+    Args:
+        text: the page, in markdown.
+        boards: name of a leaderboard -> its protocols, as in the yaml.
+        results: folder of results.
+    """
 
     def make(match: re.Match) -> str:
+        """Return the marks of a leaderboard, with the leaderboard made again between them."""
         begin, name, _, end = match.groups()
         return f"{begin}{tabulate(boards[name], results)}{end}"
 
@@ -137,7 +171,14 @@ def fill(text: str, boards: Mapping[str, Any], results: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return 1 if ``--check`` finds that a leaderboard differs."""
+    """Write the leaderboards into results/README.md; with ``--check`` nothing is written.
+
+    Args:
+        arguments: the command line; by default that of the process.
+
+    Returns:
+        Exit status: 1 if ``--check`` finds that a leaderboard differs.
+    """
     parser = argparse.ArgumentParser(description="Write the leaderboards of results/README.md.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
     args = parser.parse_args(arguments)

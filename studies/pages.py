@@ -39,8 +39,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
 TABLES = RESULTS / "tables"
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+# Row of a configuration none of whose runs is done.
 _NOT_RUN = re.compile(r"^\| (.+?) \| 0 of \d+ \|.*\n", re.MULTILINE)
-_SHIPPED = "ml-100k"  # lies in recbole's wheel
+_SHIPPED = "ml-100k"  # the dataset that RecBole's wheel contains
 # Datasets that a script generates: name -> its command, to which the folder is added.
 _GENERATED = {
     "weekly": [STUDIES / "to_rope/make_rhythm.py", "{folder}"],
@@ -60,7 +61,7 @@ class StudyTables(NamedTuple):
     Attributes:
         tables: title -> table in markdown.
         page: page of all its tables, in markdown.
-        csv: the same as csv.
+        csv: the same figures as csv.
     """
 
     tables: dict[str, str]
@@ -69,13 +70,15 @@ class StudyTables(NamedTuple):
 
 
 class Studies:
-    """Tables of studies, each made once.
+    """Tables of studies, each of which is made once, when it is first asked for.
 
     Args:
         folders: folders where data may lie.
         work: an empty folder.
 
     Attributes:
+        folders: all folders that are searched for data.
+        work: folder for what is made on the way.
         made: study -> its tables; None without its data.
     """
 
@@ -85,7 +88,10 @@ class Studies:
         self.made: dict[str, StudyTables | None] = {}
 
     def tables(self, name: str) -> StudyTables | None:
-        """Return the tables of a study; None without its data.
+        """Return the tables of a study; None if its data are not there.
+
+        Args:
+            name: name of the study, or STUDY@DATASET for the study on another dataset.
 
         Raises:
             FileNotFoundError: if there is no such study, or no runs of it.
@@ -95,17 +101,30 @@ class Studies:
         return self.made[name]
 
     def _compare(self, name: str) -> StudyTables | None:
-        """Return the tables of the runs that are kept of a study; None without its data."""
+        """Make the tables of a study from the runs that are kept of it; None if it lacks its data.
+
+        Nothing is trained.
+
+        Args:
+            name: name of the study, or STUDY@DATASET.
+
+        Raises:
+            FileNotFoundError: if there is no such study, or no runs of it.
+        """
         study_name, _, other_dataset = name.partition("@")
         study, runs = STUDIES / f"{study_name}.yaml", RUNS / name
         for file in (study, runs):
             if not file.exists():
                 raise FileNotFoundError(f"{name}: there is no {file.relative_to(ROOT)}")
+
+        # Find the data, and the files of content vectors that some configurations read.
         plan = read_plan(study)
         options = self._find_data(other_dataset or plan.dataset)
         vectors = {fit.options.get("item_vectors") for fit in list_fits(plan)} - {None}
         if options is None or not all(map(os.path.exists, vectors)):
             return None
+
+        # Make the tables without training.
         folder = self.work / name.replace("/", "-")
         found = recbole_pos.compare(
             str(study),
@@ -117,6 +136,8 @@ class Studies:
             verbose=False,
         )
         assert found is not None
+
+        # The page has the command, with a word in place of a folder outside the repository.
         command = [str(study.relative_to(ROOT)), *(["-d", other_dataset] if other_dataset else [])]
         command += ["--known", str(runs.relative_to(ROOT))]
         if options:
@@ -125,7 +146,16 @@ class Studies:
         return _read_tables(StudyFolder(folder), found.runs, command)
 
     def _find_data(self, dataset: str) -> dict[str, str] | None:
-        """Return the option that names where the data are; None if they are nowhere."""
+        """Return the option that says where the data of a dataset are; None if they are nowhere.
+
+        Data that a script generates are generated if they are not there yet.
+
+        Args:
+            dataset: name of the dataset.
+
+        Returns:
+            ``{"data_path": folder}``; ``{}`` for the dataset that RecBole brings.
+        """
         if dataset == _SHIPPED:
             return {}
         generated = self.work / "data"
@@ -139,30 +169,41 @@ class Studies:
 
 
 def _read_tables(folder: StudyFolder, runs: pd.DataFrame, command: list[str]) -> StudyTables:
-    """Return the tables of a study that was compared with the words after ``compare``."""
+    """Return the tables that ``recbole_pos.compare`` has written into a study's folder.
+
+    Args:
+        folder: the study's folder.
+        runs: a row for each run of the study.
+        command: what follows ``recbole-pos compare`` in the command that makes the tables.
+    """
     plan, facts = folder.read_plan(), folder.read_facts()
     assert plan is not None
     markdown = (folder.path / "table.md").read_text("utf-8")
-    parts = re.split(r"^## (.+)\n", markdown, flags=re.MULTILINE)
-    tables = {
-        title: _only_table(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)
-    }
-    sections = {
-        title: f"{table}{_find_protocol(text)}"
-        for (title, table), text in zip(tables.items(), parts[2::2], strict=True)
-    }
+
+    # Split at the headings; after what stands before the first, title and text alternate.
+    _, *titles_and_texts = re.split(r"^## (.+)\n", markdown, flags=re.MULTILINE)
+    texts = dict(zip(titles_and_texts[::2], titles_and_texts[1::2], strict=True))
+    tables = {title: _only_table(text) for title, text in texts.items()}
+
+    # The page has each table with its note, the trials of searches, and how runs were made.
+    sections = {title: tables[title] + _find_protocol(text) for title, text in texts.items()}
     trials = collect_results(plan, folder).searches
     if len(trials):
         sections["Trials of the searches"] = _tabulate_trials(trials)
     text = "\n".join(f"## {title}\n\n{table}" for title, table in sections.items())
     conditions = _describe_conditions(runs, facts.data, command)
     page = f"# {plan.title}: all tables\n\n{conditions}\n{text}"
+
     table = pd.read_csv(folder.path / "table.csv")
     return StudyTables(tables, page, table.to_csv(index=False, float_format="%.8g"))
 
 
 def _only_table(text: str) -> str:
-    """Return a table with the rows that have runs, and the names of those that have none."""
+    """Return the table in a section, with the names of configurations that were not run below it.
+
+    Args:
+        text: section of a study's page, in markdown, of which only lines of a table are kept.
+    """
     table = "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
     not_run = "; ".join(_NOT_RUN.findall(table))
     note = textwrap.fill(f"Not run: {not_run}.", 120, break_on_hyphens=False)
@@ -170,7 +211,11 @@ def _only_table(text: str) -> str:
 
 
 def _find_protocol(text: str) -> str:
-    """Return the note of a table on its split, targets and candidates; empty without one."""
+    """Return the note of a section on its split, targets and candidates; empty without one.
+
+    Args:
+        text: section of a study's page, in markdown.
+    """
     notes = [
         line.removeprefix("- ") for line in text.splitlines() if line.startswith("- Protocol:")
     ]
@@ -178,7 +223,11 @@ def _find_protocol(text: str) -> str:
 
 
 def _tabulate_trials(searches: pd.DataFrame) -> str:
-    """Return a table with a line per trial: options and validation metric, the best one first."""
+    """Return a table of the trials of searches: options and validation metric, the best one first.
+
+    Args:
+        searches: a row for each trial; those without a metric are left out.
+    """
     best = searches.dropna(subset="value").sort_values(["row", "value"], ascending=[True, False])
     lines = ["| configuration | trial | validation |", "| --- | --- | ---: |"]
     for trial in best.itertuples():
@@ -187,23 +236,29 @@ def _tabulate_trials(searches: pd.DataFrame) -> str:
 
 
 def _read_cells(table: str) -> list[list[str]]:
-    """Return the cells of a table in markdown, without the line below the header."""
+    """Return the cells of a table in markdown, row by row and the header first."""
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:1] + lines[2:]]
 
 
 def shorten(title: str, tables: dict[str, str]) -> str:
-    """Return the short form of a table: main metric, difference with its interval.
+    """Return the short form of a table of metrics.
+
+    It has the main metric and the difference in it from the reference with its interval, or the
+    first three metrics if the study has no such differences.
 
     Args:
         title: title of a table of metrics.
         tables: all tables of the study; "TITLE: difference in METRIC from REFERENCE" has
             differences.
     """
+    # Choose columns of metrics: without differences these three.
     header, *rows = _read_cells(tables[title])
     columns = [i for i, name in enumerate(header) if "@" in name and " - " not in name][:3]
     difference_names: list[str] = []
-    differences: dict[str, str] = {}  # row -> difference with its interval
+    differences: dict[str, str] = {}  # configuration -> difference with its interval
+
+    # Look for a table of differences that belongs to this one.
     for other, table in tables.items():
         match = re.fullmatch(rf"{re.escape(title)}: difference in (\S+) from (.+)", other)
         if not match:
@@ -215,6 +270,8 @@ def shorten(title: str, tables: dict[str, str]) -> str:
         for line in lines:
             cells = dict(zip(names, line, strict=True))
             differences[line[0]] = f"{cells['difference']} {cells['95% CI']}"
+
+    # Put both together. The note on configurations that were not run follows the table's last row.
     head = ["configuration", "seeds", *(header[i] for i in columns), *difference_names]
     lines = []
     for row in rows:
@@ -225,15 +282,27 @@ def shorten(title: str, tables: dict[str, str]) -> str:
 
 
 def make_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in markdown, with names in the first column and numbers in the others."""
+    """Return a table in markdown, with names in the first column and numbers in the others.
+
+    Args:
+        head: texts of the header.
+        lines: texts of the cells of each row.
+    """
     rule = f"|---|{'---:|' * (len(head) - 1)}\n"
     first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
     return first + rule + "".join(others)
 
 
 def _describe_conditions(runs: pd.DataFrame, data: Mapping[str, Any], command: list[str]) -> str:
-    """Return a paragraph on how the runs of a study were made, and the command of its tables."""
+    """Return a paragraph on how a study's runs were made, and the command that makes its tables.
+
+    Args:
+        runs: a row for each run of the study.
+        data: numbers of users, items and interactions, and a checksum.
+        command: what follows ``recbole-pos compare`` in the command.
+    """
     trained = runs[(runs["status"] == "done") & runs["seconds"].notna()]
+    # A commit is a hash, perhaps with ``-dirty``; 7 digits of the hash will do.
     commits = dict.fromkeys(re.sub(r"^(.{7})[^-]*", r"\1", name) for name in trained["commit"])
     devices = "; ".join(dict.fromkeys(trained["device"]))
     seconds = format_duration(trained["seconds"].sum())
@@ -249,13 +318,18 @@ def _describe_conditions(runs: pd.DataFrame, data: Mapping[str, Any], command: l
 
 
 def fill_page(path: Path, studies: Studies) -> str:
-    """Return the text of a page with its tables made again.
+    """Return the text of a page with its tables made again; those of studies without data stay.
+
+    Args:
+        path: the page, in markdown.
+        studies: makes the tables.
 
     Raises:
         KeyError: for a title that the study does not have.
     """
 
     def make_table(match: re.Match) -> str:
+        """Return the marks of a table, with the table made again between them."""
         begin, name, title, _, end = match.groups()
         study = studies.tables(name)
         if study is None:
@@ -269,17 +343,28 @@ def fill_page(path: Path, studies: Studies) -> str:
 
 
 def list_packed() -> list[str]:
-    """Return the names of all studies with kept runs."""
+    """Return the names of all studies of which runs are kept."""
     return [str(file.parent.relative_to(RUNS)) for file in sorted(RUNS.rglob("facts.json"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if ``--check`` finds a page that differs."""
+    """Fill the tables of pages, and write those of studies.
+
+    With ``--check`` nothing is written.
+
+    Args:
+        arguments: the command line; by default that of the process.
+
+    Returns:
+        Exit status: 1 if ``--check`` finds a page that differs.
+    """
     parser = argparse.ArgumentParser(description="Fill the tables of results/*.md.")
     parser.add_argument("pages", nargs="*", type=Path, help="all of results/ by default")
     parser.add_argument("--data_path", action="append", type=Path, default=[])
     parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
     args = parser.parse_args(arguments)
+
+    # Make the text of every page: those that hold tables, and those of whole studies.
     with tempfile.TemporaryDirectory() as work:
         studies = Studies(args.data_path, Path(work))
         pages = args.pages or sorted(RESULTS.glob("*.md"))
@@ -290,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}: its data are not there (--data_path); its tables stay")
             else:
                 texts |= {TABLES / f"{name}.md": study.page, TABLES / f"{name}.csv": study.csv}
+
     changed = {
         path: text
         for path, text in texts.items()

@@ -29,8 +29,8 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model import attrformer
-from recbole_pos.relations.lookup import SparseProduct
 from recbole_pos.relations.search import Edges
+from recbole_pos.relations.sparse import SparseProduct
 from recbole_pos.serve.recommender import Growth, Recommender
 
 PLAIN = {"prior_weight": 0.0, "future_weights": [1.0]}

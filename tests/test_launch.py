@@ -31,7 +31,8 @@ from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment import launch
 from recbole_pos.experiment.launch import list_gpus
 from recbole_pos.experiment.trainer import PosTrainer
-from recbole_pos.layers.sampled import SampledLoss, scalable_cross_entropy
+from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.layers.scalable import scalable_cross_entropy
 
 EPOCHS = 30
 OPTIONS = {

@@ -16,7 +16,7 @@ from conftest import make_log, write_atomic
 from torch import Tensor
 
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.layers import chunks, losses, sampled
+from recbole_pos.layers import chunks, losses, scalable
 from recbole_pos.layers.sampled import SampledLoss
 
 SIZES = {"n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512, "mix_x": True}
@@ -98,7 +98,7 @@ def test_full_cross_entropy_in_bfloat16(monkeypatch) -> None:
 
 MEMORY: list[tuple[Callable[..., Tensor], int, int, int]] = [
     (losses.full_cross_entropy, 4096, 4000, 8),
-    (functools.partial(sampled.scalable_cross_entropy, **SIZES), 1024, 200_000, 4),
+    (functools.partial(scalable.scalable_cross_entropy, **SIZES), 1024, 200_000, 4),
     *((SampledLoss(x, torch.ones(400_000), 1024), 8192, 400_000, 16) for x in ("gBCE", "in_batch")),
 ]
 
@@ -121,7 +121,7 @@ def test_losses_survive_large_logits() -> None:
     weight, counts = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), torch.ones(3)
     targets = torch.tensor([2, 1])
     values = [losses.full_cross_entropy(hidden, weight, targets)]
-    values.append(sampled.scalable_cross_entropy(hidden, weight, targets, **SIZES))
+    values.append(scalable.scalable_cross_entropy(hidden, weight, targets, **SIZES))
     for kind in ("gBCE", "sampled_softmax", "in_batch"):
         compute = SampledLoss(kind, counts, 2).compute
         values.append(compute(hidden, weight, targets, torch.tensor([[1, 2]])))
@@ -144,22 +144,22 @@ def test_sce_equals_the_loops(monkeypatch, chunk: int, size_x: int, size_y: int)
     hidden, weight, targets, buckets = example()
     want, covered = reference.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert (len(covered) == len(targets)) == (size_x >= 30)
-    got = sampled.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    got = scalable.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     grad, by_item = compare(got, want, hidden, weight)
     outside = [i for i in range(len(targets)) if i not in covered]
     assert (grad[outside] == 0).all()
-    loss = sampled.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
+    loss = scalable.bucket_cross_entropy(hidden, weight.detach(), targets, buckets, size_x, size_y)
     assert torch.equal(torch.autograd.grad(3 * loss, hidden)[0], grad)  # what is requested only
     with torch.no_grad():
         weight[0] = 100 * buckets[0]  # padding is no candidate, however large
-    loss = sampled.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
+    loss = scalable.bucket_cross_entropy(hidden, weight, targets, buckets, size_x, size_y)
     assert torch.equal(loss, got) and (by_item[0] == 0).all()
 
 
 def test_ties_share_the_gradient() -> None:
     hidden, weight, targets, buckets = example()
     once, twice = (
-        sampled.bucket_cross_entropy(hidden, weight, targets, given, 9, 4)
+        scalable.bucket_cross_entropy(hidden, weight, targets, given, 9, 4)
         for given in (buckets, torch.cat([buckets, buckets]))
     )
     compare(twice, once, hidden, weight)
@@ -180,7 +180,7 @@ def test_largest_products_are_exact(monkeypatch, chunk: int, k: int, order: str)
         values = values.sort(descending=order == "falling").values
     buckets = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]], dtype=torch.float64)
     rows = torch.stack([values, other], 1)
-    products, index = buckets @ rows.T, sampled.find_largest_products(buckets, rows, k)
+    products, index = buckets @ rows.T, scalable.find_largest_products(buckets, rows, k)
     want = products.sort(1, descending=True).values[:, :k]
     assert torch.equal(products.gather(1, index).sort(1, descending=True).values, want)
     assert all(len(set(row)) == len(row) for row in index.tolist())
@@ -191,7 +191,7 @@ def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch) -> None:
     hidden, weight, targets, buckets = (x.detach() for x in example(items=5000))
     weight[1000:] = 0  # no product that would draw the eye to the chunk
     weight[2500, 0] = torch.nan
-    assert sampled.bucket_cross_entropy(hidden, weight, targets, buckets, 9, 4).isnan()
+    assert scalable.bucket_cross_entropy(hidden, weight, targets, buckets, 9, 4).isnan()
 
 
 def test_sce_under_autocast_and_by_seed() -> None:
@@ -201,7 +201,7 @@ def test_sce_under_autocast_and_by_seed() -> None:
     def compute(seed: int, given: Tensor) -> Tensor:
         torch.manual_seed(seed)
         options = {**PAPER, "bucket_size_y": 5}
-        return sampled.scalable_cross_entropy(given, weight, targets, **options)
+        return scalable.scalable_cross_entropy(given, weight, targets, **options)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = compute(1, hidden)
@@ -213,13 +213,13 @@ def test_sce_under_autocast_and_by_seed() -> None:
 def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
     """2 sqrt(m) rounded up where nothing is given; mixtures lie in the span of the positions."""
     seen = []
-    monkeypatch.setattr(sampled, "bucket_cross_entropy", lambda *given: seen.append(given))
+    monkeypatch.setattr(scalable, "bucket_cross_entropy", lambda *given: seen.append(given))
     _, weight, targets, _ = example(m=30)
     hidden = torch.zeros(30, 6, dtype=torch.float64)
     hidden[:, 2] = torch.randn(30)
     for changed in ({}, {"n_buckets": 3, "bucket_size_x": 4}):
         options = {**PAPER, "mix_x": mix_x, **changed}
-        sampled.scalable_cross_entropy(hidden, weight, targets, **options)
+        scalable.scalable_cross_entropy(hidden, weight, targets, **options)
     assert [(*given[3].shape, *given[4:]) for given in seen] == [(11, 6, 11, 256), (3, 6, 4, 256)]
     assert ((seen[0][3] != 0).any(0).tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,17 @@ def mean_rank(ranks: Any) -> float:
     return float(ranks.mean())
 
 
+@pytest.fixture(autouse=True)
+def forgets_metrics() -> Iterator[None]:
+    """Forget the metrics of a test: a process that trains for another test cannot import them."""
+    before = dict(CUSTOM)
+    yield
+    CUSTOM.clear()
+    CUSTOM.update(before)
+
+
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered() -> None:
     recbole_pos.register_metric("same_brand", same_brand)
     recbole_pos.register_metric("mean_rank", mean_rank, bigger=False)
 

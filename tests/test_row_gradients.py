@@ -10,7 +10,7 @@ import torch
 from conftest import CROSS_ENTROPY
 
 from recbole_pos.distributed import Shard
-from recbole_pos.layers import chunks, sampled
+from recbole_pos.layers import chunks, scalable
 from recbole_pos.layers.item_table import ItemTable, kept_gradient, takes_rows
 from recbole_pos.model import training
 
@@ -29,7 +29,7 @@ def example(rows: int = 400, d: int = 8) -> tuple[ItemTable, torch.Tensor, torch
 def loss_of(table: ItemTable, items: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The table is read at both ends, as by a model."""
     torch.manual_seed(1)
-    return sampled.scalable_cross_entropy(3 * table(items), table.weight, targets, **SIZES)
+    return scalable.scalable_cross_entropy(3 * table(items), table.weight, targets, **SIZES)
 
 
 def test_a_step_writes_what_a_dense_gradient_has() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from recbole_pos.errors import RunWarning, UnknownKey, UsageError
 from recbole_pos.study import configs
-from recbole_pos.study.configs import check_plan, digest_run, make_row_config, note_unread
+from recbole_pos.study.configs import check_plan, digest_run, exclude_unread, make_row_config
 from recbole_pos.study.plan import Attach, Plan, Source, list_fits
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 
@@ -221,7 +221,7 @@ def test_an_option_of_all_rows_goes_to_the_rows_that_read_it(study, monkeypatch)
 
     text = STUDY.replace("n_layers: 2}", "n_heads: 4, n_layers: 2}")
     monkeypatch.setattr(configs, "complete_options", check)
-    note_unread(plan := study(text))
+    exclude_unread(plan := study(text))
     found = check_plan(plan)
     assert not {"n_heads", "n_layers"} & set(found["Pop"])
     assert "n_heads" not in found["Ours"] and found["Ours"]["n_layers"] == 2

@@ -173,7 +173,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     pack(made, folder, tmp_path / "study")
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
-    known.take_finished()
+    known.record_finished()
     train(known, fits=0)
     assert known.digests == scheduler.digests and chosen(made, known.folder) == {"NoPE": 1}
 
@@ -193,7 +193,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     pack(one, folder, tmp_path / "one")
     there = StudyFolder(tmp_path / "there")
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one")])
-    scheduler.take_finished()
+    scheduler.record_finished()
     train(scheduler, fits=0)
     assert chosen(made, there) == {}
     assert scheduler.status["NoPE, seed 2020"] == FAILED

@@ -32,7 +32,13 @@ def main() -> None:
     common.set_attention_dropout(model, job.attention_dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate)
 
-    clock = common.Clock(job)
+    def score(histories: torch.Tensor) -> torch.Tensor:
+        batch = {"seq": histories}
+        states = model.seq_forward(batch, model.item_emb(batch, model.features[:1])[:, 0])
+        return states[:, -1] @ model.item_emb.embed_dict["seq"].weight.T
+
+    ids = {int(item): number for number, item in enumerate(items, 1)}
+    clock = common.make_clock(job, ids, model, score, 0)
     model.train()
 
     def compute(rows: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -34,9 +34,14 @@ def main() -> None:
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
     )
     common.set_attention_dropout(net, job.attention_dropout)
+    torch.backends.mha.set_fastpath_enabled(False)  # evaluation's returns NaN for padding
     optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
 
-    clock = common.Clock(job)
+    def score(histories: torch.Tensor) -> torch.Tensor:
+        return net.encode_last(histories) @ net.item_emb.weight.T
+
+    ids = {int(item): number for number, item in enumerate(items, 1)}
+    clock = common.make_clock(job, ids, net, score, FlatSASRecNet.PADDING_IDX)
     loader = DataLoader(SequenceBatchDataset(x, y), batch_size=job.batch_size, shuffle=True)
     net.train()
     common.train(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning
 import pandas as pd
+import torch
 from peer_workers import common
 from replay.data import FeatureHint, FeatureSource, FeatureType
 from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
@@ -31,15 +32,21 @@ def real_targets(batch: dict) -> int:
 class Timing(lightning.Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: common.Job) -> None:
-        self.job = job
+    def __init__(self, job: common.Job, ids: dict[int, int]) -> None:
+        self.job, self.ids = job, ids
 
     def on_train_start(self, trainer, pl_module) -> None:
         module = trainer.datamodule
         batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
         common.check_targets(sum(map(real_targets, batches)), self.job)
         common.set_attention_dropout(pl_module, self.job.attention_dropout)
-        self.clock = common.Clock(self.job)
+        model, padding = pl_module.model, len(self.ids)
+
+        def score(histories: torch.Tensor) -> torch.Tensor:
+            mask = histories != padding
+            return model(feature_tensors={"item_id": histories}, padding_mask=mask)["logits"]
+
+        self.clock = common.make_clock(self.job, self.ids, model, score, padding)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(real_targets(batch))
@@ -95,7 +102,7 @@ def main() -> None:
     if job.negatives:
         model.loss = CESampled(ignore_index=len(items))
         model.loss.logits_callback = model.get_logits
-    timing = Timing(job)
+    timing = Timing(job, {item: number for number, item in enumerate(items)})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.parquet"
         sequences.str[-job.length - 1 :].reset_index().to_parquet(file)

@@ -1,16 +1,19 @@
-"""The commands: their arguments, and what they call. A command imports when it runs."""
+"""The commands of ``recbole-pos``: their arguments, and the functions that run them.
+
+Each function is registered by :meth:`Command.register`; its docstring is the help of the command.
+It gets the parsed arguments and, if it takes options of the configuration, those as well. It
+imports what it needs when it runs, so that ``--help`` does not wait for torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Argument, Parser, list_config_files, option, read_settings
+from recbole_pos.cli.parser import Command, Parser, list_files, option, read_list, read_settings
 from recbole_pos.config.arguments import (
     AttachArguments,
     CompareArguments,
@@ -35,7 +38,8 @@ EPILOG = """examples:
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
 _SOURCES = (option("--data_path DIR", "folder of datasets (where the run found its own)"), _PLUGINS)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
-_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")  # --run_dir: of the new run
+# The run to start from, where --run_dir is the folder of the new run.
+_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
 _DATASET = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
@@ -47,41 +51,16 @@ _AT = option(
     "--at TIME",
     "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
 )
-_GROUPS = {"inspect": "Look into a trained model."}
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command of the command line, whose help is the docstring of its function.
-
-    Attributes:
-        function: what runs the command; it gets the parsed arguments.
-        arguments: arguments, and settings classes, of which every field is an argument.
-        configured: whether the function takes options of the configuration, as second argument.
-        add_help: whether argparse adds ``--help``.
-    """
-
-    function: Callable
-    arguments: tuple[Argument | type, ...]
-    configured: bool = False
-    add_help: bool = True
-
-
-_COMMANDS: dict[str, _Command] = {}  # by name, after the name of the group if it is in one
-
-
-def _command(name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-    """Return a decorator that registers a function as the command of a name."""
-
-    def register(function: Callable) -> Callable:
-        _COMMANDS[name] = _Command(function, arguments, **settings)
-        return function
-
-    return register
+_GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and command or group -> its parser."""
+    """Return the parser of the whole command line.
+
+    Returns:
+        parser: argparse's parser, with a subparser for each command.
+        parsers: name of a command, or of a group of commands -> its parser.
+    """
     parser = Parser(
         prog="recbole-pos",
         description="Position-aware sequential recommendation for RecBole.",
@@ -90,12 +69,15 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups = {"": commands}  # name -> subparsers
-    for name, command in _COMMANDS.items():
+    groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
+    for name, command in Command.by_name.items():
+        # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
             group_parser = commands.add_parser(group, help=_GROUPS[group])
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
+
+        # The help is the docstring of the function, and its first paragraph the summary.
         text = command.function.__doc__ or ""
         summary = text.partition("\n\n")[0]
         subparser: Parser = groups[group].add_parser(
@@ -103,17 +85,17 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         subparser.add_argument("--debug", action="store_true", help="show tracebacks")
         for argument in command.arguments:
-            if isinstance(argument, Argument):
-                subparser.add(argument)
-            else:
+            if isinstance(argument, type):  # a settings class
                 subparser.add_fields(argument)
+            else:
+                subparser.add(argument)
         subparser.set_defaults(
             command=command.function, parser=subparser, configured=command.configured
         )
     return parser, commands.choices
 
 
-@_command("convert", option("EVENTS", "file or folder"), ConvertArguments)
+@Command.register("convert", option("EVENTS", "file or folder"), ConvertArguments)
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
@@ -126,7 +108,7 @@ def _convert(args: argparse.Namespace) -> None:
     convert(args.events, settings=read_settings(args, ConvertArguments))
 
 
-@_command(
+@Command.register(
     "data",
     option("NAME", "nothing: list them", dest="words", nargs="*", metavar="NAME | build NAME FILE"),
     option("--data_path DIR", "folder of datasets (dataset/)", default="dataset/"),
@@ -155,7 +137,7 @@ def _data(args: argparse.Namespace) -> None:
             )
 
 
-@_command(
+@Command.register(
     "run",
     option("-h --help", "this, and the keys of MODEL"),
     _MODEL,
@@ -170,6 +152,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     Every key of the configuration can be given as --key value or --key=value; values are read as
     yaml. `run -m MODEL --help` lists the keys that a model reads.
     """
+    # The help of the command, with the options of the model if one is named.
     if args.help:
         args.parser.print_help()
         if args.model:
@@ -177,7 +160,9 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
             list_options(args.model, overrides)
         return
-    files = list_config_files(args.config_files)
+
+    # The import takes seconds, so the line that announces the run comes first.
+    files = list_files(args.config_files)
     settings = read_settings(args, RunArguments)
     _announce(args, settings)
     from recbole_pos.experiment.run import run
@@ -186,7 +171,15 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print what will run, before torch and RecBole are imported, which takes seconds."""
+    """Print which model runs on which dataset, before torch and RecBole are imported.
+
+    The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
+    the first process of a distributed run, nothing is printed.
+
+    Args:
+        args: parsed arguments of the command ``run``, with model and dataset.
+        settings: its settings, with the run to resume, if any.
+    """
     is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
     if settings.as_json or not is_first_process:
         return
@@ -199,7 +192,7 @@ def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
     Reporter(settings.verbose).line(text)
 
 
-@_command(
+@Command.register(
     "tune",
     _MODEL,
     *_DATASET,
@@ -215,16 +208,18 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.tuning import tune
 
-    if args.resume is not None:  # the folder has all other options
+    # A search to resume takes its options from its folder. Only the modules with custom models may
+    # be named again; they are imported here, so that they do not count as a changed option.
+    if args.resume is not None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
     settings = read_settings(args, SearchArguments)
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
 
 
-@_command(
+@Command.register(
     "compare",
     option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
@@ -246,24 +241,29 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             "compare: give either models, with commas and no spaces between them, as in "
             "-m FPARec,SASRec -d ml-100k, or a study's file or folder, or folders of runs"
         )
+
+    # `-m A,B` names models; otherwise the paths are a study (one path) or run folders (several).
     models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
     paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     settings = read_settings(args, CompareArguments)
     comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
-    if comparison is None or settings.report:
+    if comparison is None or settings.report:  # nothing was trained
         return
+
+    # Failed runs are an error, so that a script stops; the tables have the reasons. With --rows,
+    # runs of other configurations failed in an earlier call, which does not count here.
     runs = comparison.runs
-    if settings.rows:  # others failed in an earlier call, and this command does not train them
+    if settings.rows:
         runs = runs[runs["row"].isin(settings.rows)]
     num_failed = int((runs["status"] == "failed").sum())
-    if num_failed:  # an error, so that a script stops; the tables have the reasons
+    if num_failed:
         raise PosError(
             f"{num_failed} of {len(runs)} runs failed; the same command trains them again"
         )
 
 
-@_command(
+@Command.register(
     "attach",
     _TRAINED,
     option("SCHEME...", "such as kernel", dest="schemes"),
@@ -282,7 +282,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     attach(args.trained, args.schemes, overrides, settings=settings)
 
 
-@_command(
+@Command.register(
     "update",
     _TRAINED,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
@@ -302,7 +302,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
-@_command("models", _PLUGINS)
+@Command.register("models", _PLUGINS)
 def _models(args: argparse.Namespace) -> None:
     """List what can be run."""
     from recbole_pos.cli.listing import list_models
@@ -310,7 +310,7 @@ def _models(args: argparse.Namespace) -> None:
     list_models()
 
 
-@_command("schemes", _PLUGINS)
+@Command.register("schemes", _PLUGINS)
 def _schemes(args: argparse.Namespace) -> None:
     """List position schemes."""
     from recbole_pos.cli.listing import list_schemes
@@ -318,7 +318,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@_command("inspect attention", _CHECKPOINT, *_SOURCES)
+@Command.register("inspect attention", _CHECKPOINT, *_SOURCES)
 def _inspect_attention(args: argparse.Namespace) -> None:
     """Draw the attention weights of every layer and head.
 
@@ -330,7 +330,7 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     print(inspect_attention(args.checkpoint, args.data_path))
 
 
-@_command(
+@Command.register(
     "inspect because",
     _CHECKPOINT,
     option("--user USER", "name of a user of the data", group="who"),
@@ -355,6 +355,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommender import Recommender
     from recbole_pos.values import listed
 
+    # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
     recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
     unknown = [name for name in args.history or () if name not in recommender.ids]
@@ -365,6 +366,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
     picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
 
+    # Print those without which the score of an item falls: they had raised it.
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))
@@ -374,7 +376,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     print(picture)
 
 
-@_command(
+@Command.register(
     "evaluate",
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
@@ -395,12 +397,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     from recbole_pos.yaml_files import parse_scalar
 
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
-    metrics = _parse_list(args.metrics, "--metrics")
-    topk = _parse_list(args.topk, "--topk")
+    metrics = read_list(args.metrics, "--metrics")
+    topk = read_list(args.topk, "--topk")
     scores = evaluate(args.run_dir, metrics, topk, args.part, mask, args.data_path)
     if args.json:
         print(json.dumps(scores))
         return
+
+    # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
     protocol = [f"ranked among {facts['candidates']}"]
     if "targets" in facts:  # the run is finished
@@ -412,15 +416,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         reporter.warning(text)
 
 
-def _parse_list(words: list[str] | None, name: str) -> Any:
-    """Return the values in words, with or without commas and brackets; None for no words."""
-    from recbole_pos.yaml_files import parse_scalar
-
-    values = ",".join(word.strip("[],") for word in words or ())
-    return parse_scalar(f"[{values}]", name) if values else None
-
-
-@_command(
+@Command.register(
     "split",
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
@@ -435,11 +431,11 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.split_folder import split
 
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     print(split(args.dataset, files, **overrides).to_folder(args.to))
 
 
-@_command(
+@Command.register(
     "score",
     option("FILE...", "lists of another system; several are seeds of it", dest="files"),
     option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
@@ -462,14 +458,14 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
-    files = list_config_files(args.config_files)
+    files = list_files(args.config_files)
     scored = score(args.files, args.dataset, files, **given, **overrides)
     scored.show(Reporter())
     if args.out:
         scored.write(args.out)
 
 
-@_command(
+@Command.register(
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
     option("--config_files YAML...", "configuration", default=[]),
@@ -483,10 +479,10 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.audit import audit
 
-    print(audit(args.data, list_config_files(args.config_files), **overrides))
+    print(audit(args.data, list_files(args.config_files), **overrides))
 
 
-@_command(
+@Command.register(
     "lists",
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
@@ -504,7 +500,7 @@ def _lists(args: argparse.Namespace) -> None:
     print(write_lists(args.run_dir, args.out, args.k, args.part, args.data_path))
 
 
-@_command(
+@Command.register(
     "recommend",
     _RUN_DIR,
     option("-k N", "items a user (10)", default=10),
@@ -533,12 +529,13 @@ def _recommend(args: argparse.Namespace) -> None:
     """
     from recbole_pos.serve.parts import recommend_to_files
 
+    # Arguments of the command and of the function have the same names.
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
     given = {name: getattr(args, name) for name in names.split()}
     recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
 
 
-@_command(
+@Command.register(
     "similar",
     _RUN_DIR,
     option("ITEM...", "names of items", dest="items"),
@@ -560,7 +557,7 @@ def _similar(args: argparse.Namespace) -> None:
     print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
 
 
-@_command(
+@Command.register(
     "export",
     _RUN_DIR,
     option("--to DIR", "a new or empty folder", required=True),
@@ -579,7 +576,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@_command("serve", _RUN_DIR, ServeArguments, _PLUGINS)
+@Command.register("serve", _RUN_DIR, ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 
@@ -589,6 +586,7 @@ def _serve(args: argparse.Namespace) -> None:
     try:
         from recbole_pos.serve.http import serve
     except ModuleNotFoundError as error:
+        # Packages that only `pip install recbole-pos[serve]` brings; others are a real error.
         if error.name not in ("fastapi", "uvicorn", "prometheus_client"):
             raise
         raise UsageError(

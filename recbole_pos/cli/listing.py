@@ -1,7 +1,8 @@
-"""Tables of models, schemes, options of a model, and public datasets.
+"""Tables of models, schemes, options of a model, and public datasets, printed on the terminal.
 
 The sentence on an option, and the values that it may have, stand in its row of the table of
-options; RecBole's sentences are the comments of its yaml, ``key: value  # (type) sentence``.
+options (``recbole_pos.config.options``). RecBole's own sentences are the comments of its yaml
+files: ``key: value  # (type) sentence``.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
-_MIN_WIDTH, _MAX_WIDTH = 40, 200  # columns of a table
-_MIN_TEXT_WIDTH = 32  # columns of the text beside the others
+_MIN_WIDTH, _MAX_WIDTH = 40, 200  # of a table, in characters
+_MIN_TEXT_WIDTH = 32  # of the last column, the text, beside the other columns
 
 
 def list_models() -> None:
-    """Print the models that ``run -m`` takes: name, package, and what each is."""
+    """Print the models that ``recbole-pos run -m`` takes: name, package, and what each is.
+
+    First come the models of this package and custom models, then RecBole's.
+    """
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
         source = ADDED.added[name].cls.__module__ if name in ADDED else US
@@ -48,11 +52,16 @@ def list_models() -> None:
 
 
 def list_schemes() -> None:
-    """Print the schemes that ``position`` may name, with what they change, need and add."""
+    """Print the position schemes that the option ``position`` may name.
+
+    The table says of each scheme what it changes in a model, what it needs, how many parameters it
+    adds, and which options it has.
+    """
     rows = []
     for name in SCHEMES:
+        # The facts of a custom scheme are not in the table; they are known once it is built.
         facts = FACTS.get(name)
-        if facts is None:  # a custom scheme, which has to be built
+        if facts is None:
             from recbole_pos.position.build import describe
 
             facts = describe(name)
@@ -65,10 +74,15 @@ def list_schemes() -> None:
 
 
 def list_options(model: str, overrides: Mapping[str, Any]) -> None:
-    """Print the options of a model, its own first, with defaults and sentences.
+    """Print the options of a model with their defaults: its own first, then those of all models.
 
-    Two ``overrides`` have an effect: ``position`` replaces the model's schemes, and ``plugins``
-    are imported.
+    Args:
+        model: name of the model.
+        overrides: options of the command line. Two have an effect: ``position`` replaces the
+            position schemes of the model, and ``plugins`` are modules to import.
+
+    Raises:
+        UsageError: if there is no such model.
     """
     from recbole_pos.config.options import find_option
     from recbole_pos.config.plugins import import_named, take_model
@@ -77,8 +91,9 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     if model not in list_runnable():
         raise UsageError(explain_unknown(model))
 
+    # A table for each source of options; an option of several sources is only in the first.
     listed: set[str] = set()
-    counts_only = model in UNTRAINED  # and reads no option of training by gradients
+    counts_only = model in UNTRAINED  # such as Pop, without options of training by gradients
     for title, defaults, file in _list_option_sources(model, overrides.get("position")):
         comments = _read_comments(file)
         rows = []
@@ -86,6 +101,7 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
             option = find_option(key)
             is_unread = counts_only and "by models trained by gradients" in option.only
             if key not in listed and not option.refused and not is_unread:
+                # The comment in the yaml file, if any, says more than the table of options.
                 text = comments.get(key, option.text)
                 allowed = option.allowed or option.type.removesuffix(" or none")
                 rows.append((key, _show_default(default), allowed, text))
@@ -95,7 +111,11 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
 
 def list_datasets(data_path: str) -> None:
-    """Print the public datasets, and which of them are in a folder."""
+    """Print the public datasets: counts, papers, source, and whether each is in a folder already.
+
+    Args:
+        data_path: the folder of datasets.
+    """
     from recbole_pos.public.described import read_public_datasets
 
     rows = []
@@ -109,7 +129,11 @@ def list_datasets(data_path: str) -> None:
 
 
 def print_dataset(name: str) -> None:
-    """Print what is known of a public dataset."""
+    """Print what is known of a public dataset, and the command that builds it.
+
+    Args:
+        name: name of the dataset; a UsageError names the known ones if it is none of them.
+    """
     from recbole_pos.public.described import find_public_dataset
 
     dataset = find_public_dataset(name)
@@ -133,13 +157,20 @@ def print_dataset(name: str) -> None:
 def read_summary(registry: Mapping[str, type], name: str) -> str:
     """Return the first paragraph of a class's docstring, as plain text.
 
-    The plugin's own classes are read as text, since importing one costs seconds. ``registry`` may
-    be a ChainMap of registries.
+    The classes of this package are not imported, since that takes seconds: their files are read as
+    text instead.
+
+    Args:
+        registry: name -> class, of models or position schemes; or a ChainMap of such registries.
+        name: name of the class in it.
     """
+    # Custom classes have no path like "package.module:Class", since they are imported already.
     registries = getattr(registry, "maps", [registry])
     class_path = next((part.paths[name] for part in registries if name in part.paths), None)
     if class_path is None:
         return get_first_paragraph(registry[name].__doc__)
+
+    # Find the file of the module, and the class in its text.
     module, _, class_name = class_path.partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
@@ -157,13 +188,25 @@ def get_first_paragraph(text: str | None) -> str:
 
 
 def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str, Any], Path]]:
-    """Return (title, option -> default, yaml file that may have comments) by source."""
+    """Return the sources of a model's options, each with the defaults it gives.
+
+    Args:
+        model: name of the model.
+        position: position schemes that replace those of the model; None for its own.
+
+    Returns:
+        One tuple per source: title, option -> default, and the yaml file of the source. The file
+        may have comments on the options, and may not exist.
+    """
     from recbole_pos.config.sources import plugin_defaults
 
+    # The files of RecBole and of this package.
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
     overall = read_overall_defaults()
+
+    # The model's own options; a model of this package has those of its position schemes, too.
     model_file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
     title, defaults = f"options of {model}", read_yaml(model_file) if model_file.is_file() else {}
     if model in OURS:
@@ -179,15 +222,26 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
 
 
 def _read_comments(file: Path) -> dict[str, str]:
-    """Return option -> the comment beside its default: RecBole's, or of a model in particular."""
+    """Return the comments beside the defaults in a yaml file.
+
+    Args:
+        file: the file; without it, there are no comments.
+
+    Returns:
+        Option -> its comment, without the type in brackets with which RecBole's begin.
+    """
     if not file.is_file():
         return {}
+    # A line such as `epochs: 300   # (int) The number of training epochs.`
     comment = re.compile(r"^(\w+):.*?# *(?:\(.*?\))? *(.*)$", re.MULTILINE)
     return {key: text.strip() for key, text in comment.findall(file.read_text(encoding="utf-8"))}
 
 
 def _show_default(default: Any) -> str:
-    """Return a default as yaml writes it, a mapping without its braces."""
+    """Return the default of an option as yaml writes it.
+
+    None is shown as ``-``, a mapping without its braces: ``split: LS, order: TO``.
+    """
     if default is None:
         return "-"
     if isinstance(default, dict):
@@ -201,14 +255,21 @@ def _show_default(default: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table that fits the screen; the first column has names, the last text.
+    """Print a table that fits the screen. No text is cut off; long lines are broken.
 
-    Nothing is cut off. Where the text has little room, the columns between are written under it.
-    A ``note`` stands below the table.
+    If the last column, which has sentences, has little room, the columns between the first and the
+    last are written under it.
+
+    Args:
+        columns: names of the columns; the first has names, the last sentences.
+        rows: cells, row by row.
+        note: text below the table.
     """
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
-    # a column is as wide as its longest word, since lines break between words only
+
+    # A column is as wide as its longest word, since lines break between words only. Beside it there
+    # are a border and two spaces.
     *fact_columns, _ = zip(*[columns, *rows], strict=True)
     widths = [max(map(len, " ".join(cells).split())) for cells in fact_columns]
     if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
@@ -225,7 +286,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
 def _fold_columns(
     columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """Return a table of two columns, with the cells between the first and the last as lines."""
+    """Return a table of two columns: the first, and the last with those between as further lines.
+
+    For columns scheme, place, needs and text, the row ``("kernel", "attention", "times", "A
+    kernel.")`` becomes ``kernel`` and a cell of the lines ``A kernel.``, ``place: attention`` and
+    ``needs: times``.
+
+    Args:
+        columns: names of the columns.
+        rows: cells, row by row.
+    """
     first, *middle, last = columns
     folded_rows = []
     for name, *facts, text in rows:

@@ -1,4 +1,8 @@
-"""The command line: ``recbole-pos run | tune | attach | recommend | models | ...``."""
+"""The command line: ``recbole-pos run | tune | attach | recommend | models | ...``.
+
+:func:`main` takes the words of a command line and returns an exit code. Every error of the user
+becomes one line on stderr; ``--debug`` shows the traceback instead.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from recbole_pos.cli.parser import Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError, handle_signals
 from recbole_pos.values import shown, suggest
 
-_USUAL_FORMAT = warnings.formatwarning
+_USUAL_FORMAT = warnings.formatwarning  # Python's own, for warnings that are not about a run
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command.
+    """Run a command of ``recbole-pos``.
 
     Args:
         argv: words of the command line; those of this process when None.
@@ -32,19 +36,25 @@ def main(argv: list[str] | None = None) -> int:
         more) or 143 (SIGTERM).
     """
     words = sys.argv[1:] if argv is None else list(argv)
+
+    # Print warnings in one line, also those of libraries that use logging: Python's last resort is
+    # the handler that prints them where nobody has configured logging.
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
-    if logging.lastResort is not None:  # prints warnings where nobody has configured logging
+    if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
+
     with _interrupt_on_sigterm() as terminated:
         try:
             _run_command(words)
-            print(end="", flush=True)
+            print(end="", flush=True)  # raises BrokenPipeError now, and not at exit
             return 0
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
-        except BrokenPipeError:  # nothing reads stdout any more (``| head``)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit
+        except BrokenPipeError:
+            # Nothing reads stdout any more (`| head`). Python still writes the rest of it at exit,
+            # which would fail again, so send that to nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
         except Exception as error:
             if "--debug" in words:
@@ -53,11 +63,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> None:
-    """Parse a command line, and run its command; raise a UsageError for a wrong argument."""
+    """Parse a command line and run its command.
+
+    Args:
+        words: words of the command line, without the name of the program.
+
+    Raises:
+        UsageError: for a wrong argument, or an unknown one.
+    """
+    # Without a command it is a run: `recbole-pos -m FPARec ...`, as in RecBole's script.
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
-        words = ["run", *words]  # `recbole-pos -m FPARec ...` is a run, as in RecBole's script
+        words = ["run", *words]
     parser, command_parsers = make_parser()
     command_parser = command_parsers.get(words[0]) if words else None
+
+    # Take out the options of the configuration, which argparse does not know.
     options: list[str] = []
     if command_parser is not None and command_parser.get_default("configured"):
         own_words, options = split_options(words[1:], command_parser.options)
@@ -65,11 +85,14 @@ def _run_command(words: list[str]) -> None:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown, command_parser or parser)
+
+    # Import modules with custom models, for commands that have --plugins as an argument.
     if getattr(args, "plugins", None) is not None:
         from recbole_pos.config.plugins import import_named
         from recbole_pos.yaml_files import parse_scalar
 
         import_named(parse_scalar(args.plugins, "--plugins"))
+
     if args.configured:
         args.command(args, parse_overrides(options))
     else:
@@ -77,10 +100,19 @@ def _run_command(words: list[str]) -> None:
 
 
 def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
-    """Raise a UsageError for words that the parser does not know; suggest a similar option."""
+    """Refuse words that the parser of a command does not know.
+
+    Args:
+        unknown: the words.
+        parser: parser of the command. Of its options the most similar one is suggested.
+
+    Raises:
+        UsageError: always.
+    """
     hint = ""
     if unknown[0].startswith("-"):
         name = unknown[0].lstrip("-").partition("=")[0]
+        # Names of one letter, such as -m, are similar to nothing.
         hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
     elif parser.get_default("configured"):
         hint = "; a list is one value, as in --topk='[5, 10]'"
@@ -88,7 +120,17 @@ def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    """Print an error in a line, one of custom code with its traceback; return the exit code."""
+    """Print an error on stderr, in one line if it can be explained so.
+
+    An error in the user's custom code is printed with its traceback. An unexpected error of this
+    package or a library is printed in a line that says how to see the traceback.
+
+    Args:
+        error: the error that ended the command.
+
+    Returns:
+        The exit code: that of the error, 2 for a file that cannot be used, and otherwise 1.
+    """
     code = 1
     if isinstance(error, PosError):
         text = str(error)
@@ -98,7 +140,7 @@ def _report(error: Exception) -> int:
         return code
     elif isinstance(error, OSError):
         text = error.strerror or shown(str(error))
-        if error.filename is not None:  # a path that the user named
+        if error.filename is not None:  # the user named the path, so the input is wrong
             text = f"{shown(error.filename)}: {text}"
             code = UsageError.exit_code
     else:
@@ -109,7 +151,10 @@ def _report(error: Exception) -> int:
 
 
 def _is_from_custom_code(error: Exception) -> bool:
-    """Return whether an exception passed through custom code, none of which runs without torch."""
+    """Return whether an error came through the user's custom code, such as a model.
+
+    Without torch no such code can have run, and the check, which imports torch, is not needed.
+    """
     if "torch" not in sys.modules:
         return False
     from recbole_pos.experiment.diagnosis import locate_in_custom_code
@@ -118,7 +163,11 @@ def _is_from_custom_code(error: Exception) -> bool:
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:
-    """Return the text of a warning, for one about a run a line without its location in code."""
+    """Return the text of a warning.
+
+    A warning about a run is one line; others also have their location in the code, as usual. The
+    arguments are those of Python's ``warnings.formatwarning``.
+    """
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
     return _USUAL_FORMAT(message, category, *location)
@@ -126,13 +175,17 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[threading.Event]:
-    """Let SIGTERM, which containers send, interrupt the block; yield an event that it sets."""
+    """Let SIGTERM, which containers send, interrupt the block as Ctrl-C does.
+
+    Yields:
+        An event that is set once SIGTERM has come.
+    """
     terminated = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
         terminated.set()
         on_ctrl_c = signal.getsignal(signal.SIGINT)
-        if not callable(on_ctrl_c):  # a shell lets background processes ignore Ctrl-C
+        if not callable(on_ctrl_c):  # a shell has started this process so that it ignores Ctrl-C
             on_ctrl_c = signal.default_int_handler
         on_ctrl_c(signal.SIGINT, frame)
 

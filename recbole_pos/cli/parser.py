@@ -1,7 +1,8 @@
-"""Argparse for the commands: options from settings classes, errors in one line.
+"""Argparse for the commands: options from settings classes, and errors in one line.
 
-Words of a command line that are no arguments of the command are options of the configuration:
-:func:`split_options` separates them, and :func:`parse_overrides` reads their values as yaml.
+Words of a command line that are no arguments of the command are options of the configuration, such
+as ``--n_heads 2``. :func:`split_options` separates them, and :func:`parse_overrides` reads their
+values as yaml.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
@@ -21,12 +22,16 @@ _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf ar
 
 
 def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
-    """Return a function that converts a word to a finite number of ``kind``, int or float.
+    """Return a function that converts a word of the command line to a number.
 
-    Its error, argparse's, says what was ``expected``.
+    Args:
+        kind: ``int`` or ``float``.
+        expected: what argparse's error says was expected, for another word or a number that is not
+            finite.
     """
 
     def read(text: str) -> Any:
+        """Return the number in a word, or raise argparse's error."""
         try:
             value = kind(text)
         except ValueError:
@@ -38,6 +43,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     return read
 
 
+# Type of an argument -> function that converts a word to it.
 _TYPES: dict[type, Callable[[str], Any]] = {
     int: _make_number_reader(int, "a whole number such as 3"),
     float: _make_number_reader(float, "a number such as 0.5"),
@@ -47,9 +53,12 @@ _TYPES: dict[type, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a command: names, group of arguments of which one may be given, and settings.
+    """An argument of a command.
 
-    The settings are the arguments of argparse's ``add_argument``.
+    Attributes:
+        names: its names, as ``-k`` or ``--out``; of a positional argument the one it is stored as.
+        group: name of a group of arguments, of which only one may be given; None for no group.
+        settings: further arguments of argparse's ``add_argument``.
     """
 
     names: tuple[str, ...]
@@ -65,11 +74,11 @@ class Parser(argparse.ArgumentParser):
         self._exclusive: dict[str, Any] = {}  # name -> group of which one can be given
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError with what argparse found wrong."""
+        """Raise a UsageError with what argparse found wrong, and where to read more."""
         raise UsageError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
     def add(self, argument: Argument) -> None:
-        """Add an argument; of those with the same group, one can be given."""
+        """Add an argument to the command; of those with the same group, only one can be given."""
         group = argument.group
         if group is not None and group not in self._exclusive:
             self._exclusive[group] = self.add_mutually_exclusive_group()
@@ -77,23 +86,27 @@ class Parser(argparse.ArgumentParser):
         container.add_argument(*argument.names, **argument.settings)
 
     def add_fields(self, settings_class: type) -> None:
-        """Add an option for every field of a settings class."""
+        """Add an option for every field of a settings class.
+
+        The type of a field decides the option: a flag for ``bool``, which sets the opposite of the
+        default; one or more words for a list; otherwise one word. Help and names are in the
+        metadata of the field.
+
+        Args:
+            settings_class: a dataclass, such as ``RunArguments``.
+        """
         for field in fields(settings_class):
-            settings = {
-                "dest": field.name,
-                "help": field.metadata["text"],
-                "default": field.default,
-            }
-            kind = find_kind(field)
-            metavar = field.metadata["metavar"]
+            about, kind = field.metadata, find_kind(field)
+            metavar = about["metavar"]
+            settings = {"dest": field.name, "help": about["text"], "default": field.default}
             if kind is bool:
                 settings["action"] = "store_false" if field.default else "store_true"
             elif kind is list:
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
-            name = f"--{field.metadata.get('flag', field.name)}"
-            self.add(Argument((name,), field.metadata.get("group"), settings))
+            name = f"--{about.get('flag', field.name)}"
+            self.add(Argument((name,), about.get("group"), settings))
 
     @property
     def options(self) -> set[str]:
@@ -111,8 +124,9 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
         group: name of a group of arguments, of which a command line can have one.
         settings: further arguments of ``add_argument``.
     """
+    # The last word is the name of the value, unless it is an option: then it is a flag.
     *names, value = spec.split()
-    if value.startswith("-"):  # a flag, which takes no value
+    if value.startswith("-"):
         names.append(value)
         settings.setdefault("action", "store_true")
     else:
@@ -121,13 +135,54 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
             settings.setdefault("nargs", "+")
         if settings["metavar"] == "N":
             settings["type"] = _TYPES[int]
-    if not names:  # a positional argument
+    if not names:  # a positional argument, which is named by its destination
         names = [settings.pop("dest", value.removesuffix("...").lower())]
     return Argument(tuple(names), group, {**settings, "help": text})
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line, whose help is the docstring of its function.
+
+    Attributes:
+        by_name: all commands by name, as ``run`` or, in a group, ``inspect attention``.
+        function: what runs the command; it gets the parsed arguments.
+        arguments: arguments, and settings classes, of which every field is an argument.
+        configured: whether the function takes options of the configuration (``--key value``), as
+            its second argument.
+        add_help: whether argparse adds ``--help``; False for a command that has its own.
+    """
+
+    by_name: ClassVar[dict[str, Command]] = {}
+    function: Callable
+    arguments: tuple[Argument | type, ...]
+    configured: bool = False
+    add_help: bool = True
+
+    @classmethod
+    def register(cls, name: str, *arguments: Argument | type, **settings: bool) -> Callable:
+        """Return a decorator that registers a function as a command.
+
+        Args:
+            name: name of the command, as ``run`` or, in a group, ``inspect attention``.
+            arguments: arguments, and settings classes, of which every field is an argument.
+            settings: whether the command is ``configured``, and ``add_help``.
+        """
+
+        def decorate(function: Callable) -> Callable:
+            cls.by_name[name] = cls(function, arguments, **settings)
+            return function
+
+        return decorate
+
+
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
-    """Return the settings among parsed arguments, with lists as tuples."""
+    """Return the settings of a command from its parsed arguments, with lists as tuples.
+
+    Args:
+        args: the parsed arguments, in which all fields of the class are.
+        settings_class: a dataclass, such as ``RunArguments``.
+    """
     values: dict[str, Any] = {}
     for field in fields(settings_class):
         value = getattr(args, field.name)
@@ -138,31 +193,47 @@ def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> S
 def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], list[str]]:
     """Split the words after a command into its own words, and options of the configuration.
 
-    ``--key value`` becomes ``--key=value``: the word after an option that is not in ``own_names``
-    is its value, unless it begins like another option.
+    For ``-m SASRec --n_heads 2 --verbose`` the own words are ``-m SASRec --verbose``, and the
+    option is ``--n_heads=2``: the word after an unknown option is its value, unless it begins like
+    another option.
+
+    Args:
+        words: words of the command line after the name of the command.
+        own_names: names of the command's own options, without dashes.
+
+    Returns:
+        The command's own words, and the options as ``--key=value``.
     """
     own_words, options = [], []
-    remaining = list(reversed(words))
+    remaining = list(reversed(words))  # so that pop takes the next word
     while remaining:
         word = remaining.pop()
         key, equals, _ = word.removeprefix("--").partition("=")
         is_option = word.startswith("--") and key
+
+        # An option of the configuration, with the next word as its value.
         if is_option and key not in own_names:
             if not equals and remaining and not _OPTION.match(remaining[-1]):
                 word = f"{word}={remaining.pop()}"
             options.append(word)
             continue
+
+        # An argument of the command, with all words up to the next option as its values.
         own_words.append(word)
         if is_option and not equals:
             while remaining and not _OPTION.match(remaining[-1]):
-                own_words.append(remaining.pop())  # a value of the option
+                own_words.append(remaining.pop())
     return own_words, options
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return ``--key=value`` arguments as a dict, values read as yaml.
+    """Return options of the configuration, given as ``--key=value``, as a dict.
 
-    ``--eval_args.split=...`` is the key ``split`` of the mapping ``eval_args``.
+    Values are read as yaml: ``--topk=[5,10]`` gives a list. A dot leads into a mapping:
+    ``--eval_args.split=...`` is the key ``split`` of the option ``eval_args``.
+
+    Args:
+        arguments: the options, as :func:`split_options` returns them.
 
     Raises:
         UsageError: for an argument of another form, or a key given twice with different values.
@@ -178,11 +249,15 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 "configuration are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
+
+        # Find the mapping that the value belongs into.
         name, _, inner_name = key.partition(".")
         mapping = overrides
         if inner_name:
             mapping = overrides.setdefault(name, {})
             name = inner_name
+
+        # A key may be given again with the same value. What a dot leads into must be a mapping.
         if not isinstance(mapping, dict) or mapping.get(name, value) != value:
             earlier = mapping[name] if isinstance(mapping, dict) else mapping
             raise UsageError(f"--{key} is given twice, with {shown(earlier)} and {shown(value)}")
@@ -190,12 +265,31 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def list_config_files(arguments: list[str]) -> list[str]:
-    """Return the files of ``--config_files``; as in RecBole, an argument may name several."""
+def read_list(words: list[str] | None, name: str) -> Any:
+    """Return the values of an option that takes several, read as yaml.
+
+    The words may have commas and brackets, as in ``[5, 10]`` or ``5,10`` or ``5 10``.
+
+    Args:
+        words: words of the command line after the option; None if it is not given.
+        name: name of the option, for messages.
+
+    Returns:
+        The list; None without words.
+    """
+    from recbole_pos.yaml_files import parse_scalar
+
+    values = ",".join(word.strip("[],") for word in words or ())
+    return parse_scalar(f"[{values}]", name) if values else None
+
+
+def list_files(arguments: list[str]) -> list[str]:
+    """Return the files that ``--config_files`` names.
+
+    As in RecBole, one argument may name several files with spaces between them. An argument that is
+    the path of a file stays whole, since a path may have spaces.
+    """
     files: list[str] = []
     for argument in arguments:
-        if os.path.exists(argument):  # a name may have spaces
-            files.append(argument)
-        else:
-            files += argument.split()
+        files += [argument] if os.path.exists(argument) else argument.split()
     return files

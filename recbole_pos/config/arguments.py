@@ -14,29 +14,44 @@ from typing import Any, TypeVar
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-_SMALLEST = 1e-4  # share of a CPU or a GPU that Ray can count
+_SMALLEST = 1e-4  # smallest share of a CPU or a GPU that Ray can count
 
 
 def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
-    """Return a dataclass field with the help of its option, and the name of its value there."""
-    # ``extra``: ``flag``, another name of the option; ``group``, name of a set of options of which
-    # one can be given; ``kind``, type of the value where the annotation does not say it
+    """Return a dataclass field that describes one argument of a command.
+
+    Args:
+        default: its default.
+        text: its line of ``--help``.
+        metavar: what ``--help`` calls its value.
+        extra: ``flag``, another name of it on the command line; ``group``, name of a set of
+            arguments of which only one can be given; ``kind``, the type of its value where the
+            annotation of the field does not say it.
+    """
+
     return field(default=default, metadata={"text": text, "metavar": metavar, **extra})
 
 
 def find_kind(argument: Field) -> type:
-    """Return the type of an argument's value, or ``list`` if it takes several values."""
-    if kind := argument.metadata.get("kind"):
-        return kind
+    """Return the type of an argument's value, for the command line; ``list`` if it takes several.
+
+    The field's own ``kind`` comes first, then the beginning of its annotation (``int | None`` is an
+    int); anything else is text.
+    """
+    if argument.metadata.get("kind"):
+        return argument.metadata["kind"]
     for name, kind in (("bool", bool), ("int", int), ("float", float), ("tuple", list)):
-        if str(argument.type).startswith(name):  # the annotation of the field
+        if str(argument.type).startswith(name):  # the annotation, which is text in this module
             return kind
     return str
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """What is reported while a model trains."""
+    """What is reported while a model trains; the texts below are those of ``--help``.
+
+    ``verbose=False`` is ``--quiet`` on the command line, and ``as_json`` is ``--json``.
+    """
 
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet", group="reporting")
     as_json: bool = _arg(
@@ -65,7 +80,7 @@ class RunArguments(AttachArguments):
 
 @dataclass(frozen=True)
 class ClusterArguments:
-    """Where the trainings of a search or of a study run."""
+    """Where the trainings of a search or of a study run, and how many side by side."""
 
     max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (this machine)")
@@ -77,7 +92,10 @@ class ClusterArguments:
 
 
 def require_shares(args: ClusterArguments) -> None:
-    """Raise a UsageError for resources of trainings that Ray cannot provide."""
+    """Raise a UsageError for numbers of trainings, CPUs or GPUs that Ray cannot provide.
+
+    Ray gives a training whole GPUs, or a fraction of one.
+    """
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
     is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
@@ -219,9 +237,19 @@ Settings = TypeVar(
 
 
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """Return settings with the keywords of a call that are their fields, and the other keywords.
+    """Split the keyword arguments of a call into fields of a settings object and everything else.
 
-    Numbers of numpy become Python's in the settings, which are written as json.
+    ``recbole_pos.run(..., nproc=2, hidden_size=64)`` gives settings with ``nproc=2`` and the
+    options ``{"hidden_size": 64}``. Numbers of numpy become Python's in the settings, which are
+    written as json.
+
+    Args:
+        default: a settings object, such as ``RunArguments()``.
+        keywords: the keyword arguments.
+
+    Returns:
+        A copy of ``default`` with the keywords that are its fields.
+        The other keywords, which are options of the configuration.
     """
     names = {field.name for field in fields(default)}
     settings = {
@@ -234,7 +262,7 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
 
 
 def list_changed(settings: Any) -> list[str]:
-    """Return the names of the fields of a settings object that differ from their defaults."""
+    """Return the names of the fields of a settings dataclass that differ from their defaults."""
     return [
         field.name for field in fields(settings) if getattr(settings, field.name) != field.default
     ]

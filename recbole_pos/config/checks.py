@@ -1,6 +1,6 @@
-"""Check each option by its row of the table, and several options against each other.
+"""Check each option by its row of the table of options, and several options against each other.
 
-Every check raises a ``UsageError`` that names the option.
+The table is ``properties/options.yaml``. Every check raises a ``UsageError`` that names the option.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from recbole_pos.values import check_choice, nearest, shown
 
 _NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
 _INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
+# Types as the table of options names them -> what pydantic checks; int, float, list and mapping,
+# which have bounds, are made by :func:`_make_type`.
 _TYPES: dict[str, Any] = {
     "any": Any,
     "none": None,
     "columns": list[str] | Literal["*"],
     "bool": Annotated[bool, Strict()],
     "str": Annotated[str, Strict(), Field(min_length=1)],
-    # RecBole would skip an interval that it cannot read
+    # The form is checked here, since RecBole would skip an interval that it cannot read.
     "interval": Annotated[str, Strict(), Field(pattern=rf"^({_INTERVAL}(;{_INTERVAL})*)$")],
 }
 _SIZES = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
@@ -41,21 +43,33 @@ _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
 
 
 def check_value(location: str, option: Option, value: Any) -> Any:
-    """Return the value of an option as its row has it; raise a UsageError if it is not allowed.
+    """Check the value of an option by its row of the table, and return it in the row's type.
 
-    Numbers of numpy become Python's, and whole numbers floats where the option is a float.
-    ``location`` is the file that gave the value, or "configuration".
+    Numbers of numpy become Python's, and whole numbers floats where the option is a float. The keys
+    of a mapping such as ``eval_args`` have rows, too, and are checked by them.
+
+    Args:
+        location: the file that gave the value, or "configuration"; messages begin with it.
+        option: the row.
+        value: the value.
+
+    Raises:
+        UsageError: if its type, bounds, length or choices do not allow the value, or a key is
+            unknown.
     """
     name = f"{location}: {option.name}"
     try:
         checked = _make_adapter(option).validate_python(to_plain(value))
     except (ValidationError, TypeError):
         raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
+
     if option.choices and checked is not None:
         for choice in checked if isinstance(checked, list) else [checked]:
             check_choice(name, choice, option.choices)
+
     rows = find_inner(option.name)
-    for key, inner_value in checked.items() if rows and checked else ():
+    mapping = checked if rows and checked else {}  # a mapping whose keys have rows, too
+    for key, inner_value in mapping.items():
         if key not in rows:
             hint = nearest(key, rows)
             raise UsageError(f"{location}: unknown key {shown(key)} in {option.name}{hint}")
@@ -65,18 +79,25 @@ def check_value(location: str, option: Option, value: Any) -> Any:
 
 @functools.cache
 def _make_adapter(option: Option) -> TypeAdapter[Any]:
-    """Return what checks a value by type, bounds and length of an option."""
+    """Return a pydantic validator of the type, bounds and length that an option may have."""
     return TypeAdapter(_make_type(option.type, option))
 
 
 def _make_type(text: str, option: Option) -> Any:
-    """Return the type that a text such as "int or list of int" stands for, with the row's bounds.
+    """Return the annotation, for pydantic, that stands for a type in words of the table of options.
 
-    A whole number is no bool, and text is no number; a tuple may stand for a list.
+    For example ``int or list of int`` with the range [1, 8] becomes a union of an int from 1 to 8
+    and a list of such ints. A bool is no whole number, and text is no number; a tuple may stand for
+    a list.
+
+    Args:
+        text: the type, as the table writes it.
+        option: the row, whose bounds and length hold for every number and list in the type.
     """
     alternatives = text.split(" or ")
     if len(alternatives) > 1:
         return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
+
     container, _, element = text.partition(" of ")
     shortest = option.length or int(option.nonempty)
     if container == "list":
@@ -85,6 +106,7 @@ def _make_type(text: str, option: Option) -> Any:
     if container == "mapping":
         mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
         return Annotated[mapping, Field(min_length=shortest)]
+
     if text == "int":
         return Annotated[int, Strict(), Field(**_name_bounds(option))]
     if text == "float":
@@ -96,7 +118,11 @@ def _make_type(text: str, option: Option) -> Any:
 
 
 def _name_bounds(option: Option) -> dict[str, Any]:
-    """Return the bounds of an option as pydantic names them: ``{"gt": 0, "le": 1}``."""
+    """Return the bounds of an option by the names that pydantic has for them.
+
+    The range ``("above 0", 1)`` gives ``{"gt": 0, "le": 1}``, since "above" excludes the bound
+    itself.
+    """
     bounds: dict[str, Any] = {}
     for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
         if isinstance(bound, str):  # above 0
@@ -110,15 +136,19 @@ def _name_bounds(option: Option) -> dict[str, Any]:
 
 
 def check_together(config: dict[str, Any], model: str) -> None:
-    """Check what several options must agree on: metrics, sizes, evaluation, starting weights.
+    """Raise a UsageError if several options of a run contradict each other.
 
-    ``config`` has all options of a run of the model.
+    They are those on metrics, sizes, losses and sampling, evaluation, and starting weights.
+
+    Args:
+        config: all options of the run.
+        model: name of its model.
     """
     _check_metrics(config)
     check_sizes(config, model)
 
     loss = config.get("loss_type", "CE")
-    is_ours = is_on_our_base(model)
+    is_ours = is_on_our_base(model)  # a model of the plugin, or a custom one that extends its base
     losses = LOSSES if is_ours else ("CE", "BPR")
     sampled = "sampled_softmax and negatives" if is_ours else "BPR"
     is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
@@ -130,6 +160,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     given_starts = [key for key in start_keys if config[key] is not None]
     histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
 
+    # Pairs of a condition that must not hold, and what to say if it does.
     for is_wrong, message in (
         (
             given_starts and not starts_from_runs(model),
@@ -180,23 +211,35 @@ def check_together(config: dict[str, Any], model: str) -> None:
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
-    """Refuse a size of which the attention heads cannot have equal parts."""
+    """Raise a UsageError if attention heads cannot have equal parts of the hidden size.
+
+    Args:
+        config: options by name; a size that it lacks is not checked.
+        model: name of the model.
+    """
     heads = config.get("n_heads")
     for size in _SIZES:
-        is_divided = heads and config.get(size) and model not in _HEADS_OF_FULL_SIZE
-        if is_divided and config[size] % heads:
+        heads_share_size = heads and config.get(size) and model not in _HEADS_OF_FULL_SIZE
+        if heads_share_size and config[size] % heads:
             raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
-    """Check that a pairwise loss has negatives, and that a sampled loss is not given any.
+    """Raise a UsageError if negative sampling does not suit the loss.
 
-    The configuration must have ``MODEL_INPUT_TYPE``, which RecBole derives.
+    A pairwise loss needs negatives (``train_neg_sample_args``), and a loss that draws its negatives
+    itself must not get any.
+
+    Args:
+        config: all options of the run, with ``MODEL_INPUT_TYPE`` (pairwise or pointwise), which
+            RecBole derives from model and loss.
+        model: name of the model, for messages.
     """
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    if loss in LOSSES[1:] and has_negatives:  # CE, the first: check_together
+    # CE, the first of LOSSES, takes no negatives either; check_together has refused them.
+    if loss in LOSSES[1:] and has_negatives:
         how = "; negatives says how many" if "negatives" in config else ""
         raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
     if is_pairwise and not has_negatives and loss not in LOSSES:
@@ -207,7 +250,13 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
-    """Check that metrics rank items, and that ``valid_metric`` is one that is computed."""
+    """Raise a UsageError for a metric that does not rank items, or a ``valid_metric`` not computed.
+
+    Args:
+        config: all options of the run. A metric such as NDCG stands in ``metrics``, its cutoffs in
+            ``topk``, and ``valid_metric``, which early stopping goes by, is one of them:
+            ``NDCG@10``.
+    """
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in as_list(config["metrics"]):
         name = metric.lower()
@@ -218,6 +267,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
             if name in metric_types:
                 hint = ", which needs labels; here items are ranked"
             raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
+
     computed = list_metrics(config)
     if config["valid_metric"].lower() not in [name.lower() for name in computed]:
         raise UsageError(
@@ -227,7 +277,11 @@ def _check_metrics(config: dict[str, Any]) -> None:
 
 
 def list_metrics(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the metrics that a run computes, such as NDCG@10, in their order."""
+    """Return the names of the metrics that a run computes, such as NDCG@10, in their order.
+
+    Args:
+        config: options with ``metrics`` and ``topk``, each a single value or several.
+    """
     names: list[str] = []
     for metric in as_list(config["metrics"]):
         cutoffs = as_list(config["topk"]) if has_cutoff(str(metric)) else []

@@ -26,7 +26,7 @@ RANK, EVENT, ITEMS, DATASET = "rec.rank", "rec.event", "rec.items", "data.datase
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A registered function of a metric.
+    """A metric that a user has registered.
 
     Attributes:
         function: the function, whose arguments have the names that :func:`register_metric` lists.
@@ -79,10 +79,20 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 
 
 def add_metric(name: str, metric: CustomMetric) -> None:
-    """Make a metric known to RecBole's evaluator; errors as of :func:`register_metric`."""
-    from recbole.evaluator import register  # not at the top: commands that only tell need no torch
+    """Make a user's metric known to RecBole's evaluator, as one of its own.
+
+    Args:
+        name: its name, in whatever case; options may write it in any.
+        metric: the function, and what is known of it.
+
+    Raises:
+        UsageError: if the name is no identifier, or that of a metric of RecBole's.
+    """
+    # Imported here, since commands that only list or explain need not wait for torch.
+    from recbole.evaluator import register
     from recbole.utils import EvaluatorType
 
+    # A metric that was registered here before may be replaced; one of RecBole's may not.
     key = str(name).lower()
     known = register.metrics_dict.get(key, _EvaluatedFunction)
     if not str(name).isidentifier() or not issubclass(known, _EvaluatedFunction):
@@ -90,6 +100,9 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             f"register_metric: found the name {shown(name)}, expected one of letters, digits and _ "
             "that no metric of RecBole has"
         )
+
+    # These tables of RecBole's say which class computes a metric, what it needs of an evaluation,
+    # that it ranks items, and whether a smaller value is better.
     CUSTOM[key] = metric
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
@@ -100,7 +113,11 @@ def add_metric(name: str, metric: CustomMetric) -> None:
 
 
 def has_cutoff(name: str) -> bool:
-    """Return whether a metric has a value for each cutoff (``topk``), such as ``NDCG@10``."""
+    """Return whether a metric has a value for each cutoff (``topk``), such as ``NDCG@10``.
+
+    RecBole's ranking metrics have one, except GAUC; a user's metric if its function asks for
+    ``lists`` or ``k``.
+    """
     metric = CUSTOM.get(name.lower())
     if metric is None:
         return name.lower() != "gauc"
@@ -108,7 +125,13 @@ def has_cutoff(name: str) -> bool:
 
 
 class _EvaluatedFunction:
-    """A metric in the form of RecBole's evaluator; it calls the function registered as ``key``."""
+    """A user's metric in the form that RecBole's evaluator expects of a metric.
+
+    :func:`add_metric` makes a subclass of it for each metric.
+
+    Attributes:
+        key: name of the metric in lower case, under which ``CUSTOM`` has its function.
+    """
 
     key = ""
 
@@ -117,29 +140,53 @@ class _EvaluatedFunction:
         self.cutoffs = config["topk"] if has_cutoff(self.key) else [None]
 
     def calculate_metric(self, dataobject: Any) -> dict[str, float]:
-        """Return the value of the metric by name, for each cutoff if it has cutoffs."""
+        """Call the user's function with what it asks for, and return the metric's value by name.
+
+        Args:
+            dataobject: what RecBole's evaluator has collected over all batches: the rank of each
+                target (the item to predict) from 0, the target's interaction, the best items, and
+                the dataset.
+
+        Returns:
+            ``{"name@5": ..., "name@10": ...}`` for a metric with cutoffs, else ``{"name": ...}``.
+        """
+        # Collect the arguments that are the same for all cutoffs, by the names the function uses.
         metric = CUSTOM[self.key]
-        given: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
+        arguments: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
         if set(metric.arguments) - {"ranks", "lists", "k"}:
             dataset = dataobject.get(DATASET)
-            given["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
+            arguments["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
             for name in set(metric.arguments) - {"ranks", "lists", "k", "targets"}:
-                given[name] = _read_attribute(dataset, name, self.key)
+                arguments[name] = _read_attribute(dataset, name, self.key)
+
+        # Call it once for each cutoff; without cutoffs k is None.
         values: dict[str, float] = {}
         for k in self.cutoffs:
             if "lists" in metric.arguments:
-                given["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
-            given["k"] = k
-            value = metric.function(**{name: given[name] for name in metric.arguments})
+                arguments["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
+            arguments["k"] = k
+            value = metric.function(**{name: arguments[name] for name in metric.arguments})
             name = self.key if k is None else f"{self.key}@{k}"
-            # an array has a number for each target
+            # The function may return one number, or an array with a number for each target.
             mean = value.mean() if hasattr(value, "mean") else value
             values[name] = round(float(mean), self.decimal_place)
         return values
 
 
 def _read_attribute(dataset: Any, field: str, metric: str) -> np.ndarray:
-    """Return an attribute of all items by id; a UsageError names one that was not read."""
+    """Return an attribute of all items, such as their category, as an array by item id.
+
+    Args:
+        dataset: the dataset of the evaluation.
+        field: name of the attribute.
+        metric: name of the metric that asks for it, for the message.
+
+    Returns:
+        [items] numbers, or [items, length] where an item has several.
+
+    Raises:
+        UsageError: if the dataset was read without this attribute.
+    """
     if dataset.item_feat is None or field not in dataset.item_feat:
         raise UsageError(
             f"metrics: {metric} asks for {field}, which is neither ranks, lists, targets or k nor "

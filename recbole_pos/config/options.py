@@ -23,7 +23,22 @@ DATA = "data"  # interactions, split and metrics: the same in all trials of a se
 
 @dataclass(frozen=True)
 class Option:
-    """A row of the table; its fields are explained at the top of ``options.yaml``."""
+    """A row of the table of options, whose fields are explained at the top of ``options.yaml``.
+
+    Attributes:
+        name: name of the option; ``eval_args.target`` is the key ``target`` of ``eval_args``.
+        type: type of its values in words, such as ``int or list of int``.
+        default: the plugin's default for every model, if there is one.
+        range: smallest and largest number; ``above 0`` excludes the bound.
+        choices: the names that it may have.
+        length: number of elements that a list must have.
+        nonempty: whether a list or mapping must have an element.
+        role: what changing it changes: MODEL, TRAINING, SCHEDULE or DATA.
+        only: conditions under which a run reads it, such as ``fusion: early``.
+        synonyms: what other libraries and papers call it.
+        refused: why it has no effect here, for an option of RecBole's that has none.
+        text: what it is for.
+    """
 
     name: str
     type: str = "any"
@@ -40,14 +55,14 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The names or numbers that it may have, in a few characters; empty for any."""
+        """The choices or the bounds in a few characters, such as ``0 to 1``; empty for neither."""
         if not self.range:
             return ", ".join(self.choices)
         return " to ".join(_format_bound(bound) for bound in self.range)
 
     @property
     def expected(self) -> str:
-        """Its type, choices and bounds, for a message."""
+        """Type, length, choices and bounds for a message, such as ``list of int, 1 to 8``."""
         text = self.type.removesuffix(" or none").replace("interval", "interval such as [3,inf)")
         if self.length:
             text += f" ({self.length} of them)"
@@ -63,6 +78,7 @@ def _format_bound(bound: int | float | str) -> str:
     return f"{bound:g}" if isinstance(bound, float) else bound
 
 
+# Python's type of a default -> the type, in words of the table, of an option without a row.
 _TYPES_OF_DEFAULTS: dict[type, str] = {
     **{bool: "bool", int: "int", float: "float", str: "str"},
     **{list: "list of any", dict: "mapping of any"},
@@ -76,7 +92,10 @@ def _read_row(name: str, row: dict[str, Any]) -> Option:
 
 
 def _group_inner() -> dict[str, dict[str, Option]]:
-    """Return mapping -> key -> row of the option within it."""
+    """Return the rows of options that are keys of another option, grouped by that option.
+
+    The row ``eval_args.target`` gives ``{"eval_args": {"target": row}}``.
+    """
     groups: dict[str, dict[str, Option]] = {}
     for name, option in OPTIONS.items():
         mapping, dot, key = name.partition(".")
@@ -97,7 +116,7 @@ def find_option(name: str) -> Option:
 
 
 def find_inner(name: str) -> dict[str, Option]:
-    """Return key -> row of the options within a mapping; empty if the option is no such mapping."""
+    """Return the rows of the keys of a mapping such as ``eval_args``, by key; empty for others."""
     return _INNER.get(name, {})
 
 
@@ -108,14 +127,20 @@ def find_synonyms(name: str) -> list[str]:
 
 
 def make_custom_option(name: str, default: Any) -> Option:
-    """Return the row of an option that only a custom model or scheme has, by its default."""
+    """Return a row for an option that only a custom model or position scheme has.
+
+    Args:
+        name: name of the option.
+        default: its default, whose type the option has; any type if it is None.
+    """
     return Option(name, _TYPES_OF_DEFAULTS.get(type(default), "any"))
 
 
 def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those within mappings beside them, as ``eval_args.target``.
+    """Return options, with the keys of mappings as options of their own beside them.
 
-    A key that a mapping lacks gets the default of its row.
+    ``{"eval_args": {"target": "last"}}`` gives this and ``eval_args.target``, and so on for each
+    key that has a row in the table. A key that the mapping lacks gets the default of its row.
     """
     flat = dict(options)
     for key, value in options.items():
@@ -125,12 +150,17 @@ def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> str | None:
-    """Return the first condition of an option that is not met, for a message; None if all are.
+    """Return the first condition that an option needs to be read and that a run does not meet.
 
     Args:
-        name: name of the option, whose row has conditions (``only``); all of them must be met.
+        name: name of the option. All conditions of its row (``only``) must be met; one with `` or
+            `` in it is met by any of its alternatives.
         config: all options of the run, from :func:`flatten_options`.
         kinds: the kinds of models to which the model belongs, as the conditions name them.
+
+    Returns:
+        The condition in words that can follow "only" in a message, such as ``with fusion: early``,
+        ``without time_base`` or ``by custom models``; None if all conditions are met.
     """
     only = find_option(name).only
     for condition in [only] if isinstance(only, str) else only:
@@ -142,14 +172,23 @@ def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> 
 
 
 def _is_met(condition: str, config: Mapping[str, Any], kinds: Collection[str]) -> bool:
-    """Return whether a condition of the table is met, also where the other option does not exist.
+    """Return whether a run meets one condition of the table of options.
 
-    ``fusion: early effective`` asks for one of these values, in a list for any of its elements;
-    ``time_base`` for a value other than empty, 0 and False; ``not time_base`` for one of these;
-    ``by custom models`` for a model of this kind.
+    - ``fusion: early effective``: the option has one of these values, or a list that contains one.
+    - ``time_base``: the option has a value other than empty, 0 and False.
+    - ``not time_base``: it has none.
+    - ``by custom models``: the model is of this kind.
+
+    A condition on an option that the run does not have counts as met.
+
+    Args:
+        condition: one of these forms.
+        config: all options of the run.
+        kinds: the kinds of models to which the model belongs.
     """
     if condition.startswith("by "):
         return condition.removeprefix("by ") in kinds
+
     is_negated = condition.startswith("not ")
     key, _, values = condition.removeprefix("not ").partition(": ")
     if key not in config:
@@ -157,6 +196,5 @@ def _is_met(condition: str, config: Mapping[str, Any], kinds: Collection[str]) -
     value = config[key]
     if not values:
         return bool(value) != is_negated
-    return any(
-        str(each) in values.split() for each in (value if isinstance(value, list) else [value])
-    )
+    elements = value if isinstance(value, list) else [value]
+    return any(str(element) in values.split() for element in elements)

@@ -1,12 +1,9 @@
-"""Make models and schemes that are not the plugin's known to a process.
+"""Make models, position schemes and metrics that are not the plugin's known to a process.
 
-What a module registers is known once it is imported, so the option ``plugins`` names modules to
-import before any other name is looked up; a run writes them into its config.yaml. What only this
-process has, because a script or a notebook made it, is sent to the processes that it starts.
-
-Modules are code, and files come from strangers: what a file names (the config.yaml of a run, a
-study, a search) must be installed, or imported already. The working directory is searched only for
-modules that the user's own command or code names, see :func:`allow`.
+The option ``plugins`` names modules whose import registers them; a run writes it into its
+config.yaml. What a script or notebook defines is sent to the processes that it starts, see
+:func:`pack`. Modules are code, and files come from strangers: what a file names must be installed
+or imported already, and the working directory is searched only for names from :func:`allow`.
 """
 
 from __future__ import annotations
@@ -28,14 +25,17 @@ from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import without_working_directory
 from recbole_pos.values import short, shown
 
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_allowed: set[str] = set()
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # of a module, such as ``package.module``
+_allowed: set[str] = set()  # modules that may be imported from the working directory
 
 
 def allow(plugins: Any) -> None:
-    """Let modules of the option ``plugins`` be imported from the working directory.
+    """Let modules of the option ``plugins`` be imported from the working directory from now on.
 
-    For the user's own command or code only. The value is checked when the modules are imported.
+    Only for what the user's own command or code names, never for what a file names.
+
+    Args:
+        plugins: one name or several. A wrong value is ignored here, and refused by the import.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
@@ -43,16 +43,32 @@ def allow(plugins: Any) -> None:
 
 
 def import_named(plugins: Any) -> list[str]:
-    """Import the modules of ``--plugins``, also from the working directory; return their names."""
+    """Import the modules that a command names with ``--plugins``, also from the working directory.
+
+    Args:
+        plugins: one name or several.
+
+    Returns:
+        The names.
+
+    Raises:
+        UsageError: as of :func:`import_plugins`.
+    """
     allow(plugins)
     return import_plugins(plugins, "--plugins")
 
 
 def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[str]:
-    """Import the modules that the option ``plugins`` names; return their names.
+    """Import the modules that the option ``plugins`` names, which register models and the like.
 
-    Messages name ``location``, the file or argument that gave the option. A module may be missing
-    (``may_miss``) where what it would register is registered already.
+    Args:
+        plugins: one name or several; None for none.
+        location: file or argument that gave the option, with which messages begin.
+        may_miss: whether a module may be missing, since what it would register is registered
+            already.
+
+    Returns:
+        The names.
 
     Raises:
         UsageError: for a value of another kind, or a module that cannot be imported.
@@ -63,15 +79,17 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
             f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "
             "as `import` names them: without .py, and with a dot for each folder"
         )
+
     for name in names:
         try:
             _import(name)
         except Exception as error:  # code of others may raise anything
+            # If what is missing is the module itself or its package, it does not exist; if another
+            # module, or for another error, the module exists and its code fails.
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
             if is_missing and may_miss:
                 continue
-            # else the module or its package exists, and its code fails
             problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
             raise UsageError(f"{location}: plugins: {short(name)}: {problem}") from error
     return list(names)
@@ -83,21 +101,30 @@ def _is_module_name(name: Any) -> bool:
 
 
 def _import(name: str) -> None:
-    """Import a module, also from the working directory if the user allows it."""
+    """Import a module, and let it be in the working directory only if the user has allowed it.
+
+    Modules that a file names are not searched there, since it may be a stranger's folder.
+    """
     if name not in _allowed:
         with without_working_directory():
             importlib.import_module(name)
         return
+
+    # The working directory is searched last, and only if the module is nowhere else.
     folder = os.getcwd()
     package = name.partition(".")[0]
     importlib.invalidate_caches()
     if importlib.util.find_spec(package) is None and PathFinder.find_spec(package, [folder]):
-        sys.path.append(folder)  # it stays: processes that this one starts inherit it
+        sys.path.append(folder)  # it stays, since processes that this one starts inherit it
     importlib.import_module(name)
 
 
 def _explain_missing(name: str) -> str:
-    """Return the message about a missing module, which the user or a file has named."""
+    """Return what to do about a module that does not exist, for the end of a message.
+
+    The advice differs for modules that the user's command names, for which the working directory
+    was searched, and those that a file names, for which it was not.
+    """
     advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
@@ -112,7 +139,13 @@ def _explain_missing(name: str) -> str:
 
 
 def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register the class of this name in one of the modules, unless the name is registered."""
+    """Register the class of a model if a module that ``plugins`` names defines it unregistered.
+
+    Args:
+        name: name of the model, and of its class. Nothing happens if it is registered, or no module
+            has a class of this name.
+        modules: names of imported modules.
+    """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)
         if name not in ADDED and isinstance(model, type):
@@ -120,7 +153,10 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 
 def find_search_folder(module: str) -> str | None:
-    """Return the folder in which the import of a module has found its top-level name, or None."""
+    """Return the entry of ``sys.path`` from which a module was imported, or None if it is unknown.
+
+    For ``package.module`` it is the folder that contains ``package``.
+    """
     top = sys.modules.get(module.partition(".")[0])
     folders = list(getattr(top, "__path__", []))  # of a package
     file = folders[0] if folders else getattr(top, "__file__", None)
@@ -128,7 +164,15 @@ def find_search_folder(module: str) -> str | None:
 
 
 def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[str]:
-    """Return the modules that another process must import to know a model, schemes and metrics."""
+    """Return the modules that another process must import to know a model, its schemes and metrics.
+
+    Only what users have registered has such a module.
+
+    Args:
+        model: name of the model.
+        schemes: names of its position schemes.
+        metrics: one name of a metric or several.
+    """
     names = [metrics] if isinstance(metrics, str) else metrics or ()
     entries: list[Any] = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
     entries += [CUSTOM.get(str(name).lower()) for name in names]
@@ -136,22 +180,33 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
 
 
 def pack(model: str) -> bytes:
-    """Pickle what only this process knows of a model, of schemes and metrics, for its processes.
+    """Pickle what only this process knows of models, schemes and metrics, for its child processes.
 
-    Classes of a script or a notebook are pickled by value (cloudpickle), since no process can
-    import them. Of modules, the names that :func:`allow` has got are sent, and those that this
-    process has imported, with the folder that each was found in. The bytes are for :func:`unpack`,
-    and empty where there is nothing to send.
+    Classes and functions of a script or a notebook are pickled by value (cloudpickle), since no
+    process can import them. Of modules only the names are sent: those that :func:`allow` has got,
+    and those that registered something, with the folder that each was found in.
+
+    Args:
+        model: name of the model that the other processes will train.
+
+    Returns:
+        Bytes for :func:`unpack`; empty if there is nothing to send.
+
+    Raises:
+        UsageError: if a class or function cannot be pickled.
     """
+    # What was registered without a module is known to no other process, whatever it imports.
     entry = ADDED.added.get(model)
-    # no import registers classes without a module in another process
     models = {model: entry} if entry is not None and entry.module is None else {}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
+
+    # The others are found by name: module -> folder to add to ``sys.path``, None for none.
     folders = dict.fromkeys(_allowed)
     for registered in (entry, *SCHEMES.added.values(), *CUSTOM.values()):
         if registered is not None and registered.module is not None:
             folders[registered.module] = find_search_folder(registered.module)
+
     if not (models or schemes or metrics):
         return pickle.dumps((folders, {}, {}, {})) if folders else b""
     import cloudpickle
@@ -167,14 +222,21 @@ def pack(model: str) -> bytes:
 
 
 def unpack(packed: bytes) -> None:
-    """Register the classes, and allow the modules, that another process has packed."""
+    """Register in this process what the process that started it has packed.
+
+    Args:
+        packed: bytes of :func:`pack`, from that process. They are unpickled, and so must be
+            trusted.
+    """
     if not packed:
         return
     folders, models, schemes, metrics = pickle.loads(packed)
     _allowed.update(folders)
+
     for module, folder in folders.items():
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
             sys.path.append(folder)
+
     for name, entry in models.items():
         ADDED.add(name, entry)
     for name, entry in schemes.items():

@@ -1,4 +1,8 @@
-"""PosConfig: RecBole's Config with the plugin's defaults, checked keys and types, and no eval."""
+"""PosConfig, the configuration of one run: RecBole's Config with the plugin's defaults and checks.
+
+It gathers options from RecBole's and the plugin's yaml files, the dataset's, the user's files and
+the call, refuses unknown keys and wrong values, and evaluates no text as Python, as RecBole would.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ from recbole_pos.config.sources import (
     plugin_defaults,
     select_parts,
 )
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_file
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,
@@ -59,7 +63,7 @@ WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
 _NOT_KEPT = DERIVED_KEYS | REFUSED  # left out of a run's config.yaml
-_GIVEN = "configuration"  # the source, for messages, of options that no file gives
+_NO_FILE = "configuration"  # for messages, the place of options that come from no file
 STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
 _WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
@@ -71,7 +75,14 @@ _KEYWORDS = {  # of run, compare and search, which a misspelt option may be mean
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Merge the options of two sources: ``high`` wins, and ``eval_args`` is merged key by key."""
+    """Return the options of two sources together.
+
+    ``eval_args`` is a mapping, and merged key by key; of any other option one value is taken.
+
+    Args:
+        low: options of the source that comes first.
+        high: options that win over them.
+    """
     merged = {**low, **high}
     low_args, high_args = low.get("eval_args"), high.get("eval_args")
     if low_args and high_args and isinstance(low_args, dict) and isinstance(high_args, dict):
@@ -90,11 +101,15 @@ class PosConfig(Config):
         model: name of a plugin model, of a usable model of RecBole or of one that was registered,
             or a class; None to read it from a file.
         dataset: name of the dataset; None to read it from a file.
-        config_file_list, config_dict: yaml files, and plain values. A UsageError names an unknown
-            key, a wrong value, or anything else that RecBole's Config refuses.
+        config_file_list: paths of yaml files, or names of presets.
+        config_dict: options as plain values.
         strict: whether an option that changes nothing for this model and protocol is an error,
             where it is given in ``config_dict`` or in a file of the user's; not for a trial, whose
             options depend on each other. The configuration of a run that exists is never strict.
+
+    Raises:
+        UsageError: naming an unknown key, a wrong value, or anything else that RecBole's Config
+            refuses.
 
     Attributes:
         plain: the complete configuration as given, before RecBole derives values from it; writing
@@ -102,7 +117,7 @@ class PosConfig(Config):
         files: (file, options) of each config file, the dataset's first.
         own_files: paths of the config files that the user wrote; presets are not among them.
         public: facts in the yaml of a public dataset.
-        free: options that only a custom model or scheme has.
+        free: options that only a custom model or scheme has, and that may hold anything.
         sources: option -> file that gave it.
         asked_for: options that a model read although no source has them.
     """
@@ -115,6 +130,7 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
+        """Gather and check the options; see the class for the arguments and attributes."""
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
@@ -122,7 +138,8 @@ class PosConfig(Config):
             self._build(model, dataset, config_file_list or [], dict(config_dict or {}))
         except PosError:
             raise
-        except (ValueError, TypeError, LookupError, RuntimeError) as error:  # RecBole's
+        # RecBole raises these for options that it refuses.
+        except (ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
 
     def _build(
@@ -132,8 +149,17 @@ class PosConfig(Config):
         files: list[str],
         options: dict[str, Any],
     ) -> None:
-        """Do what RecBole's ``__init__`` does, with the plugin's sources of options and checks."""
-        # RecBole would read ``sys.argv``, and evaluate text as Python
+        """Do what RecBole's ``Config.__init__`` does, with the plugin's sources and checks.
+
+        RecBole's own would read ``sys.argv``, and evaluate text as Python.
+
+        Args:
+            model: name or class of the model; None to read it from a file.
+            dataset: name of the dataset; None to read it from a file.
+            files: paths of config files, or names of presets.
+            options: options of the call, which win over those of files.
+        """
+        # Read the files.
         self.compatibility_settings()
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
@@ -141,44 +167,53 @@ class PosConfig(Config):
             (file, read_yaml(find_config_file(file))) for file in files
         ]
         self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
-        self._given = options
-        if "item_vectors" in options:  # vectors in memory become a file
+        self._call_options = options
+        if "item_vectors" in options:  # content vectors of items in memory become a file
             options["item_vectors"] = to_file(options["item_vectors"])
 
+        # Find model and dataset, whose names may stand in a file.
         model_name = ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
 
-        schemes = list_positions(self._merge_given(self.model).get("position"), self.model)
-        self.external_config_dict = self._merge_given(self.model, *schemes)
+        # Merge the options that are given: files have some under the names of model and schemes.
+        schemes = list_positions(self._merge_user_options(self.model).get("position"), self.model)
+        self.external_config_dict = self._merge_user_options(self.model, *schemes)
         self.sources = {
             key: location
             for location, options in self._list_parts(self.model, *schemes)
             for key in options
-            if key not in self._given
+            if key not in self._call_options
         }
 
+        # Keep the modules that register the model, schemes and metrics, so that a process which
+        # reads the configuration of this run knows them, too.
         self.model_class = self._find_class()
         metrics = self.external_config_dict.get("metrics")
-        if modules := list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)])):
-            # so that a process that reads the configuration of this run knows them
+        modules = list(dict.fromkeys([*plugins, *find_modules(self.model, schemes, metrics)]))
+        if modules:
             self.external_config_dict[PLUGINS] = modules
 
+        # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it.
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
         if not is_served(self.model):
             position = self.external_config_dict.get("position")
             self.internal_config_dict.update(plugin_defaults(self.model, position))
 
+        # Check the options, and merge them with the defaults.
         self.strict = self.strict and not self._find_run_files()
         self.free = free_options(self.model, schemes)
-        self._check_given()
+        self._check_user_options()
         self.final_config_dict = self._merge_defaults()
         self._check_final()
 
+        # Let RecBole derive values from them.
         self._set_default_parameters()
         self._init_device()
-        if self.model in UNTRAINED:  # not in ``plain``, which names of runs are made of
+        # A model that only counts needs no negatives. ``plain`` keeps the option as it was given,
+        # since the names of runs are made of it.
+        if self.model in UNTRAINED:
             self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
         check_negatives(self.final_config_dict, self.model)
@@ -186,8 +221,8 @@ class PosConfig(Config):
         self._set_eval_neg_sample_args("test")
 
     def __getitem__(self, key: str) -> Any:
-        """Return an option's value; None, as in RecBole, for one without, which is recorded."""
-        final = self.__dict__.get("final_config_dict", {})
+        """Return an option's value; for an unknown one None, as in RecBole, and note its name."""
+        final = self.__dict__.get("final_config_dict", {})  # it is missing while options are read
         if key not in final:
             self.asked_for.add(key)
         return final.get(key)
@@ -195,51 +230,89 @@ class PosConfig(Config):
     # --- where options come from ---
 
     def _import_plugins(self, model: str | None) -> list[str]:
-        """Import the modules that any source names, so that what they register can be named."""
-        sources = [*self.files, (_GIVEN, self._given)]
+        """Import the modules that any source names under ``plugins``, and return their names.
+
+        After that, models and position schemes that they register can be looked up by name.
+
+        Args:
+            model: name of the model in the call, if it has one.
+        """
+        # Collect the names of models and schemes that the sources mention.
+        sources = [*self.files, (_NO_FILE, self._call_options)]
         models = [model] if model else []
         schemes: list[str] = []
         for _, content in sources:
             if content.get("model"):
                 models.append(str(content["model"]))
             schemes += list_positions(content.get("position"), None)
+
+        # A notebook may have registered all of them already; then a module that a run has named,
+        # and that exists no longer, is not needed.
         custom = {*models, *schemes} - {*list_built_in(), *SCHEMES.paths}
         are_registered = bool(custom) and all(name in ADDED or name in SCHEMES for name in custom)
         modules: list[str] = []
         for file, content in sources:
-            modules += import_plugins(content.get(PLUGINS), str(file), are_registered)
+            modules += import_plugins(content.get(PLUGINS), str(file), may_miss=are_registered)
         for name in models:
             take_model(name, modules)
         return modules
 
     def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return (location, options) of each part of the files that is for one of the names."""
+        """Return the parts of all config files that hold for every run or for one of the names.
+
+        Args:
+            names: the model of the run and its position schemes, which parts under ``for`` may
+                name.
+
+        Returns:
+            (place in a file, options) of each part; later ones win over earlier ones.
+        """
         return [part for file, text in self.files for part in select_parts(text, names, file)]
 
-    def _merge_given(self, *names: str) -> dict[str, Any]:
-        """Return the options that all sources give a model and its schemes."""
+    def _merge_user_options(self, *names: str) -> dict[str, Any]:
+        """Return all options that files and the call give, without defaults.
+
+        Args:
+            names: the model of the run and its position schemes; without them, parts under ``for``
+                in a file are left out.
+        """
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
             merged = merge_options(merged, options)
-        return merge_options(merged, self._given)
+        return merge_options(merged, self._call_options)
 
     def _find_names(self, model: str | None, dataset: str | None) -> tuple[str, str]:
-        """Return the names of model and dataset, from the arguments or else from the options."""
-        options = self._merge_given()
+        """Return the names of model and dataset, from the call or else from the files.
+
+        Args:
+            model: name of the model in the call, if it has one.
+            dataset: name of the dataset in the call, or its folder; it may be missing, too.
+
+        Raises:
+            UsageError: if one is given nowhere.
+        """
+        options = self._merge_user_options()
         model = model or options.get("model")
         dataset = dataset or options.get("dataset")
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
-        data_path = self._merge_given(str(model)).get("data_path") or "dataset/"
+        data_path = self._merge_user_options(str(model)).get("data_path") or "dataset/"
         name, folder = locate_dataset(str(dataset), str(data_path))
         if folder is not None:  # the dataset was given as a folder, which is in this one
-            self._given["data_path"] = folder
+            self._call_options["data_path"] = folder
         return str(model), name
 
     def _read_dataset_file(self) -> None:
-        """Put the dataset's yaml before the config files, and its facts into ``public``."""
-        folder = Path(str(self._merge_given(self.model).get("data_path", "dataset/")))
+        """Put the dataset's yaml file, if there is one, before all other config files.
+
+        The facts on a public dataset in it, such as its number of users, go to ``self.public``.
+
+        Raises:
+            UsageError: if the file names plugins. A dataset may come from a stranger, and must not
+                have code imported.
+        """
+        folder = Path(str(self._merge_user_options(self.model).get("data_path", "dataset/")))
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
             content = read_yaml(file)
@@ -249,7 +322,11 @@ class PosConfig(Config):
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
 
     def _find_class(self) -> type:
-        """Return the class of the model; refuse an unknown name."""
+        """Return the class of the model, of the plugin, of RecBole or registered.
+
+        Raises:
+            UsageError: if there is no such model; the message names the file that asks for it.
+        """
         if self.model in OURS:
             return OURS[self.model]
         if self.model in list_runnable():
@@ -258,7 +335,11 @@ class PosConfig(Config):
         raise UsageError(location + explain_unknown(self.model))
 
     def _merge_defaults(self) -> dict[str, Any]:
-        """Return the defaults, some of which depend on options, with given options above them."""
+        """Return the value of every option: what is given, and the defaults of the others.
+
+        Three defaults depend on other options: no negatives under cross-entropy, the number of
+        windows in a batch, and the columns to read, which include the time.
+        """
         external = self.external_config_dict
         final = {**self.internal_config_dict, **external}
         defaults = self.internal_config_dict["eval_args"]
@@ -266,24 +347,29 @@ class PosConfig(Config):
 
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         if is_sequential and final.get("loss_type") == "CE":
-            # RecBole refuses its own default of one negative under cross-entropy
+            # RecBole's default is one negative, which it refuses itself under cross-entropy.
             if "train_neg_sample_args" not in external:
                 final["train_neg_sample_args"] = None
 
+        # A batch of RecBole's causal models holds whole histories here, and not one target a row.
         has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
         if has_windows and "train_batch_size" not in external:
-            final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's 2,048 are rows of one target
+            final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's default is 2,048 rows
         final["load_col"] = add_time_field(final)
         return final
 
     def _set_default_parameters(self) -> None:
-        """Let ``data_path`` be the dataset's folder, in RecBole's wheel if it is not here."""
-        # RecBole would take the ml-100k of its wheel in any case
-        base = Path(str(self.final_config_dict["data_path"]))
+        """Let RecBole derive values, then set ``data_path`` to the folder of the dataset itself.
+
+        A dataset that is not below ``data_path``, such as ml-100k, is looked for in RecBole's
+        wheel; RecBole by itself would take the wheel's ml-100k in any case.
+        """
+        base = Path(str(self.final_config_dict["data_path"]))  # before RecBole changes it
         super()._set_default_parameters()
         folder = base / self.dataset
         in_wheel = WHEEL_DATASETS / self.dataset
         is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
+        # ``benchmark_filename`` names files of the parts of a split, in place of one file.
         if not (is_here or self.final_config_dict["benchmark_filename"]):
             if find_atomic_file(in_wheel, self.dataset, "inter").is_file():
                 folder = in_wheel
@@ -293,33 +379,51 @@ class PosConfig(Config):
 
     # --- checks ---
 
-    def _check_given(self) -> None:
-        """Refuse unknown keys and wrong values; turn whole numbers of float options into floats."""
+    def _check_user_options(self) -> None:
+        """Refuse unknown keys and wrong values of options that are given.
+
+        Values are replaced by what :func:`check_value` returns, such as a float for a whole number.
+
+        Raises:
+            UsageError: naming the file and the option.
+        """
         defaults = self.internal_config_dict
         if self.model in ADDED:
             for key, value in own_defaults(self.model).items():
                 if key not in self.free:
                     check_value(f"defaults of {self.model}", find_option(key), value)
+
         options = self.external_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         run_files = self._find_run_files()
         for key, value in list(options.items()):
-            location = self.sources.get(key, _GIVEN)
+            location = self.sources.get(key, _NO_FILE)
+            # The config.yaml of a former run has all options, also those of a scheme or loss that
+            # this run replaces by another: they are dropped.
             if location in run_files and key not in known and describe_readers(key):
-                del options[key]  # of a scheme or loss that another one replaces
+                del options[key]
                 continue
             self._require_known(key, location, known)
             option = find_option(key)
+            # An option of RecBole's that has no effect here may only have its default.
             if option.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {option.refused}")
-            if key in self.free or key not in OPTIONS:
+            if key in self.free or key not in OPTIONS:  # only the type of its default is known
                 option = make_custom_option(key, defaults.get(key))
             options[key] = check_value(location, option, value)
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
-        """Refuse a key that is none of the ``known`` options of this run."""
+        """Raise an UnknownKey for a key that no option of this run has, and say what was meant.
+
+        Args:
+            key: the key.
+            location: file that gave it, or "configuration".
+            known: names of all options of this run.
+        """
         if key in known:
             return
+
+        # Later advice replaces earlier: similar names, a name of other libraries, an argument.
         readers = describe_readers(key)
         advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
         if names := [name for name in find_synonyms(str(key)) if name in known]:
@@ -335,13 +439,20 @@ class PosConfig(Config):
         )
 
     def _find_run_files(self) -> list[str]:
-        """Return the files with most of the options: a run wrote them, not the user."""
+        """Return the config files that a run wrote and not a person: they have most of the options.
+
+        A run writes every option into its config.yaml, a person only some.
+        """
         defaults = self.internal_config_dict
         counts = {str(file): len(defaults.keys() & content) for file, content in self.files}
         return [file for file, count in counts.items() if count > len(defaults) / 2]
 
     def _check_final(self) -> None:
-        """Check options against each other, and set ``plain`` before RecBole derives values."""
+        """Check options against each other, and set ``plain``, the options that repeat this run.
+
+        This happens before RecBole derives values. In ``plain``, paths are absolute, so that the
+        run can be repeated from another working directory.
+        """
         final = self.final_config_dict
         shared = {key: value for key, value in final.items() if key not in self.free}
         check_together(shared, self.model)
@@ -350,17 +461,19 @@ class PosConfig(Config):
         for key in ("item_vectors", *STARTS):
             self.plain[key] = make_absolute(self.plain[key])
         base = Path(str(final["data_path"]))
-        if (base / self.dataset).is_dir():  # the run can be repeated from another folder
+        if (base / self.dataset).is_dir():  # else the dataset is found in RecBole's wheel
             self.plain["data_path"] = str(base.resolve())
         if self.strict:
-            self._require_read()
+            self._refuse_unread()
 
-    def _require_read(self) -> None:
-        """Raise an UnknownKey for an option that was given to this run although nothing reads it.
+    def _refuse_unread(self) -> None:
+        """Raise an UnknownKey for an option that the user gave although nothing reads it here.
 
-        What a dataset's file, a preset or a part under ``for`` gives is for several models. The
-        default may be given even where nothing reads it.
+        Such as ``fusion`` with a position scheme that has none. Options from the dataset's file, a
+        preset or a part under ``for`` are not refused, since they are meant for several models, nor
+        is an option with its default value.
         """
+        # Gather what conditions are about. A key within an option is called ``eval_args.target``.
         schemes = list_positions(self.plain.get("position"), self.model)
         kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
         unread = find_unread_options(self.model)
@@ -370,15 +483,15 @@ class PosConfig(Config):
 
         for name, value in config.items():
             key = name.partition(".")[0]
-            location = self.sources.get(key, _GIVEN)
-            is_own = key in self.external_config_dict and location in [*self.own_files, _GIVEN]
-            if not is_own or key in self.free or value in (None, defaults.get(name)):
+            location = self.sources.get(key, _NO_FILE)
+            by_user = key in self.external_config_dict and location in [*self.own_files, _NO_FILE]
+            if not by_user or key in self.free or value in (None, defaults.get(name)):
                 continue
             condition = find_unmet(name, config, kinds)
             reason = f": {unread[name]}" if name in unread else f", only {condition}"
             if name in unread or condition:
                 advice = "leave it out"
-                if location != _GIVEN:
+                if location != _NO_FILE:
                     advice += ", or put it under `for` with the models that read it"
                 raise UnknownKey(
                     f"{location}: {name} is not read by {self.model}{reason}; {advice}", key
@@ -386,7 +499,7 @@ class PosConfig(Config):
 
     @property
     def expected_counts(self) -> dict[str, int]:
-        """Numbers of users, items and interactions that a public dataset must have.
+        """Numbers of users, items and interactions that a public dataset must have, by name.
 
         Empty for other datasets, and where the run filters otherwise than the dataset's yaml.
         """
@@ -400,6 +513,9 @@ def to_plain_options(config: Config) -> dict[str, Any]:
 
     For a Config of RecBole's, ``data_path`` becomes the parent of the dataset's folder, and keys
     that no option has are left out.
+
+    Args:
+        config: a PosConfig, or a Config that RecBole's own functions have made.
     """
     if isinstance(config, PosConfig):
         return config.plain

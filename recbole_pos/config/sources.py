@@ -26,13 +26,17 @@ from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
-FOR = "for"
-# Keys that decide which parts a run takes, and so stand outside of them.
+FOR = "for"  # the key of a config file under which options for some models or schemes stand
+# Keys that decide which options under ``for`` a run takes, and so cannot stand there themselves.
 _OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def own_defaults(model: str) -> dict[str, Any]:
-    """Return the defaults of a model's own yaml, or of its registration; ``{}`` for RecBole's."""
+    """Return the defaults of a model's options, from the plugin's yaml or from its registration.
+
+    Returns:
+        option -> default; ``{}`` for RecBole's models, whose defaults are RecBole's.
+    """
     registry = next((registry for registry in TABLES if model in registry), None)
     return registry.defaults(model) if registry is not None else {}
 
@@ -40,24 +44,31 @@ def own_defaults(model: str) -> dict[str, Any]:
 def plugin_defaults(
     model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
 ) -> dict[str, Any]:
-    """Return the plugin's defaults for a model, without RecBole's.
+    """Return the defaults that the plugin has for a run of a model, without RecBole's.
 
-    Later sources win: overall options, position schemes, the loss, the model. Schemes and loss are
-    the model's own where None; a model without a default of ``position`` takes no schemes.
+    Later sources win: options for every model, position schemes, the loss, the model.
+
+    Args:
+        model: name of the model.
+        position: names of the position schemes of the run; the model's own if None. A model without
+            the option ``position`` takes no schemes.
+        loss_type: the loss of the run; the model's own if None.
     """
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
+
     if "position" in model_defaults:
         own_names = scheme_names(model_defaults["position"])
         names = own_names if position is None else scheme_names(position)
-        for name in sorted(names, key=lambda name: name in SCHEMES.added):  # custom ones last
+        # Custom schemes come last, so that those of the plugin are known when they are checked.
+        for name in sorted(names, key=lambda name: name in SCHEMES.added):
             values = SCHEMES.defaults(name)
             if name in SCHEMES.added:
-                # a model with a scheme of its own gives the scheme's options other defaults
-                _require_own_options(
-                    name, values, defaults if name in own_names else defaults | model_defaults
-                )
+                # A model may give the options of a scheme that it has by default other defaults.
+                earlier = defaults if name in own_names else defaults | model_defaults
+                _require_own_options(name, values, earlier)
             defaults.update(values)
+
     loss = loss_type or model_defaults.get("loss_type")
     if loss in LOSSES and loss != "CE" and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
@@ -65,9 +76,15 @@ def plugin_defaults(
 
 
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Refuse an option of a custom scheme that others read, too, with another default.
+    """Raise a UsageError if a custom scheme has an option that others read with another default.
 
-    The scheme's default would otherwise be theirs. ``earlier`` are the defaults of others.
+    Its default would change theirs: an ``initializer_range`` of a custom scheme would also hold for
+    the model.
+
+    Args:
+        name: name of the custom position scheme.
+        values: the defaults of its options.
+        earlier: the defaults of the plugin's options, of other schemes and of the model.
     """
     others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
     for key, value in values.items():
@@ -79,26 +96,40 @@ def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, A
 
 
 def describe_readers(option: str) -> str:
-    """Describe which position schemes, losses or models of the plugin have an option."""
-    if schemes := [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]:
+    """Return which position schemes, losses or models of the plugin read an option, for a message.
+
+    For example ``it is read with position: rope, t5``; empty if none reads it.
+    """
+    schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
+    if schemes:
         return f"it is read with position: {listed(schemes)}"
+
+    # CE, the first loss, has no options.
     losses = [name for name in LOSSES[1:] if option in read_yaml(ROOT / "loss" / f"{name}.yaml")]
     if losses:
         return f"it is read with loss_type: {listed(losses)}"
+
     models = [name for name in MODELS if option in own_defaults(name)]
     return f"it is read by {listed(models)}" if models else ""
 
 
 def starts_from_runs(model: str) -> bool:
-    """Return whether a model can start (``init_from``) from a run with fewer schemes."""
+    """Return whether a model can start from a run that has fewer position schemes (``init_from``).
+
+    The plugin's models can, and custom ones that extend its base and take schemes.
+    """
     has_schemes = model in ADDED and is_on_our_base(model) and "position" in own_defaults(model)
     return model in MODELS or has_schemes
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options that only a custom model or custom schemes have; any value is allowed.
+    """Return the options that only a custom model or custom schemes have; they may hold anything.
 
-    An option that the plugin or RecBole has too is not among them: it is checked as usual.
+    An option that the plugin or RecBole has too is not among them, and is checked as usual.
+
+    Args:
+        model: name of the model.
+        schemes: names of its position schemes.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
     shared = {"position"}  # options that the plugin or RecBole has, too
@@ -107,30 +138,45 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
             free |= SCHEMES.added[name].own_options
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
+
+    # An option on data or training means the same for every model, and is checked.
     for row in map(find_option, free):
-        if row.role != MODEL or row.refused:  # of data or training, whatever the model
+        if row.role != MODEL or row.refused:
             shared.add(row.name)
+
+    # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
+    # whose ``input_type`` says so itself may use ``loss_type`` as it likes.
     if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
-        shared.discard("loss_type")  # the model's input_type says what a batch holds, not the loss
+        shared.discard("loss_type")
     return free - shared
 
 
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return ``load_col``, with the time field added to RecBole's default (user and item)."""
+    """Return the option ``load_col``, with the time field added to RecBole's default of it.
+
+    ``load_col`` says which columns of the files are read. RecBole's default is user and item only,
+    and position-aware models need the time. A value that the user gives is returned as it is.
+    """
     load_col = config.get("load_col")
+    is_default = load_col == {"inter": ["user_id", "item_id"]}
     fields = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
-    if load_col == {"inter": ["user_id", "item_id"]}:
-        load_col = {"inter": [config[field] for field in fields]}
-    return load_col
+    return {"inter": [config[field] for field in fields]} if is_default else load_col
 
 
 # --- config files ---
 
 
 def find_config_file(name: str | Path) -> Path:
-    """Return the path of a config file or, if none exists, of a preset (fparec/ml-1m.yaml).
+    """Return the path of a config file or, if there is no such file, of a preset of the package.
 
-    If there is neither, a UsageError names presets of a similar name.
+    Args:
+        name: path of the file, or a preset such as ``fparec/ml-1m.yaml``.
+
+    Returns:
+        The path; ``name`` itself if there is neither, which the reader of the file then refuses.
+
+    Raises:
+        UsageError: if there is neither, and presets have similar names, which the message tells.
     """
     folder = ROOT / "presets"
     if os.path.exists(name):  # False for a name that no file can have, where Path raises
@@ -138,7 +184,8 @@ def find_config_file(name: str | Path) -> Path:
     if os.path.isfile(folder / name):
         return folder / name
     presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
-    if hint := suggest(str(name), presets):
+    hint = suggest(str(name), presets)
+    if hint:
         raise UsageError(f"there is no config file and no preset {name}{hint}")
     return Path(name)  # which the reader refuses
 
@@ -146,9 +193,11 @@ def find_config_file(name: str | Path) -> Path:
 def select_parts(
     content: dict[str, Any], names: Collection[str], file: str | Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the parts of a config file that a run takes: the shared one, then those under ``for``.
+    """Return the parts of a config file that a run reads, each with its place in the file.
 
-    Of two parts that a run takes, the later one wins.
+    The first part has the options for all models; the others stand under ``for`` with names of
+    models or position schemes, one of which is the run's. Of two parts with the same option, the
+    later wins.
 
     Args:
         content: the mapping in the file.
@@ -156,14 +205,17 @@ def select_parts(
         file: path of the file, for messages.
 
     Returns:
-        (location, options) of each part; the location is for messages.
+        (place, options) of each part, such as ("a.yaml, for SASRec", {"n_heads": 1}).
+
+    Raises:
+        UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
         misplaced = _OUTSIDE & options.keys()
         if "position" in options and not set(title_names) <= set(list_runnable()):
-            misplaced.add("position")  # under the name of a scheme
+            misplaced.add("position")  # since ``position`` decides whether this scheme is the run's
         if misplaced:
             raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
         if set(title_names) & set(names):
@@ -172,7 +224,16 @@ def select_parts(
 
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
-    """Return the parts of a config file for schemes and not for the model, as "FILE, for TITLE"."""
+    """Return which parts under ``for`` in a config file are for position schemes and not a model.
+
+    Args:
+        content: the mapping in the file.
+        model: name of the model; parts that name it are left out.
+        file: path of the file.
+
+    Returns:
+        The place of each part, such as ``a.yaml, for rope``.
+    """
     return [
         f"{file}, for {title}"
         for title, names, _ in _split_by_title(content, file)
@@ -181,7 +242,13 @@ def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) 
 
 
 def list_positions(position: Any, model: str | None) -> list[str]:
-    """Return the schemes that ``position`` names or, if it is None, the model's own schemes."""
+    """Return the names of position schemes in a value of the option ``position``.
+
+    Args:
+        position: the value, which may be wrong: what is no name is left out. None stands for the
+            schemes that the model has by default.
+        model: name of the model; None if it has no defaults, or they do not count.
+    """
     if position is None and model is not None:
         position = own_defaults(model).get("position")
     if isinstance(position, str):
@@ -194,7 +261,21 @@ def list_positions(position: Any, model: str | None) -> list[str]:
 def _split_by_title(
     content: dict[str, Any], file: str | Path
 ) -> list[tuple[str, list[str], dict[str, Any]]]:
-    """Return (title, models and schemes in it, options) of each part under ``for``."""
+    """Return the parts of a config file that stand under ``for``.
+
+    ``for: {"PosSASRec, SASRec": {n_heads: 1}}`` gives
+    ``[("PosSASRec, SASRec", ["PosSASRec", "SASRec"], {"n_heads": 1})]``.
+
+    Args:
+        content: the mapping in the file.
+        file: path of the file, for messages.
+
+    Returns:
+        (title, names of models and schemes in it, options) of each part.
+
+    Raises:
+        UsageError: if a part is no mapping, or a title names neither a model nor a scheme.
+    """
     by_title = content.get(FOR) or {}
     parts_are_mappings = isinstance(by_title, dict) and all(
         options is None or isinstance(options, dict) for options in by_title.values()

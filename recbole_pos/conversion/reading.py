@@ -36,15 +36,17 @@ from recbole_pos.values import shown
 
 FILE, LINE = "(file)", "(line)"  # columns of a source that say where a row is from
 EMPTY_LINE = "empty line"  # fault of a line that holds nothing, so that nothing is lost with it
+# Suffix of a file -> the format that it is read as.
 _FORMATS = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
     ".parquet": "parquet",
 }
 _BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_SEPARATORS = ",;\t|"
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name of a folder without a value
+_SEPARATORS = ",;\t|"  # between cells, of which the most frequent one is taken
 _BLOCK_BYTES = 1 << 22  # that are read at a time
+# What readers raise for a file that they cannot read.
 _UNREADABLE = (*ENGINE_ERRORS, EOFError, UnicodeError, LookupError, csv.Error, zlib.error)
 
 
@@ -56,7 +58,8 @@ class Source:
         path: the file or folder, or the name of the frame.
         table: the rows of all files; its columns FILE and LINE say where each row is from.
         broken_lines: place and fault of each line that is no row: ("log.csv:7", "empty line").
-        cuts: held-out part -> its first row, see :meth:`add_part`.
+        cuts: ``valid`` or ``test``, if the user gives these interactions as files of their own ->
+            number of the first of their rows in ``table``.
     """
 
     path: Path
@@ -70,7 +73,7 @@ class Source:
         return [name for name in self.table.column_names if name not in (FILE, LINE)]
 
     def add_part(self, name: str, other: Source) -> Source:
-        """Return a source with the rows of ``other``, a held-out part, below its own."""
+        """Return a source with the rows of ``other`` below its own, held out as ``name``."""
         table = _stack([self.table, other.table])
         cuts = {**self.cuts, name: self.table.num_rows}
         broken_lines = [*self.broken_lines, *other.broken_lines]
@@ -83,7 +86,10 @@ class Source:
 
 
 class _FileRows(NamedTuple):
-    """Rows of one file, the line [rows] of each, and number and fault of lines that are no row."""
+    """The rows of one file, the line number [rows] of each, and the lines that are no rows.
+
+    Of a broken line there are number and fault: (7, "empty line").
+    """
 
     table: pa.Table
     lines: np.ndarray
@@ -96,7 +102,11 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
     Args:
         path: the file or folder.
         args: separator, quotation marks and encoding of text.
-        columns: names of the columns of text without a header; empty if there is a header.
+        columns: names of the columns of text without a header, as a list or separated by commas;
+            empty if there is a header.
+
+    Returns:
+        The rows of all files, each with its file and line, and the lines that are no rows.
 
     Raises:
         UsageError: if no format that can be read is found, or most lines are broken.
@@ -120,6 +130,7 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
                 "(cp1252 is what spreadsheets write in the West), --separator and --no_quotes"
             ) from error
 
+        # More broken lines than rows mean that the file is not what it was taken for.
         broken = [(f"{file.name}:{number}", fault) for number, fault in rows.broken_lines]
         if not table.num_rows or len(broken) > table.num_rows:
             example = f", the first: {broken[0][0]} ({broken[0][1]})" if broken else ""
@@ -133,11 +144,24 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
 
 
 def _find_files(path: Path) -> tuple[list[Path], str]:
-    """Return the file at a path, or all data files of a folder, and their one format."""
+    """Return the file at a path, or all data files of a folder, and their format.
+
+    Hidden files, and files in hidden folders, are skipped. Files such as README.txt or
+    dataset_infos.json are read only if the folder has no other data.
+
+    Args:
+        path: the file or folder.
+
+    Returns:
+        The files, sorted by path, and ``csv``, ``json`` or ``parquet``.
+
+    Raises:
+        UsageError: if there is no file that can be read, or files have different formats.
+    """
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
     files = []
-    for file in sorted(path.rglob("*")) or [path]:  # a file has none below it
+    for file in sorted(path.rglob("*")) or [path]:  # rglob finds nothing below a file
         is_hidden = any(part[0] == "." for part in file.relative_to(path).parts)
         if file.is_file() and _find_format(file) and not is_hidden:
             files.append(file)
@@ -167,7 +191,15 @@ def _read_parquet(file: Path) -> _FileRows:
 
 
 def _open(file: Path, encoding: str) -> BinaryIO:
-    """Open a text file, unpacked if its name ends in .gz, as bytes of UTF-8."""
+    """Open a text file as a stream of bytes in UTF-8, uncompressed.
+
+    Text in another encoding is converted into a temporary file first, since the readers of csv and
+    json know UTF-8 only.
+
+    Args:
+        file: the file, compressed by gzip if its name ends in .gz.
+        encoding: name of its encoding.
+    """
     stream: Any = gzip.open(file) if file.suffix.lower() == ".gz" else open(file, "rb")
     if is_utf8(encoding):
         return stream
@@ -192,7 +224,10 @@ class _CsvForm(NamedTuple):
     has_quotes: bool
 
     def split(self, lines: Iterable[str]) -> Any:
-        """Return a reader of the cells of each row; it raises csv.Error for wrong marks."""
+        """Return Python's csv reader, which yields the list of cells of each row.
+
+        It raises csv.Error for a quotation mark that is not closed or stands within a cell.
+        """
         return csv.reader(
             lines,
             delimiter=self.separator,
@@ -202,15 +237,27 @@ class _CsvForm(NamedTuple):
 
 
 def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
-    """Read a file of separated cells; all of them are text.
+    """Read a file of separated cells, all of them as text.
 
-    The first line that is not empty names the columns, unless names are given and it has others.
+    Args:
+        file: the file.
+        args: separator (guessed from the first line if it is not given), encoding, and whether
+            quotation marks may enclose cells.
+        given_names: names of the columns, if the file has no header. If its first line has just
+            these names, it is a header nevertheless.
+
+    Raises:
+        UsageError: if the first line has too few columns, two columns have one name, or a quotation
+            mark is not closed.
     """
     with _open(file, args.encoding) as stream:
+        # Find the first line that is not empty; ``start`` is the byte where it begins.
         first_line, num_skipped = "", 0
         while not first_line and (line := stream.readline()):
             start, num_skipped = stream.tell() - len(line), num_skipped + 1
             first_line = line.decode("utf-8-sig").strip("\r\n")
+
+        # Split it into names of columns.
         is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
         likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
         form = _CsvForm(args.separator or likely, not args.no_quotes)
@@ -220,12 +267,15 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _Fi
                 f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
                 f"{len(given_names) or 'more'}; see --separator and --columns"
             )
+
+        # If it has other cells than the given names, it is the first row of data and is read again.
         if given_names and names != given_names:
             names, num_skipped = given_names, num_skipped - 1
             stream.seek(start)
         names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
         _require_different(names)
 
+        # Read the rows, after a first pass that counts their lines if some rows have several.
         start = stream.tell()
         num_further = {}
         if form.has_quotes and _spans_lines(stream):
@@ -234,7 +284,8 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _Fi
         stream.seek(start)
         table, broken_rows = _read_by_arrow(stream, names, form)
 
-    # a row of three lines moves the rows after it by two
+    # Number the line where each row begins: a row of three lines moves the rows after it by two.
+    # Broken rows are counted like others here, and then get out of the numbers of good rows.
     num_rows = table.num_rows + len(broken_rows)
     shift = np.zeros(num_rows + 1, np.int64)
     for row, count in num_further.items():
@@ -245,7 +296,10 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _Fi
 
 
 def _spans_lines(stream: BinaryIO) -> bool:
-    """Return whether a line has a quotation mark that is not closed in the same line."""
+    """Return whether a line has a quotation mark that is not closed in the same line.
+
+    It has if the number of its marks is odd. Then a cell may go on in the next line.
+    """
     blocks = (block for block in _read_blocks(stream) if b'"' in block)
     return any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n"))
 
@@ -253,7 +307,17 @@ def _spans_lines(stream: BinaryIO) -> bool:
 def _count_further_lines(
     stream: BinaryIO, file: Path, first_line: int, num_columns: int, form: _CsvForm
 ) -> dict[int, int]:
-    """Return number of a row, from 0 -> how many lines it has after its first, if it has any.
+    """Return how many lines each row of a csv has after its first one.
+
+    Args:
+        stream: the rows, without the header.
+        file: the file, for messages.
+        first_line: number of the first line of the stream in the file, from 1.
+        num_columns: number of cells of every row.
+        form: what separates cells.
+
+    Returns:
+        Number of the row, from 0 -> number of its further lines, only for rows that have any.
 
     Raises:
         UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
@@ -280,12 +344,20 @@ def _count_further_lines(
 def _read_by_arrow(
     stream: BinaryIO, names: list[str], form: _CsvForm
 ) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """Return the rows of a stream as text, and number, from 0, and fault of each row that is none.
+    """Read the rows of a csv by Arrow, and skip lines with another number of cells.
 
-    Rows and those that are none are numbered together.
+    Args:
+        stream: the lines after the header.
+        names: names of the columns.
+        form: what separates cells.
+
+    Returns:
+        The good rows, all cells as text, empty ones as null; and number and fault of each broken
+        row. Good and broken rows are numbered together from 0.
     """
     broken_rows: list[tuple[int, str]] = []
 
+    # Arrow calls this for every row with too few or many cells, and numbers rows from 1.
     def skip_row(row: csv_reader.InvalidRow) -> str:
         fault = f"{row.actual_columns} cells, the first line has {row.expected_columns}"
         broken_rows.append((row.number - 1, fault if row.text.strip() else EMPTY_LINE))
@@ -312,15 +384,21 @@ def _read_by_arrow(
 
 
 def _read_json(file: Path, encoding: str) -> _FileRows:
-    """Read a file of json objects, one a line, with a column for each key."""
+    """Read a file of json objects, one in each line, as a table with a column for each key.
+
+    Lines that are no json object are listed as broken.
+    """
     tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
     num_lines = 0
     with _open(file, encoding) as stream, duckdb.connect() as connection:
         for block in _read_blocks(stream):
+            # Ask DuckDB which lines are objects.
             texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
             table = connection.from_arrow(pa.table({"line": texts}))
             checked = table.project("coalesce(try(json_type(line)), '') = 'OBJECT' AS is_object")
             is_object = checked.to_arrow_table()["is_object"].to_numpy()
+
+            # Keep these with their line numbers, and note the fault of the others.
             numbers = np.arange(num_lines + 1, num_lines + 1 + len(texts))
             for index in np.flatnonzero(~is_object):
                 fault = "no json object" if texts[int(index)].as_py().strip() else EMPTY_LINE
@@ -334,11 +412,17 @@ def _read_json(file: Path, encoding: str) -> _FileRows:
 
 
 def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.Table:
-    """Return a table of json objects, one in each of [rows] lines, with a column for each key.
+    """Return json objects as a table with a column for each key.
 
-    Values are read as text, so that ids keep all their digits, and lists as lists of text:
-    ``{"user": 12, "tags": ["a", "b"]}`` makes the columns ``user`` and ``tags``.
+    Values are read as text, so that ids keep all their digits. Lists are read as lists of text, or
+    of floats if they hold floats only: ``{"user": 12, "tags": ["a", "b"]}`` makes the columns
+    ``user`` ("12") and ``tags`` (["a", "b"]).
+
+    Args:
+        connection: a connection to DuckDB, which reads them.
+        lines: [rows] text, a json object each.
     """
+    # DuckDB finds the type of each key over all objects; we choose what it is read as.
     texts = connection.from_arrow(pa.table({"line": lines}))
     ((structure,),) = texts.aggregate("json_group_structure(line::JSON)").fetchall()
     types: dict[str, Any] = {}
@@ -349,21 +433,24 @@ def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.
             types[key] = ["DOUBLE" if value_type == ["DOUBLE"] else "VARCHAR"]
         else:
             types[key] = "VARCHAR"
+
+    # Empty objects have no key, but DuckDB needs one. A quote is doubled inside of quotes in SQL.
     record = json.dumps(types or {"none": "VARCHAR"}).replace("'", "''")
     return texts.project(f"unnest(from_json(line, '{record}'))").to_arrow_table()
 
 
 def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
-    """Return a table with the columns FILE and LINE."""
+    """Return the rows of the file ``name`` with two more columns, FILE and LINE [rows]."""
     file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
     table = table.append_column(FILE, file)
     return table.append_column(LINE, pa.array(lines.astype(np.int32)))
 
 
 def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
-    """Return a table with a column for each folder of its file that is called as country=NO is.
+    """Return a table with further columns whose values stand in the names of folders.
 
-    A column of the same name in the file wins.
+    The file ``log/country=NO/part.csv`` gets the column ``country`` with the value NO in every row,
+    as Hive and Spark write it. A column of the same name in the file wins.
     """
     for name in file.parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))
@@ -375,9 +462,20 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
 
 
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame of pandas, polars, pyarrow, or whatever Arrow reads; refuse an empty one."""
+    """Read a frame of pandas, polars, DuckDB, pyarrow, or what else has a stream of Arrow.
+
+    Args:
+        frame: the frame. The index of pandas is read only if it has a name.
+        name: what the frame holds, such as ``interactions``, for messages and places of rows.
+
+    Returns:
+        Its rows, numbered from 0 as lines.
+
+    Raises:
+        UsageError: if it is no frame, has no row, or two columns of one name.
+    """
     try:
-        if hasattr(frame, "iloc"):  # pandas, of whose index only the names are columns
+        if hasattr(frame, "iloc"):  # pandas
             has_names = any(name is not None for name in frame.index.names)
             table = pa.Table.from_pandas(frame, preserve_index=has_names)
         elif hasattr(frame, "to_arrow"):  # polars, whose streams have a type of text of their own
@@ -409,18 +507,22 @@ def _require_different(names: list[str]) -> None:
 
 
 def _simplify_types(table: pa.Table) -> pa.Table:
-    """Return a table whose columns are text, whole numbers, float64, times or lists, if they can.
-
-    Other types stay: they are refused when a column is used (``cells.encode``).
-    """
+    """Return a table whose columns have one of few types: see :func:`_simplify_column`."""
     return pa.table([_simplify_column(column) for column in table.columns], table.column_names)
 
 
 def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in one of the few types that cells are made of.
+    """Return a column of any type of Arrow in one of the few types that conversion understands.
 
-    Text is encoded by a dictionary, since names repeat. Booleans, decimals and uuids become text,
-    dates times; lists hold text or float64.
+    ======================================  ================================================
+    text, booleans, decimals, uuids, nulls  text in a dictionary of int32, since names repeat
+    floats                                  float64
+    dates                                   timestamps in seconds
+    lists                                   large lists of text, or of float64 if of floats
+    ======================================  ================================================
+
+    Whole numbers and times stay as they are. So do types that cannot be converted: they are refused
+    if the column is used (``cells.encode``).
     """
     types = pa.types
     if isinstance(column.type, pa.BaseExtensionType):
@@ -450,27 +552,40 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return uuids as text, which DuckDB has for ids, and other extension types as stored."""
+    """Return a column of an extension type as the type that Arrow stores it in, UUIDs as text.
+
+    Extension types are names that programs give to types of Arrow; UUIDs are stored as 16 bytes.
+    """
     storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if column.type.extension_name != "arrow.uuid":
         return storage
-    encoded = storage.combine_chunks().dictionary_encode()  # so that each is formatted once
+
+    # Each different UUID is formatted only once.
+    encoded = storage.combine_chunks().dictionary_encode()
     names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
     return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, names)])
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
-    """Return the rows of all tables; a column that a table lacks is empty there.
+    """Return the rows of several tables as one, a table below the other.
 
-    A column whose type differs between the tables becomes text.
+    It has the columns of all tables, empty where a table lacks one. A column whose type differs
+    between the tables becomes text.
+
+    Raises:
+        UsageError: if a type cannot become text.
     """
     if not tables:
         return pa.table({})
+
+    # Find the columns that have several types.
     types_by_name: dict[str, set[str]] = {}
     for table in tables:
         for column in table.schema:
             types_by_name.setdefault(column.name, set()).add(str(column.type))
     mixed = {name for name, types in types_by_name.items() if len(types) > 1}
+
+    # Turn these into text, and put the tables together.
     stacked = []
     try:
         for table in tables:

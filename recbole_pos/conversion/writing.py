@@ -27,24 +27,33 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.values import listed
 
 REPORT = "convert.json"
-TABLES = ("inter", "item", "user")
-HELD_OUT = ("valid", "test")  # parts of the interactions that the user may give
-_BATCH_ROWS = 1 << 17
+TABLES = ("inter", "item", "user")  # RecBole's suffixes of files: interactions, items, users
+HELD_OUT = ("valid", "test")  # interactions that the user may give apart from the others
+_BATCH_ROWS = 1 << 17  # that are written at a time
 _SEPARATORS = (" ", "|", ";", " | ")  # of the names of a sequence
 _YAML_HEADER = """\
 # Written by `recbole-pos convert`, read for every run with -d {name}; docs/data.md explains the
 # options. What became of every row stands in convert.json.
 """
-Table = Mapping[str, Cells | np.ndarray]
+Table = Mapping[str, Cells | np.ndarray]  # field -> its cells, or times in seconds
 
 MAX_LISTED = 10  # rows that are named for each reason
 
 
 @dataclass
 class Column:
-    """What became of a column of a file; without a ``field`` it is left out of the dataset.
+    """What became of a column of a file.
 
-    ``different`` is its number of different values, ``missing`` its number of empty cells.
+    Attributes:
+        column: name of the column in the file.
+        file: name of the file.
+        field: name in the dataset; empty if the column is left out.
+        kind: type of the field, such as token.
+        table: suffix of the file of the dataset that holds the field: inter, item or user.
+        different: number of different values.
+        missing: number of empty cells.
+        notes: what the user should know about the column.
+        loaded: whether a run loads the field by default.
     """
 
     column: str
@@ -60,11 +69,16 @@ class Column:
 
 @dataclass
 class Lines:
-    """What became of the rows of a source: each is kept, or dropped for one reason.
+    """What became of the rows of a file, a folder or a frame: each is kept, or dropped.
 
-    ``read`` and ``kept`` are numbers of rows; ``dropped`` is reason -> number and first rows.
-    ``lost`` are the reasons for which a row cannot be used. The other reasons are empty lines, and
-    attributes of items and users without an interaction.
+    Attributes:
+        source: path of the file or folder, or name of the frame.
+        read: number of rows that were read, broken lines included.
+        kept: number of rows that are in the dataset.
+        dropped: reason -> ``lines``, the number of rows dropped for it, and ``first``, where the
+            first of them stand, such as ``orders.csv:17``.
+        lost: those reasons for which a row could not be used. The others are empty lines, and
+            attributes of items and users without an interaction.
     """
 
     source: str
@@ -75,17 +89,21 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray], unused: str = "") -> Lines:
-        """Count the rows of a source that were read, kept, and dropped.
+        """Count the rows that were read, kept, and dropped.
 
         Args:
-            source: the source, of which broken lines are dropped, too.
-            dropped: reason -> rows.
-            unused: the reason among these for which rows are left out that could be used.
+            source: the rows that were read, and the broken lines, which are dropped, too.
+            dropped: reason -> [n] numbers of the rows of ``source.table`` dropped for it.
+            unused: the reason, if there is one, for which rows are dropped that are right but not
+                needed, so that they are not counted as lost.
         """
+        # Collect the places of broken lines by reason; empty lines are a reason of their own.
         faults: dict[str, list[str]] = {}
         for place, fault in source.broken_lines:
             reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
             faults.setdefault(reason, []).append(f"{place} ({fault})")
+
+        # Count lines and rows of each reason, and name the first places.
         reasons: dict[str, dict[str, Any]] = {}
         for reason in dict.fromkeys((*faults, *dropped)):
             lines, rows = faults.get(reason, []), dropped.get(reason, np.empty(0, np.int64))
@@ -93,6 +111,7 @@ class Lines:
             if places:
                 number = len(lines) + len(rows)
                 reasons[reason] = {"lines": number, "first": places[:MAX_LISTED]}
+
         read = source.table.num_rows + len(source.broken_lines)
         kept = read - sum(entry["lines"] for entry in reasons.values())
         lost = [reason for reason in reasons if reason not in (EMPTY_LINE, unused)]
@@ -104,7 +123,10 @@ class Lines:
         return sum(self.dropped[reason]["lines"] for reason in self.lost)
 
     def describe_lost(self) -> str:
-        """Return how many rows cannot be used, and for each reason their number and the first."""
+        """Return how many rows cannot be used, and for each reason their number and the first.
+
+        For example ``3 of 100 rows of log.csv (no time: 2, first log.csv:7; broken line: 1, ...)``.
+        """
         entries = [(reason, self.dropped[reason]) for reason in self.lost]
         reasons = [f"{reason}: {e['lines']:,}, first {e['first'][0]}" for reason, e in entries]
         name = Path(self.source).name
@@ -131,7 +153,12 @@ class Report:
     command: str = ""
 
     def show(self, reporter: Reporter) -> None:
-        """Show the table of columns; rows read, kept and dropped; and counts."""
+        """Print what became of columns and rows, and the counts of the dataset.
+
+        Args:
+            reporter: prints lines and tables, unless it is switched off.
+        """
+        # A table with a row for each column of the files. Text() prints brackets in names as such.
         table = rich.table.Table("column", "field", "type", "table", "different", "missing", "")
         for column in self.columns:
             counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
@@ -140,11 +167,15 @@ class Report:
             texts = (*cells, "; ".join(column.notes))
             table.add_row(*(Text(text, overflow="fold") for text in texts))
         reporter.line(table)
+
+        # How many rows of each file are kept, and why others are not.
         for kind, lines in self.lines.items():
             reporter.line(f"{kind}: {lines.source}: {lines.kept:,} of {lines.read:,} rows kept")
             for reason, dropped in lines.dropped.items():
                 count, first = dropped["lines"], ", ".join(dropped["first"])
                 reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
+
+        # The sizes of the dataset, and its first and last time, if times count time.
         names = {"events": "interactions", "users": "users", "items": "items"}
         totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
         first, last = self.counts["first"], self.counts["last"]
@@ -154,7 +185,14 @@ class Report:
 
 
 def choose_separator(tables: Mapping[str, Table]) -> str:
-    """Return a separator of sequences that no name in them contains."""
+    """Return the text that separates the names in cells of sequences, and is in none of them.
+
+    Args:
+        tables: all tables of the dataset: field -> its cells.
+
+    Returns:
+        The first of a blank, |, ; and others that no name contains; a control character if all do.
+    """
     values = [
         _replace_line_ends(cells.values)
         for table in tables.values()
@@ -168,16 +206,22 @@ def choose_separator(tables: Mapping[str, Table]) -> str:
 
 
 def write_table(path: Path, table: Table, separator: str) -> None:
-    """Write a table as one of RecBole's files, which appears only when it is complete.
+    """Write a table as one of RecBole's atomic files, which appears only when it is complete.
+
+    Such a file has cells separated by tabs, and a first line with field and type, such as
+    ``user_id:token``.
 
     Args:
         path: path of the file.
         table: field -> cells, or an array of seconds.
         separator: what separates the names of a sequence.
     """
+    # The text of each different value of a field, so that rows only look it up by its code.
+    # An array of seconds has no kind, and is a float.
     texts = {f: _escape(cells, separator) for f, cells in table.items() if isinstance(cells, Cells)}
     header = [f"{field}:{getattr(column, 'kind', 'float')}" for field, column in table.items()]
     num_rows = max(len(column.codes) for column in table.values() if isinstance(column, Cells))
+
     with atomic_write(path, text=False) as file:
         file.write(("\t".join(header) + "\n").encode())
         for start in range(0, num_rows, _BATCH_ROWS):
@@ -188,6 +232,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
                 else format_numbers(column[batch])
                 for field, column in table.items()
             ]
+            # Join cells to lines, and lines to one text, which needs a list of all lines.
             rows = pc.binary_join_element_wise(*columns, "\t")
             all_rows = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
             file.write(pc.binary_join(all_rows, "\n")[0].as_buffer())
@@ -200,13 +245,25 @@ def _replace_line_ends(values: pa.Array) -> pa.Array:
 
 
 def _escape(cells: Cells, separator: str) -> pa.Array:
-    """Return each value of cells as the text of a file, in quotation marks where needed."""
+    """Return each different value of a column as it is written to a file.
+
+    Line ends become blanks. A value with a quotation mark or a tab is put into quotation marks, and
+    marks in it are doubled: ``5" disk`` becomes ``"5"" disk"``.
+
+    Args:
+        cells: the column.
+        separator: what separates the names of a sequence.
+
+    Returns:
+        [different values + 1] text, in the order of the codes of ``cells``.
+    """
     values = _replace_line_ends(cells.values)
     if cells.kind.endswith("_seq"):
         values = pc.replace_substring(values, INNER, separator)
     needs_quotes = pc.match_substring_regex(values, '["\t]')
     if not pc.any(needs_quotes).as_py():
         return values
+    # The last argument of the join is its separator, which is empty.
     quoted = pc.binary_join_element_wise('"', pc.replace_substring(values, '"', '""'), '"', "")
     return pc.if_else(needs_quotes, quoted, values)
 
@@ -220,21 +277,31 @@ def read_counts(folder: Path) -> dict[str, Any]:
 
 
 def warn_of_loss(folder: Path, num_interactions: int) -> None:
-    """Warn if a dataset had more than the ``num_interactions`` that replace it."""
+    """Warn if a dataset is about to be replaced by one with fewer interactions.
+
+    Args:
+        folder: folder of the dataset, with the report of its conversion.
+        num_interactions: number of interactions of the new dataset.
+    """
     num_replaced = read_counts(folder).get("events", 0)
     if num_interactions < num_replaced:
         warnings.warn(
             f"overwrite: {num_interactions:,} interactions replace {num_replaced:,} in {folder}; "
             "`update` and `recommend` need the whole history: convert old and new files together",
             RunWarning,
-            stacklevel=4,
+            stacklevel=4,  # the line of the user that calls convert
         )
 
 
 def belongs_to_dataset(file: Path, name: str) -> bool:
-    """Return whether a file belongs to the dataset ``name``, so that overwriting it replaces it.
+    """Return whether a file was written for a dataset, so that overwriting the dataset replaces it.
 
-    Its tables, yaml and report do; other files in the folder stay.
+    Its tables, such as ``name.inter``, ``name.train.inter`` or ``name.item.parquet``, its yaml and
+    its report do. Other files in the folder stay.
+
+    Args:
+        file: a file in the folder of the dataset.
+        name: name of the dataset.
     """
     parts = "|".join(("train", *HELD_OUT))
     table = rf"(({parts})\.)?({'|'.join(TABLES)})(\{PARQUET})?"
@@ -257,7 +324,15 @@ def write_dataset(
     report: Report,
     reporter: Reporter,
 ) -> None:
-    """Write all files of a dataset; they replace the files of an earlier one."""
+    """Write all files of a dataset, which replace those of an earlier one once all are written.
+
+    Args:
+        folder: folder of the dataset; files of other kinds in it stay.
+        tables: suffix of the file, such as ``inter`` -> the table to write.
+        options: options of a run on the dataset, which become its yaml.
+        report: what became of the rows and columns, which becomes convert.json.
+        reporter: prints what is written.
+    """
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
         text = yaml.safe_dump(

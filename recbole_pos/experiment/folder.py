@@ -18,14 +18,10 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
 from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.data.targets import (
-    describe_candidates,
-    make_warnings,
-    masks_history,
-    warn_of_repeats,
-)
+from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device

@@ -35,7 +35,7 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
 
     Args:
         path: the run folder.
-        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
 
     Returns:
         The path of the picture.
@@ -47,7 +47,7 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
     folder = RunFolder(path).require()
     experiment = load(folder.path, data_path=data_path)
     model = experiment.model
-    find_attention_layers(model)  # first: other models have no rows that these are read from
+    find_attention_layers(model)  # refuses models without attention, whose rows we cannot read
     loader = experiment.loaders["test"] or experiment.loaders["valid"]
     if not loader:
         raise UsageError("this split holds nothing out, so there are no test or validation rows")
@@ -57,10 +57,10 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
 
 
 def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """Return the causal attention of every block, in order.
+    """Return the attention layers of a model in which no interaction reads a later one, in order.
 
     Raises:
-        UsageError: if the model has none.
+        UsageError: if the model has none of the plugin's.
     """
     modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     layers = [module for module in modules if module.causal]
@@ -71,14 +71,23 @@ def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
 
 @torch.no_grad()
 def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: SequenceBatch) -> Tensor:
-    """Return the weights [b, h or 1, t, t] of a layer for its inputs x [m, d].
+    """Return the attention weights of a layer for a batch of histories.
 
-    Histories are aligned at the start; weights of later keys are zero. Rows sum to one but in
-    HSTU's blocks and with ``positional_mask: after_softmax``.
+    Args:
+        layer: the attention layer.
+        x: [m, d] its inputs, the interactions of all histories one after the other.
+        batch: the histories, which says how many interactions each has.
+
+    Returns:
+        [b, h, t, t] weights by history, head (one if the weights depend on positions only), query
+        and key. Position 0 is the oldest interaction of each history. Weights of later keys are
+        zero. The weights of a query sum to one, but not in HSTU's blocks and not with
+        ``positional_mask: after_softmax``.
 
     Raises:
-        UsageError: if the scheme of the layer has no attention weights.
+        UsageError: if a position scheme of the layer mixes interactions without such weights.
     """
+    # A position scheme (``position`` in the yaml) may take the place of the attention.
     for name, scheme in layer.position.parts().items():
         if isinstance(scheme, PositionalAttention):
             return _align_positional_weights(scheme, batch)
@@ -88,16 +97,29 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
 
 
 def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch) -> Tensor:
-    """Return weights by position [b, h or 1, t, t], of histories aligned at the start."""
-    # a history of l interactions has the last l rows and columns of the matrix
+    """Return the attention weights of a scheme that weighs interactions by their positions only.
+
+    Its matrix has the newest interaction in the last row and column, for histories of all lengths.
+    Of a width of 3, a history of 2 interactions reads the last two rows and columns, [1, 2].
+
+    Args:
+        scheme: the position scheme.
+        batch: the histories.
+
+    Returns:
+        [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history.
+    """
+    # Row of the matrix for each position of each history.
     first = (batch.width - batch.lengths)[:, None]
     index = first + torch.arange(batch.width, device=first.device)
     index = index.clamp(max=batch.width - 1)  # [b, t]; padding gets weights that tril removes
     weights = scheme.weights(batch.width)[:, index[:, :, None], index[:, None, :]]
     weights = weights.transpose(0, 1).tril()
+
+    # Without the older positions that a short history lacks, weights must be divided by their sum.
+    # It is kept above 0, since all weights of a short history may underflow to 0.
     if not scheme.normalised:
         return weights
-    # not 0: all weights of a short history may underflow beside those of a long one
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
@@ -105,7 +127,12 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
 def iterate_attention(
     model: PosRecommender, loader: Any, rows: np.ndarray
 ) -> Iterator[tuple[list[Tensor], SequenceBatch]]:
-    """Yield attention weights for rows [n] of RecBole's loader, in batches, the longest first.
+    """Yield the attention weights of a model after histories of a loader, batch by batch.
+
+    Args:
+        model: the model.
+        loader: RecBole's loader of validation or test rows, each of which is a history.
+        rows: [n] numbers of the rows to read; the longest histories come first.
 
     Yields:
         The weights of every layer as :func:`compute_attention_weights` returns them, and the
@@ -117,6 +144,7 @@ def iterate_attention(
     max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
     order = np.argsort(-lengths, kind="stable")
 
+    # Take as many histories as memory has room for weights: length^2 each, by layer and head.
     start = 0
     while start < len(order):
         batch_size = max(1, max_weights // int(lengths[order[start]]) ** 2)
@@ -134,13 +162,24 @@ def iterate_attention(
 def compute_layer_inputs(
     model: PosRecommender, layers: Sequence[nn.Module], rows: Interaction
 ) -> list[tuple[Tensor, SequenceBatch]]:
-    """Encode rows of RecBole; return the inputs [m, d] of every layer with their batch."""
+    """Return what each of some layers gets as its input while a model encodes histories.
+
+    Args:
+        model: the model.
+        layers: layers of it, in the order in which they are called.
+        rows: histories as RecBole's loaders have them.
+
+    Returns:
+        For each layer its inputs [m, d], the interactions of all histories one after the other, and
+        the batch of these histories.
+    """
+    # Torch calls the hook of a layer with its arguments, (inputs, batch), before the layer.
     inputs: list[tuple[Tensor, SequenceBatch]] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: inputs.append(args)) for layer in layers
     ]
     try:
-        # without targets no history reads another one, so that states do not depend on the batch
+        # Without targets no history of the batch reads another one (some models let them).
         model.encode(model.prepare(replace(model.pack(rows), targets=None)))
     finally:
         for hook in hooks:
@@ -153,8 +192,11 @@ def average_attention(
 ) -> tuple[list[np.ndarray], str]:
     """Return the attention weights of every layer, averaged over the histories of a loader.
 
-    Keys and queries are the ``newest`` interactions. Histories with fewer are left out; if all have
-    fewer, the longest are taken.
+    Args:
+        model: the model.
+        loader: RecBole's loader of validation or test rows, each of which is a history.
+        newest: number of newest interactions whose weights are taken. Histories with fewer are left
+            out; if all have fewer, it is the length of the longest.
 
     Returns:
         Weights [h, newest, newest] of each layer, and a text that says which histories are
@@ -167,6 +209,7 @@ def average_attention(
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
 
+    # Sum up the weights between the newest interactions of each history.
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, batch in iterate_attention(model, loader, rows):
         # [b, newest] positions of the newest interactions from the start of each history
@@ -184,7 +227,14 @@ def average_attention(
 
 
 def draw_attention(weights: Sequence[np.ndarray], titles: Sequence[str], file: Path) -> Path:
-    """Draw attention weights [h, t, t] of each layer, a panel per head; return ``file``."""
+    """Draw the attention weights of a model as heat maps, a panel for each layer and head.
+
+    Args:
+        weights: [h, t, t] of each layer: by head, query and key, the newest interaction last.
+        titles: lines of the title.
+        file: path to write to, which is returned.
+    """
+    # With several heads, a row of panels has one head of all layers.
     num_heads = max(len(layer) for layer in weights)
     panels = [
         (f"layer {number}" + (f", head {head + 1}" if num_heads > 1 else ""), layer[head])

@@ -32,14 +32,19 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
         raise UsageError(
             "history: it has one known interaction only, without which nothing is left"
         )
+
+    # Matrices [items, past interactions], oldest first: steps_back counts from the newest, so the
+    # order of the columns is turned round.
     items = effects.drop_duplicates("item").set_index("item")
     tables = effects.pivot(index="item", columns="steps_back").loc[items.index]
-    loss = -tables["score_change"].to_numpy()[:, ::-1]  # [items, interactions], oldest first
+    loss = -tables["score_change"].to_numpy()[:, ::-1]
     rank_change = tables["rank_change"].to_numpy(int)[:, ::-1]
     past = tables["past"].iloc[0].to_list()[::-1]
     num_items, length = loss.shape
 
     figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
+
+    # A cell for each item and interaction, with names on both axes, or numbers if there are many.
     panel = figure.subplots()
     image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
     labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
@@ -55,6 +60,7 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name does not start a formula
 
+    # Numbers in the cells: by how many ranks the item falls.
     caption = ""
     if loss.size <= MAX_NUMBERS:
         caption = "numbers: ranks it falls without the interaction"

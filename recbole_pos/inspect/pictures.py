@@ -36,7 +36,12 @@ def describe_run(experiment: Experiment) -> str:
 
 
 def new_figure(width: float, height: float, square: bool = False) -> Figure:
-    """Return an empty figure of a size in inches; ``square`` packs panels of a fixed shape."""
+    """Return an empty figure that is drawn without a screen.
+
+    Args:
+        width, height: size in inches.
+        square: whether its panels are square, so that they are packed without gaps between them.
+    """
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
@@ -44,7 +49,12 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
 
 
 def shorten(name: str, limit: int = LONGEST) -> str:
-    """Return a name of at most ``limit`` characters, its middle replaced by an ellipsis."""
+    """Return a name with an ellipsis in the place of its middle if it has too many characters.
+
+    Args:
+        name: the name.
+        limit: number of characters of the result, at most: "recommendation" with 7 is "rec…ion".
+    """
     if len(name) <= limit:
         return name
     head = limit // 2
@@ -57,9 +67,12 @@ def set_whole_ticks(axis: Any, limit: int | Literal["auto"] = "auto") -> None:
 
 
 def write(figure: Figure, file: str | Path, *titles: str) -> Path:
-    """Write a figure with lines of a title to a file, and return its path.
+    """Write a figure with a title to a file, and return its path.
 
-    Lines that are too wide are broken, and empty ones left out.
+    Args:
+        figure: the figure.
+        file: path to write to; its suffix is the format.
+        titles: lines of the title. Too wide ones are broken, and empty ones left out.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -75,7 +88,12 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
 
 
 def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return colour map and limits for matrices: from 0 up, or around 0 if a value is below 0."""
+    """Return the colours that heat maps of several matrices share.
+
+    Returns:
+        Arguments of matplotlib's ``imshow``: shades of blue from 0 to the largest value, or, if a
+        value is below 0, red for these and blue for those above, with white for 0.
+    """
     limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if min(float(matrix.min()) for matrix in matrices) < 0:
         return {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -95,11 +113,13 @@ def draw_maps(
     Args:
         panels: title and [n, n] matrix of each panel, the newest interaction last; ticks count
             back from it, which is 0.
-        titles, file: lines of the title, and path to write to, which is returned.
+        titles: lines of the title of the figure.
         axes: labels of columns and of rows, shown at outer panels only.
         label: label of the colours.
-        columns: number of panels in a row.
+        file: path to write to, which is returned.
+        columns: number of panels in a row; by default all, up to ``ABREAST``.
     """
+    # A grid of panels whose size fits their number.
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
     inches = min(3.2, max(1.5, 12 / max(columns, rows)))  # width and height of a panel
@@ -112,11 +132,12 @@ def draw_maps(
     font_size = 10 if inches > 2.2 else 8
     image: Any = None
 
+    # The last row may have more places than panels; those stay empty.
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
         n = len(matrix)
-        extent = (0.5 - n, 0.5, 0.5, 0.5 - n)
+        extent = (0.5 - n, 0.5, 0.5, 0.5 - n)  # cells from 1 - n to 0, the newest, on both axes
         image = panel.imshow(matrix, extent=extent, interpolation="nearest", **style)
         panel.set_title(name, fontsize=font_size)
         is_left = index % columns == 0

@@ -81,12 +81,18 @@ def masked_attention(
 ) -> Tensor:
     """Return softmax(M + q k^T / sqrt(e) + bias) v, with dropout on the weights in training.
 
+    Torch's fused attention computes it where it can. It cannot learn a bias that sequences share,
+    and its dropout is slow on a CPU: then :func:`biased_attention` does.
+
     Args:
-        q, k, v: [b, h, t, e] each, aligned at the start; the result has the same shape.
+        q, k, v: [b, h, t, e] query, key and value of b sequences, padded at their end.
         bias: broadcastable to [b, h, t, t], or None.
         batch: the batch, for the mask M.
         causal: whether M hides newer interactions, or only padding.
         dropout: dropout on the weights.
+
+    Returns:
+        [b, h, t, e].
     """
     p = dropout.p if dropout.training else 0.0
     # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
@@ -94,6 +100,7 @@ def masked_attention(
     if bias is None and drops_in_chunks:
         bias = q.new_zeros(1, 1)
 
+    # bias and mask as one tensor, -inf where a key is hidden; causal without bias needs none
     mask: Tensor | None = None
     if bias is not None:
         mask = bias.masked_fill(make_mask(batch, causal), -torch.inf)
@@ -125,7 +132,18 @@ class _BiasedAttention(torch.autograd.Function):
         kept: Tensor | None,
         kept_scale: float,
     ) -> Tensor:
-        """Return (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v, [b, h, t, e]."""
+        """Return (softmax(q k^T / sqrt(e) + bias) * kept * kept_scale) v.
+
+        Args:
+            ctx: torch's context of the function.
+            q, k, v: [b, h, t, e] each.
+            bias: [1 or b, h, t, t], -inf where a key is hidden.
+            kept: [b, h, t, t] bool, which weights dropout keeps; None without dropout.
+            kept_scale: factor of the weights that are kept.
+
+        Returns:
+            [b, h, t, e].
+        """
         # contiguous, as products copy transposed views; detached, as torch uses the fused kernel
         # only for a mask that requires no gradient
         q, k, v = (x.detach().contiguous() for x in (q, k, v))
@@ -149,7 +167,19 @@ class _BiasedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients to q, k and v, [b, h, t, e], and to a bias that needs one."""
+        """Return the gradients to query, key, value and, if it is learned, to the bias.
+
+        Weights are computed again for a chunk of sequences at a time, so that no [b, h, t, t] of
+        the whole batch exists.
+
+        Args:
+            ctx: torch's context with what ``forward`` has saved.
+            grad: [b, h, t, e] gradient to the output.
+
+        Returns:
+            Three times [b, h, t, e], the bias's [1 or b, h, t, t] or None, and None for each
+            further argument of ``forward``.
+        """
         q, k, v, bias, kept, out, all_weights = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         grad_bias = None
@@ -163,7 +193,9 @@ class _BiasedAttention(torch.autograd.Function):
             weights = all_weights
             if weights is None:
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
-            # gradient of softmax: w * (dw - sum(w * dw)), where the sum is sum(grad_out * out)
+
+            # The gradient of a softmax w is w * (dw - sum(w * dw)). The sum over keys equals
+            # sum(grad_out * out) over the e columns, which is cheaper.
             grad_out, used_weights, kept_weights = grad[rows], weights, None
             weighted_sum = (grad_out * out[rows]).sum(-1, keepdim=True)
             if kept is not None:
@@ -191,7 +223,16 @@ class _BiasedAttention(torch.autograd.Function):
 
 
 def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(e) + bias), [b, h, t, t], of q that is divided by sqrt(e)."""
+    """Return the attention weights softmax(q k^T / sqrt(e) + bias).
+
+    Args:
+        scaled_q: [c, h, t, e] queries, already divided by sqrt(e).
+        k: [c, h, t, e] keys.
+        bias: [1 or c, h, t, t], -inf where a key is hidden.
+
+    Returns:
+        [c, h, t, t], by a softmax in float32 or longer.
+    """
     dtype = torch.promote_types(k.dtype, torch.float32)
     return (scaled_q @ k.mT).add_(bias).softmax(-1, dtype=dtype).to(k.dtype)
 
@@ -207,15 +248,21 @@ def biased_attention(
     """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
     Args:
-        q, k, v: [b, h, t, e] each; the result has the same shape.
-        bias: [1 or b, h, t, t], -inf where a key is hidden.
-        dropout: dropout on the weights, on CPU.
+        q, k, v: [b, h, t, e] query, key and value.
+        bias: [1 or b, h, t, t], shared by all sequences or one each, -inf where a key is hidden.
+        dropout: dropout on the weights, on CPU; None for no dropout.
+
+    Returns:
+        [b, h, t, e].
     """
+    # torch's own attention if all weights fit into one chunk; a compiled graph holds no loop
     num_weights = q.size(0) * bias[0].numel()
-    if dropout is None and (  # a graph holds no loop
+    if dropout is None and (
         torch.compiler.is_compiling() or num_weights <= chunk_elements(q.device)
     ):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    # otherwise chunk by chunk, with a random choice of the weights to keep
     kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
     kept_scale = 1.0 if dropout is None else dropout.scale
     with torch.autocast(q.device.type, enabled=False):

@@ -42,13 +42,18 @@ class Choice:
 def score_parts(
     scores: Scores, choice: Choice, barred: tuple[Tensor, Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ids [c] and scores [rows, c] of the ranked items, part by part.
+    """Score the items to be ranked for every history, ``PART`` items at a time.
 
     Args:
-        scores: function of ids [c] that returns the scores [rows, c].
-        choice: the items to rank.
-        barred: [p] rows and [p] ids of the pairs to exclude: their score becomes -inf.
+        scores: function of ids [c] that returns the scores [rows, c], a row for each history.
+        choice: the items to rank, and what is added to their scores.
+        barred: [p] rows and [p] ids of the pairs to exclude, such as items that a user has seen:
+            their score becomes -inf. None excludes nothing.
+
+    Yields:
+        Ids [c] and their scores [rows, c].
     """
+    # the column of each excluded item among all ranked ones, -1 if it is not ranked anyway
     no_ids = choice.items[:0]
     barred_rows, barred_items = (no_ids, no_ids) if barred is None else barred
     column = choice.find_columns(barred_items)
@@ -65,6 +70,11 @@ def score_parts(
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best items of every row, best first; of equal scores, the lower id first.
 
+    Args:
+        parts: ids [c] and scores [rows, c] of some items at a time, the ids rising from part to
+            part, as :func:`score_parts` yields them.
+        k: number of items to select.
+
     Returns:
         Scores [rows, k'] and ids [rows, k'], with k' the smaller of k and the number of items;
         excluded items have the score -inf.
@@ -75,6 +85,7 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
         if part_index == 0:
             best, best_items = part_best, items[column]
             continue
+        # the best so far stand before those of this part, so that of equal ones the lower id wins
         best = torch.cat((best, part_best), 1)
         best_items = torch.cat((best_items, items[column]), 1)
         best, column = _select(best, min(k, best.size(1)))
@@ -85,18 +96,23 @@ def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
 def score_and_rank(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores and ranks of some items of every row.
+    """Return the scores of some items of every row, and their ranks among all ranked items.
 
     Args:
-        scores, choice, barred: see :func:`score_parts`.
-        ids: [rows, k] items; an item that is not ranked, such as 0, has the score NaN.
+        scores: function of ids [c] that returns the scores [rows, c], a row for each history.
+        choice: the items to rank, and what is added to their scores.
+        ids: [rows, k] items whose ranks are asked; one that is not ranked, such as 0, has the
+            score NaN.
+        barred: [p] rows and [p] ids of the pairs to exclude, or None.
 
     Returns:
-        Scores [rows, k], and ranks [rows, k] in the order of :func:`select_best`, from 1.
+        Scores [rows, k], and int64 ranks [rows, k]: 1 for the best item, and of two equal scores
+        the lower id first.
     """
     column = choice.find_columns(ids)
     id_scores = torch.full(ids.shape, torch.nan)
 
+    # first their scores, each from the part of the catalogue that has the item
     start = 0
     for items, part_scores in score_parts(scores, choice, barred):
         in_part = (column >= start) & (column < start + len(items))
@@ -104,7 +120,7 @@ def score_and_rank(
         id_scores = torch.where(in_part, score, id_scores.to(score))
         start += len(items)
 
-    # a rank is one more than the number of items before
+    # then their ranks, which are one more than the number of items before
     ranks = torch.ones_like(ids)
     for items, part_scores in score_parts(scores, choice, barred):
         for k in range(ids.size(1)):
@@ -116,20 +132,36 @@ def score_and_rank(
 
 
 def products(states: Tensor, vectors: Tensor, items: Tensor) -> Tensor:
-    """Return the products [b, c] of states [b, d] with the vectors of ascending item ids [c].
+    """Return the scores of some items: products of states with the items' vectors.
 
-    ``vectors`` [items, d] are read in place, not copied, where the ids leave out few items.
+    Args:
+        states: [b, d] states.
+        vectors: [items, d] vectors of all items.
+        items: [c] int64 ids to score, ascending.
+
+    Returns:
+        [b, c].
     """
+    # without gaps in the ids their vectors are a slice, which is read in place
     start, end = int(items[0]), int(items[-1]) + 1
     if end - start == len(items):
         return states @ vectors[start:end].t()
+    # with few gaps scoring those items, too, is cheaper than copying the vectors of the others
     if end - start < 2 * len(items) and len(states) < vectors.size(1):
         return (states @ vectors[start:end].t())[:, items - start]
     return states @ vectors[items].t()
 
 
 def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Tensor:
-    """Return scores [rows, items] of all items, which RecBole's models may give as [rows * items].
+    """Check what ``full_sort_predict`` of a model has returned, and return it as a matrix.
+
+    Args:
+        scores: the result; RecBole's models may give one dimension, row after row.
+        num_rows, num_items: number of histories and of items, padding included.
+        model: the model, for the message.
+
+    Returns:
+        Scores [rows, items].
 
     Raises:
         UsageError: if a custom model gives anything else; another order of numbers would be ranked
@@ -148,28 +180,50 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest scores and their columns, [rows, k] each, faster on long rows."""
+    """Return the k highest scores of every row and their columns, faster on long rows.
+
+    Scores are cut into groups of ``GROUP`` columns. The k highest are in the k groups with the
+    highest maxima, or among the few columns that fill no group, so only these are compared.
+
+    Args:
+        scores: [rows, columns].
+        k: number of scores to select.
+
+    Returns:
+        Scores, highest first, and columns, the lower one first of equal scores, [rows, k] each.
+    """
     num_groups = scores.size(1) // GROUP
-    if num_groups < 4 * k or scores.is_cuda:
+    if num_groups < 4 * k or scores.is_cuda:  # grouping would not pay
         return _select(scores, k)
-    # The k highest are in the k groups with the highest maxima, or behind the last group. One more
-    # group is selected, since ``_select`` compares one score more than k.
+
+    # One more group than k, since ``_select`` compares one score more than k.
     end = num_groups * GROUP
     maxima = scores[:, :end].unflatten(1, (num_groups, GROUP)).amax(2)
     _, group = _select(maxima, min(k + 1, num_groups))
+
+    # the columns of these groups in ascending order, and those behind the last group
     column = (group.sort(1)[0][:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
     remainder = torch.arange(end, scores.size(1)).expand(len(scores), -1)
     column = torch.cat((column, remainder), 1)
+
     value, index = _select(scores.gather(1, column), k)
     return value, column.gather(1, index)
 
 
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest scores and their columns, [rows, k] each; ties in column order.
+    """Return the k highest scores of every row and their columns; ties in column order.
 
-    ``topk`` leaves open which of several equal scores it returns, and in what order.
+    torch's ``topk`` leaves open which of several equal scores it returns, and in what order. Here
+    the scores 5, 7, 5, 5 and k = 2 always give 7, 5 at the columns 1, 0.
+
+    Args:
+        scores: [rows, columns].
+        k: number of scores to select.
+
+    Returns:
+        Scores, highest first, and int64 columns, [rows, k] each.
     """
-    # one more than k: the score that is left out may equal the last one
+    # one more than k, since the next score may equal the last one selected
     value, column = scores.topk(min(k + 1, scores.size(1)))
     equals_next = value[:, 1:] == value[:, :-1]
     value, column = value[:, :k], column[:, :k]
@@ -180,6 +234,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     is_cut = equals_next[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
     row = is_cut.nonzero()[:, 0]
     if len(row):
+        # select all above the lowest, and of those equal to it the first ones, up to k
         row_scores = scores[row]
         lowest = value[row, -1:]
         is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
@@ -187,6 +242,7 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         is_equal &= is_equal.cumsum(1, dtype=torch.int32) <= k - is_above.sum(1, keepdim=True)
         column[row] = (is_above | is_equal).nonzero()[:, 1].view(len(row), k)
 
+    # by column first, so that a stable sort by score keeps equal scores in column order
     column = column.sort(1)[0]
     value, order = scores.gather(1, column).sort(dim=1, descending=True, stable=True)
     return value, column.gather(1, order)

@@ -26,9 +26,15 @@ def fixed_chunk_elements(device: torch.device) -> int:
 
 
 def iterate_chunks(num_rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of consecutive rows that have about ``chunk_elements`` elements each.
+    """Yield slices of consecutive rows, so that each has about as many elements as a chunk may.
 
-    A traced graph must not depend on the number of slices, so tracing gets one slice of all rows.
+    With 10 rows of 1,000 elements and chunks of 4,000 they are 0:4, 4:8 and 8:12. A traced graph
+    must not depend on the number of slices, so tracing gets one slice of all rows.
+
+    Args:
+        num_rows: number of rows in all.
+        row_elements: elements that are computed for a row.
+        device: decides how many elements a chunk has, see :func:`chunk_elements`.
     """
     if torch.compiler.is_compiling():
         yield slice(None)
@@ -57,10 +63,14 @@ def compute_in_chunks(
     rows_per_chunk = max(1, chunk_elements(rows.device) // row_elements)
     if torch.compiler.is_compiling() or len(rows) <= rows_per_chunk:
         return function(*tensors)
+
+    # each tensor as a list of its chunks; one without rows of its own is the same in every chunk
     num_chunks = -(-len(rows) // rows_per_chunk)  # rounded up
     chunks = [
         (x,) * num_chunks if x is None or len(x) == 1 else x.split(rows_per_chunk) for x in tensors
     ]
+
+    # ``checkpoint`` computes a chunk again in the backward pass
     results = [
         checkpoint(function, *chunk, use_reentrant=False, preserve_rng_state=False)
         for chunk in zip(*chunks, strict=True)

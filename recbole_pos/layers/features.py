@@ -42,11 +42,20 @@ class TokenField(nn.Module):
             self.table[0] = 0
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return vectors [m, d] of tokens [m] or [m, s]."""
+        """Return the vectors of tokens, or the mean vectors of lists of tokens.
+
+        Args:
+            values: [m] int64 tokens, or [m, s] lists padded with 0. Token 0 has the vector zero and
+                does not count in a mean.
+
+        Returns:
+            [m, d].
+        """
         if values.dim() == 1:
             return embedding(values, self.table, padding_idx=0)
-        if not torch.compiler.is_compiling():  # a graph of symbolic sizes cannot have embedding_bag
+        if not torch.compiler.is_compiling():
             return embedding_bag(values, self.table, mode="mean", padding_idx=0)
+        # the same written out, as a graph of symbolic sizes cannot have embedding_bag
         total = embedding(values, self.table, padding_idx=0).sum(1)
         return total / (values > 0).sum(1, keepdim=True).clamp(min=1)
 
@@ -69,7 +78,13 @@ class PeriodicField(nn.Module):
     scale: Tensor
 
     def __init__(self, numbers: np.ndarray, size: int) -> None:
-        """Measure mean and deviation of the numbers, and create c [k] and W [d, 2k]."""
+        """Measure mean and deviation of the numbers, and create the parameters c [k] and W [d, 2k].
+
+        Args:
+            numbers: [n] finite numbers to fit. Without any, mean and deviation are 0 and 1 until a
+                checkpoint overwrites them.
+            size: d.
+        """
         super().__init__()
         scale = [0.0, 1.0]
         if len(numbers):
@@ -79,7 +94,17 @@ class PeriodicField(nn.Module):
         self.linear = nn.Linear(2 * FREQUENCIES, size)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return vectors [m, d] of numbers [m]; zero for NaN."""
+        """Return the vectors W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) of numbers.
+
+        z is the standardised number, and c_l are k learned frequencies (Gorishniy et al., NeurIPS
+        2022).
+
+        Args:
+            values: [m] numbers, NaN where missing.
+
+        Returns:
+            [m, d], zero for a missing number.
+        """
         is_missing = values.isnan()
         mean, deviation = self.scale.unbind()
         z = (values.masked_fill(is_missing, 0).to(mean) - mean) / deviation
@@ -96,7 +121,15 @@ class BinnedField(TokenField):
     edges: Tensor
 
     def __init__(self, numbers: np.ndarray, num_bins: int, size: int, std: float) -> None:
-        super().__init__(num_bins + 1, size, std)
+        """Find the edges of bins that hold equally many of the numbers, and create their vectors.
+
+        Args:
+            numbers: [n] finite numbers to fit; empty if a checkpoint gives the edges.
+            num_bins: number of bins.
+            size: d, size of the vectors.
+            std: standard deviation of fresh vectors.
+        """
+        super().__init__(num_bins + 1, size, std)  # row 0 is for a missing number
         edges = np.quantile(numbers if len(numbers) else [0.0], np.arange(1, num_bins) / num_bins)
         self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
@@ -140,21 +173,40 @@ class EventFeatures(nn.Module):
         size: int,
         fusion: str,
     ) -> None:
-        """Keep the embeddings, those of interactions before those of users."""
+        """Keep the embeddings, those of interactions before those of users.
+
+        Args:
+            events, users: module that embeds each field of interactions and of users, by its name.
+            size: d, size of all vectors.
+            fusion: how they are joined: ``sum`` or ``concat_mlp``.
+        """
         super().__init__()
         self.events, self.users = list(events), list(users)
         self.fields = nn.ModuleList([*events.values(), *users.values()])
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 
     def by_table(self) -> dict[str, dict[str, Any]]:
-        """Return the embedding of each field, by table of a history: ``events``, ``user``."""
+        """Return the embedding modules by name of the field, for the two tables of a history.
+
+        Returns:
+            {"events": {field of interactions: module}, "user": {field of users: module}}.
+        """
         fields, num_events = list(self.fields), len(self.events)
         events = dict(zip(self.events, fields[:num_events], strict=True))
         users = dict(zip(self.users, fields[num_events:], strict=True))
         return {"events": events, "user": users}
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return item vectors x [m, d] joined with a batch's fields; absent ones add zeros."""
+        """Join item vectors with the fields of the interactions and of their users.
+
+        Args:
+            x: [m, d] vector of each interaction's item.
+            batch: has the values of the fields; one that it does not have counts as missing, with
+                the vector zero.
+
+        Returns:
+            [m, d].
+        """
         zeros = torch.zeros_like(x)
         vectors = []
         tables = self.by_table()
@@ -163,6 +215,7 @@ class EventFeatures(nn.Module):
             vectors.append(zeros if values is None else embed(values))
         for name, embed in tables["user"].items():
             values = batch.features.users.get(name)
+            # the vector of a user goes to all interactions of the history
             vectors.append(zeros if values is None else embed(values)[batch.row])
         return self.fusion(x, vectors)
 
@@ -180,7 +233,14 @@ class ItemFeatures(ItemPart):
     def __init__(
         self, fields: Mapping[str, nn.Module], columns: Mapping[str, Tensor], size: int, fusion: str
     ) -> None:
-        """Keep the embeddings and the values of all items, [items, ...] for each field."""
+        """Keep the embeddings and the values of all items.
+
+        Args:
+            fields: module that embeds each field, by its name.
+            columns: values by field: [items] numbers or tokens, or [items, s] lists of tokens.
+            size: d, size of all vectors.
+            fusion: how they are joined with item vectors: ``sum`` or ``concat_mlp``.
+        """
         super().__init__()
         self.fields = nn.ModuleList(fields.values())
         self.fusion = FeatureFusion(len(fields), size, fusion)
@@ -188,15 +248,27 @@ class ItemFeatures(ItemPart):
             self.register_buffer(f"values_{index}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
+        """Join item vectors with the embedded fields of the items.
+
+        Args:
+            vectors: [..., d] vectors of ``items``.
+            items: [...] int64 ids, or None for all items in the order of their ids.
+
+        Returns:
+            [..., d].
+        """
         embedded = []
         for index, embed in enumerate(self.fields):
-            column = getattr(self, f"values_{index}")
+            column = getattr(self, f"values_{index}")  # of all items
             column = column if items is None else column[items.reshape(-1)]
             embedded.append(embed(column).view_as(vectors))
         return self.fusion(vectors, embedded)
 
     def extend(self, vectors: Any) -> None:
-        """Add as many items as there are ``vectors``; all their fields are missing."""
+        """Add as many items as there are ``vectors`` [k, ...]; all their fields are missing.
+
+        A missing number is NaN, a missing token 0.
+        """
         for index in range(len(self.fields)):
             column = getattr(self, f"values_{index}")
             missing = math.nan if column.is_floating_point() else 0

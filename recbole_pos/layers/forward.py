@@ -35,9 +35,15 @@ from recbole_pos.values import Options
 
 
 def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the scalar loss of a batch with targets: steps 1 to 7, for every model of ours.
+    """Return the loss of a batch: encode its queries, and compare the states with their targets.
 
-    ``model`` is a :class:`~recbole_pos.model.base.PosRecommender`.
+    Args:
+        model: a :class:`~recbole_pos.model.base.PosRecommender`.
+        batch: histories with queries and a target item for each.
+
+    Returns:
+        Scalar; by default the cross-entropy of the targets among all items. With
+        ``model.later_targets`` the next few items after a query are its targets.
     """
     with model.shared_items() as item_vectors:  # E [items, d], computed once for input and scores
         states = encode_queries(model, batch)  # steps 1 to 5
@@ -49,7 +55,14 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [queries, d] of a batch by the ``encode`` of any model (steps 1 to 5).
+    """Return the states that a model's ``encode`` computes for the queries of a batch.
+
+    Args:
+        model: a :class:`~recbole_pos.model.base.PosRecommender`, which may be a user's own.
+        batch: histories with queries.
+
+    Returns:
+        [queries, d].
 
     Raises:
         UsageError: if the ``encode`` of a custom model returns anything else.
@@ -60,7 +73,15 @@ def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [queries, d] of a batch as PosSASRec encodes it (steps 1 to 5)."""
+    """Encode a batch by a causal transformer: item vectors, positions, then all layers.
+
+    Args:
+        model: a ``PosSASRec``, with its layers, layer norm and position schemes.
+        batch: histories with queries.
+
+    Returns:
+        [queries, d] states at the queries, which predict the next item.
+    """
     x = model.embed(batch)  # E[items], with features of interactions and users, [m, d]
     if model.scale != 1:
         x = x * model.scale  # sqrt(d), for embedding_scale
@@ -117,7 +138,13 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        """Create the projections that the scheme needs, d to d, with layer norm and dropout."""
+        """Create the projections that the scheme needs, d to d, with layer norm and dropout.
+
+        Args:
+            options: sizes and switches of the layer.
+            position: the position scheme, whose ``projections`` name those among query, key and
+                value that it needs.
+        """
         super().__init__()
         d, bias = options.hidden_size, options.bias
         self.n_heads = options.n_heads
@@ -141,7 +168,18 @@ class MultiHeadAttention(nn.Module):
         return out if self.pre_norm else self.LayerNorm(out)
 
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return W_O heads(x) [m, d] of inputs x [m, d], before residual and post-norm (step 3)."""
+        """Return the output of attention, W_O heads(x), before the residual is added.
+
+        A position scheme may replace dot-product attention as a whole (``attend``); any other only
+        changes its parts (rotations, mixing, bias).
+
+        Args:
+            x: [m, d] inputs, one for each interaction of the batch.
+            batch: the histories.
+
+        Returns:
+            [m, d].
+        """
         query, key, value = self.project(x)
         out = self.position.attend(query, key, value, batch, self.attn_dropout)  # or None
         if out is None:
@@ -152,9 +190,14 @@ class MultiHeadAttention(nn.Module):
         return out if self.dense is None else self.dense(out)
 
     def project(self, x: Tensor) -> tuple[Projected, Projected, Tensor]:
-        """Return q, k and v, [m, h, e] each, of inputs x [m, d].
+        """Compute the query, key and value of every head, as far as the position scheme needs them.
 
-        A query or key that the scheme does not need is None, such a value is x itself.
+        Args:
+            x: [m, d] inputs.
+
+        Returns:
+            q, k and v, [m, h, e] each. A query or key that the scheme does not need is None; a
+            value that it does not project is x itself, cut into heads.
         """
         layers = self.projections
         projected = iter(self.project_jointly(x, layers).unbind(1) if layers else ())
@@ -178,7 +221,16 @@ class MultiHeadAttention(nn.Module):
     def apply_hooks(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return R q, U^T (R k) and L v, padded to [b, h, t, e] each, and the bias, or None."""
+        """Let the position scheme change query, key and value, and pad them for dot products.
+
+        Args:
+            query, key, value: [m, h, e] each, packed.
+            batch: the histories.
+
+        Returns:
+            R q, U^T (R k) and L v, [b, h, t, e] each and aligned at the start, and the bias to add
+            to the logits, or None. R rotates, U and L mix with older interactions.
+        """
         position = self.position
         query, key = position.rotate(query, key, batch)
         key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
@@ -187,10 +239,17 @@ class MultiHeadAttention(nn.Module):
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return softmax( M + B( R q . U^T (R k) ) ) [b, h, t, t] alone, for inspection.
+        """Return the attention weights softmax( M + B( R q . U^T (R k) ) ) alone, for inspection.
 
-        Histories are aligned at the start. In training :func:`masked_attention` computes the same
-        weights and their product with the values, without keeping them.
+        In training :func:`~recbole_pos.layers.attention.masked_attention` computes the same weights
+        and their product with the values, without keeping them.
+
+        Args:
+            x: [m, d] inputs of the sub-layer.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t] from queries (rows) to keys, with histories aligned at the start.
         """
         query, key, value = self.project(self.LayerNorm(x) if self.pre_norm else x)
         q, k, _, bias = self.apply_hooks(query, key, value, batch)
@@ -199,6 +258,7 @@ class MultiHeadAttention(nn.Module):
         return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)
 
 
+# The values of the option ``hidden_act``, as in RecBole.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
@@ -212,7 +272,7 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (4; FPARec, equation 8)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create the layers d to inner_size and back, with layer norm and dropout."""
+        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout."""
         super().__init__()
         self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
         self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)
@@ -266,7 +326,12 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, config: Options, **fixed: Any) -> BlockOptions:
-        """Return the options: from ``config``, and from ``fixed`` where it has no key."""
+        """Return the options of a model's layers.
+
+        Args:
+            config: RecBole's configuration, under whose keys most options stand.
+            **fixed: options without a key there: ``bias``, ``output`` and, if False, ``causal``.
+        """
         return cls(
             hidden_size=config["hidden_size"],
             inner_size=config["inner_size"],

@@ -53,7 +53,15 @@ class PointwiseAttention(MultiHeadAttention):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        """Build the sub-layer with its gate, after a check that options and scheme suit HSTU."""
+        """Build the sub-layer with its gate.
+
+        Args:
+            options: sizes and switches of the layer.
+            position: position scheme of the layer.
+
+        Raises:
+            UsageError: if the scheme, or one that it is made of, replaces attention.
+        """
         for name, scheme in position.parts().items():
             if replaces_attention(type(scheme)):
                 raise UsageError(
@@ -66,9 +74,22 @@ class PointwiseAttention(MultiHeadAttention):
         self.gate_norm = nn.LayerNorm(d, eps=options.layer_norm_eps)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Apply the sub-layer with residual, [m, d] to [m, d]."""
+        """Apply HSTU's attention with a residual (Zhai et al., ICML 2024, equations 1 to 3).
+
+            U, V, Q, K = split(SiLU(f1(Norm(x))))
+            y = f2(Norm( (SiLU(Q K^T + B) / n) V ) * U) + x
+
+        Args:
+            x: [m, d] inputs x, one for each interaction.
+            batch: the histories; n is their maximum length.
+
+        Returns:
+            [m, d] outputs y.
+        """
         query, key, value, gate = self._project_gated(x)
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
+
+        # dropout falls on all weights at once; without it they are computed chunk by chunk
         if bias is not None:
             bias = bias[(None,) * (4 - bias.dim())]  # [1 or b, 1 or h, t, t]
         n = batch.max_length
@@ -77,6 +98,7 @@ class PointwiseAttention(MultiHeadAttention):
         else:
             mix = functools.partial(_mix_values, n=n)
             out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * batch.width**2)
+
         out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
         out = self.out_dropout(out * gate.reshape(x.shape))
         return x + (out if self.dense is None else self.dense(out))
@@ -127,7 +149,10 @@ class GatedFeedForward(nn.Module):
     """x + sigmoid(W x) * W3 (SiLU(W1 n) * W2 n) with n = Norm(x); SwiGLU (Shazeer 2020)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create W1 and W2 as one layer [2 inner, d], W3 [d, inner] and the gate's W [d, d]."""
+        """Create W1 and W2 as one layer [2 inner, d], W3 [d, inner] and the gate's W [d, d].
+
+        d is ``options.hidden_size`` and inner ``options.inner_size``.
+        """
         super().__init__()
         d, inner = options.hidden_size, options.inner_size
         self.dense_1 = nn.Linear(d, 2 * inner, bias=False)  # W1 and W2

@@ -36,10 +36,18 @@ class SessionGraph:
 
     @classmethod
     def build(cls, batch: SequenceBatch) -> SessionGraph:
-        """Build the graphs of a batch's sessions; every distinct item of a session is a node."""
+        """Build the graphs of a batch's sessions; every distinct item of a session is a node.
+
+        A session of the items 7, 4, 7 has the nodes 4 and 7: item 7 first appears with 0
+        interactions before it, last with 0 after it, twice in all, and ``alias`` is 1, 0, 1.
+
+        Args:
+            batch: the sessions, with the items of their m interactions.
+        """
+        # sort interactions by session and item, so that those of a node stand together
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
-        code = events.row * (items.max() + 1) + items  # by session, then by item
+        code = events.row * (items.max() + 1) + items
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
         torch.ne(key[1:], key[:-1], out=is_new[1:])
@@ -74,10 +82,16 @@ class SessionGraph:
 
     @cached_property
     def transitions(self) -> Tensor:
-        """Return how often node j (column) directly follows node i, [b, n, n] for n nodes."""
+        """Return how often node j (column) directly follows node i (row), [b, n, n].
+
+        n is the number of nodes of the largest session. A session of the items 4, 7, 4, 7 has 2
+        from node 4 to node 7, and 1 back.
+        """
         b, n = self.nodes.batch_size, self.nodes.width
         session = self.events.row
-        node = self.nodes.index[self.alias]
+        node = self.nodes.index[self.alias]  # of each interaction, among those of its session
+
+        # each pair of successive interactions adds 1 to one entry of the flattened result
         flat_index = (session[:-1] * n + node[:-1]) * n + node[1:]
         follows = self.events.index[1:] > 0  # the interaction before is of the same session
         is_edge = follows.to(torch.get_default_dtype())
@@ -95,7 +109,11 @@ class Anchors:
 
     @classmethod
     def build(cls, graph: SessionGraph) -> Anchors:
-        """Return the anchors of every session: its first, last and repeated items."""
+        """Find the anchors of every session, the nodes that send to all others (PosRec, 4.3.2).
+
+        The first item and repeated ones send as neighbours before a node, the last item and
+        repeated ones as neighbours after it.
+        """
         is_repeated = graph.count > 1
         into = is_repeated.index_fill(0, graph.first_node, True)
         out = is_repeated.index_fill(0, graph.last_node, True)
@@ -104,12 +122,14 @@ class Anchors:
 
 
 def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
-    """Count the steps from some nodes to all nodes of their session.
+    """Count the steps of the shortest paths from some nodes to all nodes of their session.
 
-    Edges have no weight or direction here. A session is a walk through its graph, so a shortest
-    path is made of stretches of the session, and changes from one to the next where an item occurs
-    again. A sweep along the session and back relaxes all stretches of all paths; one sweep is
-    needed for each repeated item, and one more.
+    The session of items 4, 7, 5, 4, 9 has an edge between neighbours, so that from 7 it is one step
+    to 4 and to 5, and two to 9. Edges have no weight or direction here.
+
+    A session is a walk through its graph, so a shortest path is made of stretches of the session,
+    and changes from one to the next where an item occurs again. A sweep along the session and back
+    relaxes all stretches of all paths; one sweep is needed for each repeated item, and one more.
 
     Args:
         graph: graphs of b sessions.
@@ -124,11 +144,13 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     step = torch.arange(t, device=start.device)
     far = 2 * t  # longer than any path
 
-    # the node at each place of the walk, n at padding; columns t.. are the walk backwards
+    # The node at each place of the walk, n at padding, and behind it the walk backwards: a session
+    # of the nodes 0, 1, 2, 0 is 0 1 2 0 0 2 1 0.
     walk = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t]
     node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
 
-    distance = torch.where(node == start_index[:, None], 0, far)  # of each place from its start
+    # the distance of each place from the start, and how many sweeps may be needed
+    distance = torch.where(node == start_index[:, None], 0, far)
     num_repeated = torch.bincount(nodes.row[graph.count > 1], minlength=1).max()  # in a session
     for _ in range(int(num_repeated) + 1):
         # along a walk: min over earlier places of their distance plus the steps since
@@ -136,8 +158,9 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
         # a node is as near as the nearest of its places
         shortest = distance.new_full((len(start), n + 1), far)
         shortest.scatter_reduce_(1, node, reached, "amin")
+        # all places of a node are as near as the node
         previous, distance = distance, shortest.gather(1, node)
-        if torch.equal(previous, distance):
+        if torch.equal(previous, distance):  # no path became shorter
             break
     return shortest[:, :n].masked_fill(nodes.padding[row], 0)
 
@@ -147,10 +170,14 @@ def weigh_neighbours(
 ) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
-    The paper adds anchors to the neighbours of every node, "the distance" being the weight between
-    an anchor and other nodes. It leaves open an anchor that is a neighbour by an edge of weight w
-    (at distance 1), and the anchor itself (at distance 0). By default an anchor counts once, with
-    its distance, and sends nothing to itself. Messages are sums, as in equation 7.
+    A node receives messages from the nodes before it (N_in) and after it (N_out) in the session,
+    weighted by edges, and from anchors: first, last and repeated items, which send to all nodes.
+
+    The paper (Qiu et al., TOIS 2021) adds anchors to the neighbours of every node, "the distance"
+    being the weight between an anchor and other nodes. It leaves open an anchor that is a neighbour
+    by an edge of weight w (at distance 1), and the anchor itself (at distance 0). By default an
+    anchor counts once, with its distance, and sends nothing to itself. Messages are sums, as in
+    equation 7.
 
     Args:
         graph: graphs of b sessions.
@@ -163,6 +190,7 @@ def weigh_neighbours(
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
     """
+    # by N_in to node i from node j by the edge from j to i, by N_out by that from i to j
     weights = torch.stack((edges.transpose(1, 2), edges), 1)
     if anchors is None:
         return weights
@@ -174,6 +202,7 @@ def weigh_neighbours(
     is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
     by_distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
 
+    # where an anchor is a neighbour, both its edge and its distance could count
     if overlap == "sum":
         joined = by_edge + by_distance
     elif overlap == "distance":
@@ -211,7 +240,17 @@ class PGGNN(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
-        """Update nodes [k, d] by messages with weights [b, 2, n, n] (``weigh_neighbours``)."""
+        """Update the states of nodes by messages of their neighbours (PosRec, equations 7 and 8).
+
+        Args:
+            x: [k, d] states x_t of all nodes of the batch.
+            weights: [b, 2, n, n] weights of the messages to node i (row) from node j (column), of
+                neighbours before it (first) and after it (see :func:`weigh_neighbours`).
+            nodes: the sessions that the nodes belong to.
+
+        Returns:
+            [k, d] states x'_t = GRU(x_t, m_t).
+        """
         # sum first, then the product, so that padding is never multiplied with W
         sums = weights.flatten(1, 2) @ nodes.pad(x, "start")  # [b, 2n, d]
         sums = nodes.unpad(sums.unflatten(1, (2, -1)).transpose(1, 2), "start")  # [k, 2, d]
@@ -233,7 +272,12 @@ class WGAT(nn.Module):
     """
 
     def __init__(self, hidden_size: int, n_heads: int) -> None:
-        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d]."""
+        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d].
+
+        Args:
+            hidden_size: d.
+            n_heads: h. Each head starts by Xavier's rule on its own.
+        """
         super().__init__()
         self.n_heads = n_heads
         self.weight = nn.Parameter(torch.empty(n_heads, hidden_size, hidden_size))
@@ -244,11 +288,22 @@ class WGAT(nn.Module):
         nn.init.xavier_uniform_(self.attention)
 
     def forward(self, x: Tensor, weights: Tensor, nodes: SequenceBatch) -> Tensor:
-        """Return nodes [k, d] updated by attention.
+        """Update nodes by weighted graph attention (FGNN, Qiu et al., CIKM 2019).
 
-        ``weights`` [b, n, n] has the weight of the edge to node i (row) from node j (column), 0 for
-        no edge. Every node, padding too, needs an edge to itself: a softmax over none is NaN.
+            e_ij  = LeakyReLU(a^T [W x_i || W x_j || w_ij])        for j with an edge to i
+            x'_i  = 1/h sum over heads of  sum_j softmax_j(e_ij) W x_j + b
+
+        Args:
+            x: [k, d] vectors x_i of all nodes of the batch.
+            weights: [b, n, n] weight w_ij of the edge to node i (row) from node j (column), 0 for
+                no edge. Every node, padding too, needs an edge to itself: a softmax over none is
+                NaN.
+            nodes: the sessions that the nodes belong to.
+
+        Returns:
+            [k, d] vectors x'_i.
         """
+        # a^T in three parts: a_target W x_i, a_source W x_j, and a_edge w_ij
         d = x.size(1)
         a_target, a_source, a_edge = self.attention.split((d, d, 1), 1)
         projected = torch.einsum("hed,kd->hke", self.weight, x)
@@ -256,7 +311,9 @@ class WGAT(nn.Module):
         target, source = nodes.pad(ends, "start").permute(2, 3, 0, 1)  # [h, b, n] both
         logits = target[..., None] + source[:, :, None] + a_edge[:, :, None, None] * weights
         logits = nn.functional.leaky_relu(logits, 0.2)
-        logits = logits.masked_fill(weights == 0, -torch.inf)
+        logits = logits.masked_fill(weights == 0, -torch.inf)  # [h, b, n, n]
+
+        # the mean of the heads
         values = nodes.pad(projected.transpose(0, 1), "start").permute(2, 0, 1, 3)  # [h, b, n, d]
         mixed = (logits.softmax(-1) @ values).mean(0)
         return nodes.unpad(mixed, "start") + self.bias
@@ -282,7 +339,19 @@ class GRUSet2Set(nn.Module):
         self.gru = nn.GRUCell(2 * hidden_size, hidden_size)
 
     def forward(self, x: Tensor, nodes: SequenceBatch) -> Tensor:
-        """Return the summary q* [b, 2d] of every session's nodes [k, d]."""
+        """Summarise the nodes of every session into one vector (Set2Set, Vinyals et al., 2016).
+
+            q_t   = GRU(q*_(t-1), q_(t-1))                         q_0 = q*_0 = 0
+            r_t   = sum_i softmax_i(x_i . q_t) x_i
+            q*_t  = q_t || r_t
+
+        Args:
+            x: [k, d] vectors x_i of all nodes of the batch.
+            nodes: the sessions that the nodes belong to.
+
+        Returns:
+            [b, 2d] the last q*.
+        """
         block = nodes.pad(x, "start")
         query = x.new_zeros(nodes.batch_size, x.size(1))
         summary = torch.cat((query, query), 1)

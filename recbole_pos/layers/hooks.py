@@ -19,6 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
+# The linear layers at the input of attention.
 PROJECTIONS = ("query", "key", "value")
 # A query or key, [m, h, e]: a Tensor, or None where ``projections`` of the scheme leaves it out.
 Projected: TypeAlias = Any
@@ -132,7 +133,17 @@ class AttentionPosition(PositionScheme):
         batch: SequenceBatch,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Return an output that replaces attention's, or None; all are packed [m, h, e]."""
+        """Compute what replaces dot-product attention; None, by default, replaces nothing.
+
+        Args:
+            query, key, value: [m, h, e] packed; a query or key that ``projections`` leaves out is
+                None, and such a value is the layer's input.
+            batch: the histories.
+            dropout: dropout on the weights of attention.
+
+        Returns:
+            [m, h, e] packed, or None.
+        """
         return None
 
 
@@ -149,11 +160,12 @@ def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
 def require_result(
     found: Any, dtype: torch.dtype, shape: Sequence[int], source: nn.Module, method: str
 ) -> Tensor:
-    """Return what a method of a custom scheme or model has computed, float64 as ``dtype``.
+    """Check what a method of a user's own position scheme or model has returned, and return it.
 
     Args:
         found: the result.
-        dtype: the type to compute with; times are float64, and so is what is made of them.
+        dtype: type to which a float64 result is cast: times are float64, and so is what is made of
+            them. Other types stay.
         shape: the sizes that the result must have; it may be broadcast to those of a bias.
         source: the scheme or model.
         method: name of the method.
@@ -162,12 +174,14 @@ def require_result(
         UsageError: if the result is no floating-point tensor, or of another shape.
     """
     if isinstance(found, Tensor) and found.is_floating_point():
+        # a bias may have fewer dimensions than [b, h, t, t], and 1 in place of any size
         is_bias = method == "bias"
         is_as_long = found.dim() <= len(shape) if is_bias else found.dim() == len(shape)
         sizes = zip(reversed(found.shape), reversed(shape), strict=False)
         if is_as_long and all(a == b or (is_bias and a == 1) for a, b in sizes):
             is_double = found.dtype == torch.float64
             return found.to(dtype) if is_double else found
+
     is_tensor = isinstance(found, Tensor)
     description = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
     raise UsageError(

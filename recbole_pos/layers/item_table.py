@@ -69,7 +69,11 @@ class ItemTable(nn.Embedding):
             self.weight[rows, : vectors.size(1)] = vectors
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add an item for each of the content vectors [k, c]; the vectors of ids are zeros."""
+        """Add k items behind the others, from their content vectors [k, c].
+
+        Modules in ``parts``, such as an MLP of the content, make vectors of them. The new rows of
+        the table itself are zeros.
+        """
         parts: Iterable[Any] = self.parts.values()
         for part in parts:
             part.extend(vectors)
@@ -79,21 +83,30 @@ class ItemTable(nn.Embedding):
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Return the vectors [..., d] of item ids [...]."""
+        """Return the vectors [..., d] of item ids [...].
+
+        They are rows of the table, or zeros without one (``has_ids``), to which the modules in
+        ``parts`` add features and content. Within :meth:`shared` they are rows of what is computed
+        already.
+        """
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
         if not self.has_ids:
             vectors = self.weight.new_zeros(*items.shape, self.embedding_dim)
         elif torch.compiler.is_compiling() or not takes_rows(self.weight):
             vectors = super().forward(items)
-        else:
+        else:  # with a gradient of the rows that are looked up only
             vectors = RowLookup.apply(self.weight, items, self.padding_idx)
         for part in self.parts.values():
             vectors = part(vectors, items)
         return vectors
 
     def vectors(self) -> Tensor:
-        """Return the vectors [n, d] of all items, in the order of their ids."""
+        """Return the vectors [n, d] of all items, in the order of their ids.
+
+        They are the table, or zeros without one (``has_ids``), to which the modules in ``parts``
+        add features and content. Within :meth:`shared` they are computed already.
+        """
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight
@@ -107,7 +120,12 @@ class ItemTable(nn.Embedding):
     def shared(self) -> Iterator[Tensor]:
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
 
-        Without parts nothing is computed, and lookups keep their gradient by rows.
+        Without modules that add features or content nothing is computed, and lookups keep their
+        gradient by rows. A block within another one gives back the outer block's vectors at its
+        end.
+
+        Yields:
+            [n, d] vectors of all items.
         """
         if not self.parts:
             yield self.vectors()
@@ -146,7 +164,10 @@ class KeptGradient:
             self._has_dense = True
 
     def clear(self) -> None:
-        """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters."""
+        """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters.
+
+        Only rows that gradients have touched since the last call are written, unless all must be.
+        """
         if self.clears_all or self._has_dense:
             self.dense.zero_()
         else:
@@ -158,10 +179,17 @@ class KeptGradient:
 
 @contextmanager
 def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
-    """Keep the dense gradient of a table in a ``with`` block, and yield it to clear between steps.
+    """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
-    In the block lookups give gradients by rows; afterwards the table has no gradient. For the
-    arguments see :class:`KeptGradient`.
+    In the block lookups give gradients of the rows they touch, which are added to the kept one;
+    afterwards the table has no gradient.
+
+    Args:
+        weight: [rows, d] the table.
+        clears_all: whether to zero all rows between steps, not only the touched ones.
+
+    Yields:
+        The gradient; the training loop calls its ``clear`` before each step.
     """
     gradient = KeptGradient(weight, clears_all)
     hook = weight.register_hook(gradient.note)
@@ -193,6 +221,7 @@ def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor
     """
     if not takes_rows(weight):
         return None, list(ids)
+    # the ids [7, 2] and [2, 9] give the rows 2, 7, 9 and the indices [1, 0] and [0, 2]
     rows, index = torch.cat([x.flatten() for x in ids]).unique(return_inverse=True)
     pieces = index.split([x.numel() for x in ids])
     return rows, [piece.view(x.shape) for piece, x in zip(pieces, ids, strict=True)]
@@ -210,6 +239,7 @@ class RowLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, items: Tensor, padding: int | None) -> Tensor:
+        """Return rows [..., d] of the table ``weight`` [n, d]; row ``padding`` has no gradient."""
         ctx.save_for_backward(items)
         ctx.size, ctx.padding = weight.shape, padding
         return nn.functional.embedding(items, weight)
@@ -217,6 +247,10 @@ class RowLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum the gradients [..., d] by item, and return them as a sparse gradient of the table.
+
+        None stands for the two other arguments of ``forward``.
+        """
         (items,) = ctx.saved_tensors
         rows, index = items.unique(return_inverse=True)
         values = torch.ops.aten.embedding_dense_backward(grad, index, len(rows), -1, False)

@@ -30,17 +30,33 @@ def _compute_loss_and_gradients(
     factor_type: torch.dtype | None,
     needs_gradient: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the scalar loss of ``weighted_cross_entropy``, and gradients [m, d] and [items, d].
+    """Compute cross-entropy with several targets a position, and its gradients, in one pass.
 
-    Arguments are as there; ``factor_type`` is the type of factors of products, None for their own,
-    and ``needs_gradient`` which of the two gradients are computed, None in place of the other.
+    With z = states @ vectors.T and lse their log-sum-exp without item 0, the loss of a position is
+
+        (sum_k beta_k + sum_j prior_j) lse - sum_k beta_k z[x_k] - sum_j prior_j z_j
+
+    Gradients are computed while the probabilities of a chunk of positions exist: three matrix
+    products in all, and nothing of size [m, items] is kept or computed twice.
+
+    Args:
+        states: [m, d] state of each position.
+        vectors: [items, d] item vectors; item 0 is padding.
+        targets: [m, n] int64 items x_k of each position.
+        betas: [m, n] weight of each target; None if all are 1.
+        prior: [items] weight of each item at every position; None for no prior.
+        factor_type: type to which the factors of matrix products are rounded (under automatic mixed
+            precision); None for their own.
+        needs_gradient: whether the gradients to states and to item vectors are computed.
+
+    Returns:
+        The scalar mean loss, its gradient to states [m, d] and that to item vectors [items, d]; a
+        gradient that is not computed is None.
     """
-    # Gradients are made in the forward pass, while the probabilities of a chunk of positions exist:
-    # three matrix products in all, and nothing of size [m, items] is kept or computed twice.
     m, num_items = states.size(0), vectors.size(0)
     needs_states, needs_vectors = needs_gradient
     chunk_size = max(MIN_ROWS, min(m, chunk_elements(states.device) // num_items))
-    buffer = states.new_empty(min(chunk_size, m), num_items)
+    buffer = states.new_empty(min(chunk_size, m), num_items)  # logits of a chunk
     grad_states = torch.empty_like(states) if needs_states else None
     grad_vectors = torch.zeros_like(vectors) if needs_vectors else None
 
@@ -49,6 +65,7 @@ def _compute_loss_and_gradients(
     rounded_vectors = vectors if factor_type is None else vectors.to(factor_type)
 
     for start in range(0, m, chunk_size):
+        # the loss of each position of the chunk; its logits are overwritten by probabilities
         rows = slice(start, start + chunk_size)
         chunk_states, target = rounded_states[rows], targets[rows]
         beta = states.new_ones(target.shape) if betas is None else betas[rows]
@@ -56,14 +73,16 @@ def _compute_loss_and_gradients(
         losses, scale = _compute_losses(logits, target, beta, prior)
         total += losses.sum(dtype=torch.float64)
 
-        grad_logits = logits  # ``_compute_losses`` has made them probabilities
+        # gradient to the logits: probabilities times all weights, less each item's own weight
+        grad_logits = logits
         if needs_states or needs_vectors:
-            if betas is not None or prior is not None:  # otherwise scale is 1
+            if betas is not None or prior is not None:  # otherwise all weights together are 1
                 grad_logits *= scale
             if prior is not None:
                 grad_logits -= prior
             grad_logits.scatter_add_(1, target, -beta)
 
+        # from there to states and item vectors
         if factor_type is not None:
             grad_logits = grad_logits.to(factor_type)
         if grad_states is not None:
@@ -73,6 +92,7 @@ def _compute_loss_and_gradients(
             scaled = chunk_states / m if factor_type is None else chunk_states
             add_product(grad_vectors, grad_logits.t(), scaled)
 
+    # the loss is a mean over m positions
     if grad_states is not None:
         grad_states.div_(m)
     if grad_vectors is not None and factor_type is not None:
@@ -83,22 +103,33 @@ def _compute_loss_and_gradients(
 def _compute_losses(
     logits: Tensor, target: Tensor, beta: Tensor, prior: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each position and its factor of log-sum-exp, [rows, 1] each.
+    """Return the cross-entropy of each position with its weighted targets and the prior.
+
+    With z the logits and lse their log-sum-exp it is scale lse - sum_k beta_k z[x_k] - sum_j
+    prior_j z_j, where scale is the sum of all weights beta and prior.
 
     Args:
-        logits: [rows, items] products of states and item vectors, overwritten by their softmax.
-        target, beta: [rows, n] targets of each position, and their weights.
+        logits: [rows, items] products of states and item vectors. They are overwritten by their
+            softmax, which the gradient needs; item 0, padding, gets probability 0.
+        target, beta: [rows, n] targets x_k of each position, and their weights.
         prior: [items] weight of each item at every position, or None.
+
+    Returns:
+        The loss, and ``scale``, of each position, [rows, 1] both.
     """
+    # the terms of targets and prior, which are linear in the logits
     linear = (logits.gather(1, target) * beta).sum(1, keepdim=True)
     scale = beta.sum(1, keepdim=True)
     if prior is not None:
         linear += logits @ prior[:, None]
         scale += prior.sum()
+
     logits[:, 0] = -torch.inf  # item 0 is padding, not a candidate
     highest = logits.amax(1, keepdim=True)
     torch.softmax(logits, 1, out=logits)
-    # log-sum-exp from the largest probability, which is at least 1 / items: no underflow
+
+    # The largest probability is exp(highest - lse), which gives lse. It is at least 1 / items, so
+    # its logarithm exists.
     log_sum_exp = highest - logits.amax(1, keepdim=True).log()
     return scale * log_sum_exp - linear, scale
 
@@ -114,14 +145,31 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save both gradients; that to item vectors may be of ``rows`` of a table of ``size``."""
+        """Save the gradients that ``forward`` has computed, for ``backward``.
+
+        Args:
+            ctx: torch's context of the function.
+            grad_states: [m, d] gradient to states; None if it is not needed.
+            grad_vectors: gradient to item vectors, [items, d] or, with ``rows``, [len(rows), d].
+            rows: int64 items that the gradient belongs to, all others being 0; None for all items.
+            size: shape of the table of item vectors, to be given with ``rows``.
+        """
         ctx.save_for_backward(grad_states, grad_vectors)
         ctx.rows, ctx.size = rows, size
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients to states [m, d] and item vectors [items, d], times ``grad``."""
+        """Return the saved gradients to states and item vectors, times the gradient of the loss.
+
+        Args:
+            ctx: torch's context with what :meth:`keep` has saved.
+            grad: scalar gradient to the loss.
+
+        Returns:
+            [m, d] and [items, d], the latter sparse if only some rows have one, and None for each
+            further argument of ``forward``.
+        """
         grads = ctx.saved_tensors
         # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.
         is_readable = grad.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -147,7 +195,17 @@ class _CatalogueLoss(EarlyGradients):
         prior: Tensor | None,
         factor_type: torch.dtype | None,
     ) -> Tensor:
-        """Return the scalar mean loss of states [m, d] over all items; keep its gradients."""
+        """Return the scalar mean cross-entropy over all items, and keep its gradients.
+
+        Args:
+            ctx: torch's context of the function.
+            states: [m, d] state of each position.
+            vectors: [items, d] item vectors; item 0 is padding.
+            targets: [m, n] int64 items of each position.
+            betas: [m, n] their weights; None if all are 1.
+            prior: [items] weight of each item at every position, or None.
+            factor_type: type to which factors of products are rounded; None for their own.
+        """
         loss, grad_states, grad_vectors = _compute_loss_and_gradients(
             states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
         )
@@ -215,7 +273,8 @@ def weighted_cross_entropy(
     device_type = states.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
     factor_type = torch.get_autocast_dtype(device_type) if is_mixed else None
-    with torch.autocast(device_type, enabled=False):
+
+    with torch.autocast(device_type, enabled=False):  # types are chosen here, product by product
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
         if torch.compiler.is_compiling():
@@ -224,7 +283,12 @@ def weighted_cross_entropy(
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right into ``out``, summed in its type, and return it."""
+    """Write the product of two matrices into a third, and return it.
+
+    Args:
+        left, right: [a, b] and [b, c], both of the type of ``out`` or of a shorter one.
+        out: [a, c], in whose type products are summed.
+    """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda and _MIXED and out.dtype == torch.float32:
@@ -254,10 +318,14 @@ def posterior_loss(
     prior: Tensor,
     prior_weight: float,
 ) -> Tensor:
-    """Return the posterior loss, the mean over positions of AttrFormer's equation 17.
+    """Return the posterior loss of AttrFormer (Liu et al., KDD 2025, equation 17), a scalar mean.
+
+    It is the cross-entropy with the next items, weighted by betas, plus ``prior_weight`` KL(p || q)
+    with the prior p over items and the probabilities q that a state predicts.
 
     Args:
-        states, vectors: see :func:`full_cross_entropy`.
+        states: [m, d] state of each position.
+        vectors: [items, d] item vectors; item 0 is padding.
         targets: [m, n] int64 items after each position, the next one first.
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
@@ -265,6 +333,7 @@ def posterior_loss(
     """
     if prior_weight == 0:
         return weighted_cross_entropy(states, vectors, targets, betas, None)
+    # KL divergence is sum p log p, which is constant, plus the cross-entropy with p
     entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
     loss = weighted_cross_entropy(states, vectors, targets, betas, prior_weight * prior)
     return loss + (prior_weight * entropy).to(loss.dtype)

@@ -1,6 +1,4 @@
-"""Losses against some items: sampled ones, or those that matter most to a position (SCE).
-
-Sampled: groups of positions share their negatives.
+"""Losses against sampled items (negatives), which groups of positions share.
 
 A batch of m positions is split into groups of n, each of which shares n sampled items: about m are
 sampled in all, and the product of a group is [n, d] by [d, n]. Sharing keeps the expectation of a
@@ -30,19 +28,13 @@ Reference:
     Its loss is that of the negatives only, weighted by 1 - P(t) without a gradient; where P(t) is
     estimated from the same negatives, its gradient is the one here, whose value is comparable. The
     authors count the negatives that are not t; n (1 - q_t) is the expectation of their number.
-
-Scalable cross-entropy (SCE): n buckets of x positions and y items each hold the exact largest
-products with all items, a running top-k over chunks, so that no [n, items] exists.
-    Mezentsev, Gusak, Oseledets, Frolov. "Scalable Cross-Entropy Loss for Sequential Recommendations
-    with Large Item Catalogs." RecSys 2024.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +44,7 @@ from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
-GROUP = 16  # products of a group, which is skipped if its largest is below the threshold
+# Values of ``loss_type``: losses of the target against each negative, and all sampled losses.
 BINARY = ("BCE", "gBCE")
 SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
 TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero
@@ -87,7 +79,11 @@ class SampledLoss:
     cumulative: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the sampling distribution, ``log_q`` and ``cumulative``, from the counts."""
+        """Compute the distribution q that negatives are sampled from, out of the counts of items.
+
+        q is uniform, proportional to counts + 1, or with ``in_batch`` to the counts. ``log_q`` is
+        for the corrections, ``cumulative`` for sampling.
+        """
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"
         counts = self.counts.double()
@@ -108,7 +104,19 @@ class SampledLoss:
         self.cumulative = self.cumulative.to(device)
 
     def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
-        """Sample negatives for targets [m] of states [m, d], and return the scalar mean loss."""
+        """Sample negatives, and return the mean loss of the targets against them.
+
+        With ``in_batch`` nothing is sampled: the negatives are the targets of the batch, each
+        distinct item once, and it counts as often as it occurs.
+
+        Args:
+            states: [m, d] states that predict.
+            vectors: [items, d] item vectors.
+            targets: [m] int64 item of each state.
+
+        Returns:
+            Scalar.
+        """
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)
@@ -116,13 +124,25 @@ class SampledLoss:
         return self.compute(states, vectors, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
-        """Sample the negatives [groups, n] int64 of a batch with targets [m]."""
+        """Sample negative items with replacement by ``negative_sampler``.
+
+        Positions of a batch are split into groups, and all positions of a group share n negatives.
+
+        Args:
+            targets: [m] int64 item to predict at each position of the batch.
+
+        Returns:
+            [groups, n] int64 items: any with equal chance (``uniform``), targets of the batch
+            (``in_batch``), or items by their number of training interactions (``popularity``).
+        """
         device = targets.device
         shape = (_count_groups(targets, self.negatives), self.negatives)
         if self.negative_sampler == "uniform":
             return torch.randint(1, len(self.log_q), shape, device=device)
         if self.negative_sampler == "in_batch":
             return targets[torch.randint(len(targets), shape, device=device)]
+
+        # a point on a line on which each item has a stretch as long as its weight
         point = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
         items = torch.searchsorted(self.cumulative, point, right=True)
         return items.clamp_(max=len(self.log_q) - 1)
@@ -135,12 +155,26 @@ class SampledLoss:
         items: Tensor,
         log_repeats: Tensor | None = None,
     ) -> Tensor:
-        """Return the scalar mean loss against given negatives.
+        """Return the mean loss of targets against negatives that are given.
+
+        With z_t the logit of the target and z_j those of n negatives, the loss of a position is
+
+            binary     (-beta log sigma(z_t) - sum_j log sigma(-z_j) / (1 - q_t)) / (n + 1)
+            softmax    -log( e^(z_t + a) / (e^(z_t + a) + sum_j e^(z_j + b_j)) )
+
+        where BCE has beta = 1 and gBCE (Petrov and Macdonald, RecSys 2023) beta = 1 - t (1 - rate)
+        with t = ``gbce_t`` and rate the share of other items that are sampled. q is the
+        distribution that negatives are sampled from, a and b correct for it.
 
         Args:
-            states, vectors, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
-            items: [groups, n] negatives; position i is in group i modulo groups.
+            states: [m, d] states that predict.
+            vectors: [items, d] item vectors.
+            targets: [m] int64 item of each state.
+            items: [groups, n] int64 negatives; position i is in group i modulo groups.
             log_repeats: [n] log of how often each item of a group counts; None if all count once.
+
+        Returns:
+            Scalar.
         """
         beta: float | None = None
         shifts: Tensor | None = None
@@ -151,8 +185,11 @@ class SampledLoss:
         else:
             target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
 
-        distinct = items if log_repeats is None else items[0]  # in_batch repeats them
+        # the rows of the item table that the gradient has, and the places of the items among them
+        distinct = items if log_repeats is None else items[0]  # with in_batch groups are equal
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
+
+        # in the type of the item vectors, even under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
             states, target_terms = states.to(vectors.dtype), target_terms.to(vectors.dtype)
             shifts = None if shifts is None else shifts.to(vectors.dtype)
@@ -164,19 +201,33 @@ class SampledLoss:
     def _compute_shifts(
         self, targets: Tensor, items: Tensor, log_repeats: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what is added to logits of targets, [m], and of negatives, [groups, n] or None.
+        """Return what is added to the logits of a softmax because its negatives are sampled.
 
-        ``log_repeats`` [n] is the log of how often each negative counts; None if all count once.
+        With q the distribution they are sampled from, ``logq_correction: standard`` adds -log q to
+        all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's and -log q to
+        those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
+
+        Args:
+            targets: [m] int64 item of each position.
+            items: [groups, n] int64 negatives.
+            log_repeats: [n] log of how often each negative counts, which is added, too; None if
+                all count once.
+
+        Returns:
+            [m] for the targets, and [groups, n] for the negatives, or None for nothing.
         """
         target_shift = torch.zeros_like(self.log_q[targets])
         if self.logq_correction == "none":
             repeats = None if log_repeats is None else log_repeats.expand(items.shape)
             return target_shift, repeats
+
         if self.logq_correction == "standard":
             target_shift = -self.log_q[targets]
         else:
+            # with in_batch the negatives of a position are the targets of the m - 1 others
             n = items.size(1) if log_repeats is None else max(len(targets) - 1, 1)
             target_shift += math.log(n)
+
         shifts = -self.log_q[items]
         if log_repeats is not None:
             shifts = shifts + log_repeats
@@ -190,10 +241,17 @@ def _count_groups(targets: Tensor, n: int) -> int:
 
 
 def _split(x: Tensor, num_groups: int, size: int) -> Tensor:
-    """Split x [m, ...] into groups of equal size, [num_groups, size, ...], filled with zeros.
+    """Split the positions of a batch into groups of equal size, filled with zeros.
 
     Position i goes to group i modulo num_groups: 0 1 2 3 4 in two groups of three are [0 2 4] and
     [1 3 zero].
+
+    Args:
+        x: [m, ...] values of the positions.
+        num_groups, size: number of groups and of positions in a group, m or more in all.
+
+    Returns:
+        [num_groups, size, ...].
     """
     filled = F.pad(x, (0, 0) * (x.dim() - 1) + (0, num_groups * size - len(x)))
     return filled.view(size, num_groups, *x.shape[1:]).transpose(0, 1).contiguous()
@@ -216,7 +274,13 @@ class _SharedNegatives(EarlyGradients):
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
-        """Return the scalar mean loss of targets against the negatives; keep its gradients."""
+        """Return the mean loss of targets against sampled negatives, and keep its gradients.
+
+        Groups of positions share n negatives. The loss is a softmax over the target and the
+        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
+        computed here, while the logits of a chunk of groups exist.
+        """
+        # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
         m = len(states)
         num_groups, n = items.shape
         size = math.ceil(m / num_groups)
@@ -224,7 +288,7 @@ class _SharedNegatives(EarlyGradients):
         per_position = states, targets, (states * target_vectors).sum(1), target_terms
         grouped_states, target, logit, terms = (_split(x, num_groups, size) for x in per_position)
 
-        # 1 / m, but 0 where a group is filled up
+        # a position counts 1 / m, and 0 where a group is filled up
         mean_weight = _split(torch.full_like(states[:, 0], 1 / m), num_groups, size)
         grad_logit, grad_grouped = torch.empty_like(logit), torch.empty_like(grouped_states)
         grad_vectors: Tensor | None = None
@@ -238,20 +302,25 @@ class _SharedNegatives(EarlyGradients):
             z = grouped_states[chunk] @ columns.mT  # [groups, size, n] logits of negatives
             if shifts is not None:
                 z += shifts[chunk, None]
+            # a negative that is the target of a position is left out for it
             z.masked_fill_(items[chunk, None] == target[chunk, :, None], -torch.inf)
+
+            # the losses; z is overwritten with their gradient to it
             target_columns = logit[chunk], terms[chunk], mean_weight[chunk]
             if beta is None:
                 losses, grad_logit[chunk] = _softmax_loss(z, *target_columns)
             else:
                 losses, grad_logit[chunk] = _binary_loss(z, *target_columns, beta)
             total += losses.sum(dtype=torch.float64)
-            torch.bmm(z, columns, out=grad_grouped[chunk])  # z now holds its gradient
+
+            # from the logits of negatives to the states and to the vectors of negatives
+            torch.bmm(z, columns, out=grad_grouped[chunk])
             if grad_vectors is not None:
                 negative_rows = item_index[chunk].flatten()
                 products = z.mT @ grouped_states[chunk]
                 grad_vectors.index_add_(0, negative_rows, products.flatten(0, 1))
 
-        # back from groups to positions, and the part of the targets
+        # back from groups to positions, and the gradients from the logits of targets
         grad_states = grad_grouped.transpose(0, 1).flatten(0, 1)[:m]
         scale = grad_logit.t().flatten()[:m, None]
         if grad_vectors is not None:
@@ -262,13 +331,26 @@ class _SharedNegatives(EarlyGradients):
 
 
 def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax losses times ``weight``, and gradients to targets' ``logit``, [c, g] each."""
-    # z [c, g, n], the logits of negatives, is overwritten with its gradient
+    """Return the softmax loss of each position against its negatives, and its gradient.
+
+    Args:
+        z: [c, g, n] logits of the n negatives of g positions in c groups. It is overwritten with
+            the gradient of the losses to it.
+        logit: [c, g] logit of the target of each position.
+        shift: [c, g] what is added to it.
+        weight: [c, g] factor of the loss of each position, 1 / m for a mean over m.
+
+    Returns:
+        The losses -weight log softmax of the target, and their gradients to ``logit``, [c, g] each.
+    """
+    # exponentials below 1, so that none overflows
     logit = logit + shift
     highest = torch.maximum(z.amax(2), logit)
     z.sub_(highest[..., None]).exp_()
     negatives = z.sum(2)
     total = negatives + (logit - highest).exp()
+
+    # the gradient to a negative is its probability; to the target it is its probability less 1
     z.mul_((weight / total)[..., None])
     return (total.log() + highest - logit) * weight, -negatives / total * weight
 
@@ -276,283 +358,23 @@ def _softmax_loss(z: Tensor, logit: Tensor, shift: Tensor, weight: Tensor) -> tu
 def _binary_loss(
     z: Tensor, logit: Tensor, negative_weight: Tensor, weight: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Return binary losses times ``weight``, and gradients to targets' ``logit``, [c, g] each."""
-    # z [c, g, n], the logits of negatives, is overwritten with its gradient
+    """Return the binary loss of each position against its n negatives, and its gradient.
+
+    It is (-beta log sigma(logit) - negative_weight sum_j log sigma(-z_j)) / (n + 1) times weight.
+
+    Args:
+        z: [c, g, n] logits of the negatives of g positions in c groups. It is overwritten with the
+            gradient of the losses to it.
+        logit: [c, g] logit of the target of each position.
+        negative_weight: [c, g] factor of the terms of negatives.
+        weight: [c, g] factor of the loss of each position, 1 / m for a mean over m.
+        beta: factor of the term of the target: 1 for BCE, less for gBCE.
+
+    Returns:
+        The losses, and their gradients to ``logit``, [c, g] each.
+    """
     weight = weight / (z.size(2) + 1)
     negatives = F.logsigmoid(-z).sum(2) * negative_weight
     loss = -(beta * F.logsigmoid(logit) + negatives) * weight
     z.sigmoid_().mul_((weight * negative_weight)[..., None])
     return loss, -beta * torch.sigmoid(-logit) * weight
-
-
-# --- scalable cross-entropy ---
-
-
-def scalable_cross_entropy(
-    states: Tensor,
-    vectors: Tensor,
-    targets: Tensor,
-    *,
-    n_buckets: int | None,
-    bucket_size_x: int | None,
-    bucket_size_y: int,
-    mix_x: bool,
-) -> Tensor:
-    """Return cross-entropy within buckets of positions and items that point the same way.
-
-    Directions are sampled with torch's default generator.
-
-    Args:
-        states, vectors, targets: see :func:`~recbole_pos.layers.losses.full_cross_entropy`.
-        n_buckets: number of random directions; None for 2 sqrt(m), rounded up.
-        bucket_size_x: positions in a bucket, at most m; None for 2 sqrt(m), rounded up.
-        bucket_size_y: items in a bucket, at most all.
-        mix_x: whether directions are random mixtures of ``states``, rather than random normal.
-    """
-    recommended = math.ceil(2 * math.sqrt(states.size(0)))
-    n = n_buckets or recommended
-    with torch.autocast(states.device.type, enabled=False):
-        x = states.detach().to(vectors.dtype)
-        width = len(x) if mix_x else x.size(1)
-        buckets = torch.randn(n, width, dtype=x.dtype, device=x.device)
-        if mix_x:
-            buckets = buckets @ x
-    return bucket_cross_entropy(
-        states, vectors, targets, buckets, bucket_size_x or recommended, bucket_size_y
-    )
-
-
-def bucket_cross_entropy(
-    states: Tensor, vectors: Tensor, targets: Tensor, buckets: Tensor, size_x: int, size_y: int
-) -> Tensor:
-    """Return the mean, over positions in a bucket, of their largest loss in any bucket.
-
-    The loss of a position in a bucket is -log softmax of its target among the target and the
-    bucket's other items.
-
-    Args:
-        states, vectors, targets: see :func:`scalable_cross_entropy`.
-        buckets: [n_buckets, d] directions; a bucket takes the ``size_x`` positions and the
-            ``size_y`` items of the largest products with its direction.
-    """
-    with torch.autocast(states.device.type, enabled=False):
-        states = states.to(vectors.dtype)
-        positions = find_largest_products(buckets, states.detach(), size_x)
-        items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1
-        rows, (target_index, item_index) = index_rows(vectors, targets, items)
-        return _BucketCrossEntropy.apply(
-            states, vectors, targets, positions, items, rows, target_index, item_index
-        )
-
-
-def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
-    """Return which rows have the k largest products with each bucket, in no order.
-
-    Products of a chunk of rows are compared in groups. A group is skipped unless its maximum lies
-    above the k-th best so far, which is rare after the first chunk.
-
-    Returns:
-        [n, min(k, num_rows)] int64 indices of ``rows`` [num_rows, d], for ``buckets`` [n, d].
-    """
-    n, num_rows = len(buckets), len(rows)
-    num_groups = max(1, fixed_chunk_elements(rows.device) // n // GROUP)  # of a chunk
-    width = num_groups * GROUP
-    offsets = torch.arange(0, width, num_groups, device=rows.device)  # columns of the first group
-
-    top = _RunningTopK(n, k, rows)
-    buffer = rows.new_empty(n, min(width, num_rows))
-    for start in range(0, num_rows, width):
-        chunk = rows[start : start + width]
-        products = torch.mm(buckets, chunk.t(), out=buffer[:, : len(chunk)])
-        if top.best.size(1) < k:
-            top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
-        elif len(chunk) < width:
-            top.defer(*top.select_above(products), start)
-        else:
-            bucket, group, _ = top.select_above(products.view(n, GROUP, num_groups).amax(1))
-            columns = group[:, None] + offsets
-            top.defer(*top.select_above(products, bucket[:, None], columns), start)
-    return top.merge_deferred()
-
-
-class _RunningTopK:
-    """The k largest products of n buckets so far, and candidates that are not yet merged."""
-
-    def __init__(self, n: int, k: int, like: Tensor) -> None:
-        self.k = k
-        self.best = like.new_empty(n, 0)
-        self.index = torch.empty(n, 0, dtype=torch.int64, device=like.device)
-        self.deferred: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def select_above(
-        self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the products that are above the k-th best of their bucket so far.
-
-        Args:
-            products: [n, columns] of n buckets.
-            bucket, column: [c, 1] and [c, g], to compare only ``products[bucket, column]``; None
-                to compare all.
-
-        Returns:
-            Bucket, column and value of each of these candidates, [candidates] each.
-        """
-        # ``not <=`` instead of ``>``: NaN is a candidate, so that it ends up in the loss
-        if bucket is None or column is None:
-            buckets, columns = (products <= self.least).logical_not_().nonzero(as_tuple=True)
-        else:
-            is_above = (products[bucket, column] <= self.least[bucket[:, 0]]).logical_not_()
-            group, member = is_above.nonzero(as_tuple=True)
-            buckets, columns = bucket[group, 0], column[group, member]
-        return buckets, columns, products[buckets, columns]
-
-    def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
-        """Keep candidates for later, and merge them all if they outnumber the best.
-
-        Their columns are counted from row ``start`` on.
-        """
-        self.deferred.append((bucket, value, column + start))
-        if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
-            self.merge_deferred()
-
-    def merge_deferred(self) -> Tensor:
-        """Merge all deferred candidates, and return the rows of the best products, [n, k]."""
-        if self.deferred:
-            bucket, value, index = map(torch.cat, zip(*self.deferred, strict=True))
-            self.deferred = []
-            # the candidates of each bucket as a row of a matrix, padded by products of -inf
-            order = bucket.argsort(stable=True)
-            bucket, value, index = bucket[order], value[order], index[order]
-            counts = bucket.bincount(minlength=len(self.best))
-            first = counts.cumsum(0) - counts
-            column = torch.arange(len(bucket), device=bucket.device) - first[bucket]
-            products = value.new_full((len(counts), int(counts.amax())), -torch.inf)
-            products[bucket, column] = value
-            rows = index.new_zeros(products.shape)
-            rows[bucket, column] = index
-            self.merge(products, rows)
-        return self.index
-
-    def merge(self, products: Tensor, rows: Tensor) -> None:
-        """Merge products [n, c] of rows [c] or [n, c] into the best."""
-        rows = torch.cat([self.index, rows.expand_as(products)], 1)
-        products = torch.cat([self.best, products], 1)
-        self.best, column = products.topk(min(self.k, products.size(1)), 1, sorted=False)
-        self.index = rows.gather(1, column)
-        self.least = self.best.amin(1, keepdim=True)
-
-
-class _Buckets(NamedTuple):
-    """Positions [n, x] and items [n, y] of buckets, with the tensors that give their logits."""
-
-    states: Tensor
-    vectors: Tensor
-    targets: Tensor
-    positions: Tensor
-    items: Tensor
-
-    def iterate_chunks(self) -> Iterator[slice]:
-        """Yield slices of buckets, as many as the logits and vectors of a chunk allow."""
-        n, x = self.positions.shape
-        y, d = self.items.size(1), self.states.size(1)
-        return iterate_chunks(n, max(x * y, x * d, y * d), self.states.device)
-
-    def compute_logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states [c, x, d], item vectors [c, y, d] and logits [c, x, y], -inf at targets."""
-        positions, items = self.positions[chunk], self.items[chunk]
-        chunk_states = F.embedding(positions, self.states)
-        columns = F.embedding(items, self.vectors)
-        logits = chunk_states @ columns.mT
-        logits.masked_fill_(items[:, None] == self.targets[positions][..., None], -torch.inf)
-        return chunk_states, columns, logits
-
-
-class _BucketCrossEntropy(EarlyGradients):
-    """Losses of all buckets, then gradients of the losses that are the largest of a position."""
-
-    # The losses and the gradients both compute the logits: that is cheap beside choosing the items.
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,  # [m, d] states
-        vectors: Tensor,  # [items, d] item vectors
-        targets: Tensor,  # [m] items
-        positions: Tensor,  # [n, x] of each bucket
-        items: Tensor,  # [n, y] of each bucket
-        rows: Tensor | None,  # this and the next two: results of ``index_rows``
-        target_index: Tensor,
-        item_index: Tensor,
-    ) -> Tensor:
-        """Return the scalar mean of each position's largest loss in a bucket; keep gradients."""
-        buckets = _Buckets(states, vectors, targets, positions, items)
-        target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
-        target_logit = (states * target_vectors).sum(1)
-        losses = target_logit[positions]
-        for chunk in buckets.iterate_chunks():
-            _, _, logits = buckets.compute_logits(chunk)
-            losses[chunk] = logits.logsumexp(2) - losses[chunk]
-        losses = losses.logaddexp(losses.new_zeros(()))  # adds the target to the denominator
-
-        # the largest loss of each position, over its buckets
-        largest = states.new_full((len(states),), -torch.inf)
-        largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
-        is_covered = largest != -torch.inf  # the position is in a bucket
-        num_covered = is_covered.sum()
-
-        # the gradients of these losses: of the targets, then of the other items
-        needs_states, needs_vectors = ctx.needs_input_grad[:2]
-        grad_states = grad_vectors = None
-        if needs_states or needs_vectors:
-            grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
-            if needs_states:
-                grad_states = grad_logit * target_vectors
-            if needs_vectors:
-                shape = len(vectors if rows is None else rows), vectors.size(1)
-                grad_vectors = vectors.new_zeros(shape)
-                grad_vectors.index_add_(0, target_index, grad_logit * states)
-            share = _share_gradient(losses, largest, positions) / num_covered
-            log_sum_exp = losses + target_logit[positions]
-            _add_gradients(buckets, log_sum_exp, share, grad_states, grad_vectors, item_index)
-        EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
-        return (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(states.dtype)
-
-
-def _share_gradient(losses: Tensor, largest: Tensor, positions: Tensor) -> Tensor:
-    """Return how much of the gradient of a position's largest loss each loss in a bucket gets.
-
-    It is 0 for losses [n, x] that are not the ``largest`` [m] of their position. Equal largest
-    losses share the gradient, as in torch's amax.
-    """
-    is_largest = (losses == largest[positions]).to(losses.dtype)
-    ties = torch.zeros_like(largest)
-    ties.index_add_(0, positions.flatten(), is_largest.flatten())
-    return is_largest / ties.clamp(min=1)[positions]
-
-
-def _add_gradients(
-    buckets: _Buckets,
-    log_sum_exp: Tensor,
-    share: Tensor,
-    grad_states: Tensor | None,
-    grad_vectors: Tensor | None,
-    item_index: Tensor,
-) -> None:
-    """Add the gradients that come from the items of buckets to those of states and vectors.
-
-    Args:
-        buckets: positions and items of the buckets.
-        log_sum_exp: [n, x] of the logits of each position in a bucket.
-        share: [n, x] how much of the gradient of its position a loss gets.
-        grad_states, grad_vectors: [m, d] and [rows, d], changed in place; None if not needed.
-        item_index: [n, y] rows of the buckets' items in ``grad_vectors``.
-    """
-    for chunk in buckets.iterate_chunks():
-        chunk_states, columns, logits = buckets.compute_logits(chunk)
-        logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
-        if grad_states is not None:
-            position = buckets.positions[chunk].flatten()
-            grad_states.index_add_(0, position, (logits @ columns).flatten(0, 1))
-        if grad_vectors is not None:
-            item_rows = item_index[chunk].flatten()
-            grad_vectors.index_add_(0, item_rows, (logits.mT @ chunk_states).flatten(0, 1))

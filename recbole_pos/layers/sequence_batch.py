@@ -60,7 +60,12 @@ class Features:
     def map(
         self, events: Callable[[Tensor], Tensor], users: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Features:
-        """Return features with ``events`` and ``users`` applied to each column of their kind."""
+        """Return the features with a function applied to each column.
+
+        Args:
+            events: function of the columns of interactions, such as a selection of some of them.
+            users: function of the columns of users; by default these stay as they are.
+        """
         return Features(
             {name: events(column) for name, column in self.events.items()},
             {name: users(column) for name, column in self.users.items()},
@@ -68,7 +73,12 @@ class Features:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a nested dataclass, tuple or dict with ``change`` applied to every tensor in it."""
+    """Return a copy of nested data with a function applied to every tensor in it.
+
+    Args:
+        value: a tensor, or a dict, tuple or dataclass of such; anything else is returned as it is.
+        change: the function, such as one that moves a tensor to a device.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -200,11 +210,12 @@ class SequenceBatch:
 
     @lazy_attribute
     def request(self) -> SequenceBatch:
-        """The same interactions at the times of their requests, for queries (``request_time``).
+        """The batch with the time of each interaction replaced by when the next item is requested.
 
         The state after interaction k answers the request at t_{k+1}, the time of the next
-        interaction, and the state after the newest one answers the request at ``at``. ``elapsed``
-        still counts from the oldest interaction. Without ``at`` the request is this batch itself.
+        interaction, and the state after the newest one answers the request at ``at``: times 3, 8
+        and ``at`` 9 become 8, 9. ``elapsed`` still counts from the oldest interaction, at 3.
+        Without ``at`` the request is this batch itself.
         """
         if self.at is None or self.times is None:
             return self
@@ -216,7 +227,12 @@ class SequenceBatch:
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return the value of ``compute``, which is called once a batch for each ``key``.
 
-        The value may depend on lengths, times and fixed numbers only, not on parameters.
+        So layers share what all of them need, such as the buckets of times.
+
+        Args:
+            key: name of the value, with all options that it depends on.
+            compute: computes it from lengths, times and fixed numbers, not from parameters, whose
+                gradient would be needed once more for every layer.
         """
         cache = self.__dict__.setdefault("_cached", {})
         if key not in cache:
@@ -232,7 +248,18 @@ class SequenceBatch:
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return [m] the index of each interaction in a flat [b, t] (time-major: [t, b]) block."""
+        """Return where each packed interaction is in a padded block that is read as one row.
+
+        Histories of 1 and 2 interactions make a block [2, 2]: aligned at the start their indices
+        are 0, 2, 3, time-major they are 0, 1, 3.
+
+        Args:
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
+            time_major: whether the block is [t, b] and not [b, t].
+
+        Returns:
+            [m] int64.
+        """
 
         def compute() -> Tensor:
             column = self.column(align)
@@ -243,9 +270,18 @@ class SequenceBatch:
         return self.cached(("slots", align, time_major), compute)
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Pad packed [m, ...] with zeros to a block [b, t, ...] (time-major: [t, b, ...])."""
+        """Put packed values of interactions into a block with a row for each history.
+
+        Args:
+            x: [m, ...] values, one history after the other.
+            align: whether zeros follow a shorter history (``start``) or precede it (``end``).
+            time_major: whether the block has a column for each history instead.
+
+        Returns:
+            [b, t, ...], or time-major [t, b, ...], with t the length of the longest history.
+        """
         b, t = self.batch_size, self.width
-        if self.is_full:
+        if self.is_full:  # no padding: the values are the block already
             block = x.reshape(b, t, *x.shape[1:])
             return block.transpose(0, 1).contiguous() if time_major else block
         shape = (t, b) if time_major else (b, t)
@@ -253,7 +289,16 @@ class SequenceBatch:
         return block.index_copy_(0, self.slots(align, time_major), x).view(*shape, *x.shape[1:])
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Pack the real interactions of a block as [m, ...], the inverse of :meth:`pad`."""
+        """Take the values of the interactions out of a padded block: the inverse of :meth:`pad`.
+
+        Args:
+            block: [b, t, ...], or time-major [t, b, ...].
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
+            time_major: the order of the block's dimensions.
+
+        Returns:
+            [m, ...], one history after the other.
+        """
         if self.is_full and time_major:
             block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.width, *block.shape[2:])
@@ -281,13 +326,21 @@ class PaddedBatch(SequenceBatch):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> PaddedBatch:
-        """Return a batch of rows with a query after each one's newest interaction.
+        """Return a batch of padded rows with a query after each one's newest interaction.
 
-        Items and times are [b, t], features of interactions [b, t] or [b, t, s].
+        Args:
+            items: [b, t] int64 items of the histories, padded with 0 on the right.
+            lengths: [b] int64 number of interactions of each history.
+            max_length: n, the maximum length the model is built for.
+            times: [b, t] seconds, or None.
+            at: [b] seconds, when the next item is requested, or None.
+            features: columns [b, t] or [b, t, s] of interactions and [b, ...] of users, or None.
         """
         b, t = items.shape
         features = features or Features()
-        # checks come first, or a tracer gives equal sizes different symbols
+
+        # These checks tell torch.export which sizes are equal; without them, and if they came
+        # later, it would give the same size different symbols.
         of_interactions = [*features.events.values()]
         if times is not None:
             of_interactions.append(times)
@@ -298,6 +351,8 @@ class PaddedBatch(SequenceBatch):
             torch._check(column.size(0) == b)
         if at is not None:
             torch._check(at.size(0) == b)
+
+        # all columns of the block count as interactions, padding too
         return cls(
             items=items.reshape(b * t),
             lengths=lengths,
@@ -345,10 +400,21 @@ class PaddedBatch(SequenceBatch):
         return self.width if align == "start" else self.max_length
 
     def pad(self, x: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
-        """Copy rows [b * t, ...] to a block [b, t, ...] or [t, b, ...], with zeros at padding."""
+        """Put values of padded rows into a block, with zeros at padding.
+
+        Args:
+            x: [b * t, ...] values of all columns of the rows, padded on the right.
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
+                At the end the block has n columns, the maximum length, instead of t.
+            time_major: whether the block has a column for each history instead of a row.
+
+        Returns:
+            [b, t or n, ...], or time-major [t or n, b, ...].
+        """
         b, width, is_padding = self.batch_size, self.block_width(align), self.padding
         if align == "end":
-            # index of the interaction in each column, negative for padding before the row
+            # the index of the interaction that each column takes, negative before the oldest one:
+            # 2 interactions in 4 columns have the indices -2, -1, 0, 1
             index = torch.arange(width, device=x.device) - (width - self.lengths[:, None])
             is_padding = index < 0
             x = x.index_select(0, (self.first[:, None] + index.clamp(min=0)).view(-1))

@@ -63,15 +63,21 @@ def make_table(dimensions: Dimensions, width: int) -> nn.Parameter:
 
 
 def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
-    """Return [n, width] float64: column 2i is sin(position / 10000^(2i/size)), 2i + 1 its cosine.
+    """Return sines and cosines of positions: column 2i is sin(p / 10000^(2i/d)), 2i + 1 its cosine.
+
+    (Vaswani et al., Attention Is All You Need, 2017, section 3.5.)
 
     Args:
-        position: [n] float64.
+        position: [n] float64 positions p.
         width: number of columns; an odd number ends with a column 2i.
         size: d in the frequencies, which may differ from ``width``.
         exchanged: whether cosines are in the even columns and sines in the odd ones.
+
+    Returns:
+        [n, width] float64.
     """
     column = torch.arange(width, dtype=torch.float64)
+    # column - column % 2 is 2i for both columns of a pair
     angle = position[:, None] * 10000.0 ** (-(column - column % 2) / size)
     return torch.where((column % 2 == 0) != exchanged, angle.sin(), angle.cos())
 
@@ -102,12 +108,24 @@ class CountedEncoding(PositionEncoding):
         self.widths = [d] * num_slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return P [..., d]: a row of the table for each count, added up or side by side."""
+        """Return the encodings P of interactions, from rows of the table for each of ``counts``.
+
+        Args:
+            forward: [...] int64 number of older interactions of the session.
+            backward: [...] int64 number of newer interactions.
+            length: [...] int64 number of interactions of the session; None for
+                forward + backward + 1.
+
+        Returns:
+            [..., d]: the rows added up (``added``), or side by side as parts of d columns.
+        """
         if length is None:
             length = forward + backward + 1
         newest = self.max_length - 1 - backward
         indices = torch.broadcast_tensors(forward, backward, newest, length - 1)
         index = dict(zip(("forward", "backward", "newest", "length"), indices, strict=True))
+
+        # each count has its own columns of the table
         slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
         columns = [nn.functional.embedding(index[count], table) for count, table in slices]
         if self.added or len(columns) == 1:
@@ -119,7 +137,7 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` [n, w], a slice of columns for each count."""
+        """Compute the table ``weight`` [n, w], with columns for each of ``counts``."""
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)

@@ -45,7 +45,12 @@ class TimeIntervalAttention(AttentionPosition):
     assumes_order = True  # tables have no rows for intervals below 0
 
     def __init__(self, dimensions: Dimensions, *, tisas_intervals: int) -> None:
-        """Create P [n, d] and R [intervals + 1, d], one of each for keys and for values."""
+        """Create the tables P^K, P^V [n, d] of positions and R^K, R^V [intervals + 1, d] of times.
+
+        Args:
+            dimensions: sizes of the model.
+            tisas_intervals: the longest interval that has a row of its own.
+        """
         super().__init__()
         self.max_length = dimensions.max_length
         self.longest = tisas_intervals
@@ -61,10 +66,23 @@ class TimeIntervalAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return sum_j a_ij (v_j + P^V_j + R^V[r_ij]), packed [m, h, e].
+        """Attend with vectors for positions and for the time between interactions (TiSASRec).
 
-        a is the softmax of q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) over j, up to i.
+            out_i = sum_j a_ij (v_j + P^V_j + R^V[r_ij])                       over j <= i
+            a_i   = softmax_j( q_i . (k_j + P^K_j + R^K[r_ij]) / sqrt(e) )
+
+        with r_ij the time between i and j in units of the user's shortest gap (Li et al., WSDM
+        2020).
+
+        Args:
+            query, key, value: [m, h, e] q, k and v, packed.
+            batch: the histories, with times.
+            dropout: dropout on the weights a.
+
+        Returns:
+            [m, h, e] packed.
         """
+        # add the positions, which count from the newest interaction, and pad for products
         _, h, e = value.shape
         row = self.max_length - 1 - batch.age  # the newest interaction has the last row
         key = key + self.position_key[row].view(-1, h, e)
@@ -72,15 +90,19 @@ class TimeIntervalAttention(AttentionPosition):
         block = batch.pad(torch.stack((query, key, value), 1), "start")
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
 
+        # Logits. q_i is multiplied by all rows of R^K first, [b, h, t, r], and the product for r_ij
+        # is taken from there, so that no vector for each pair of interactions exists.
         longest = self.longest
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
 
+        # the weights a_ij of keys j <= i
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
+        # sum_j a_ij R^V[r_ij]: weights of equal intervals are added up before they multiply R^V
         interval_weights = weights.new_zeros(*weights.shape[:-1], longest + 1)
         interval_weights = interval_weights.scatter_add(-1, intervals, weights)
         time_value = self.time_value.view(-1, h, e)
@@ -89,10 +111,19 @@ class TimeIntervalAttention(AttentionPosition):
 
 
 def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
-    """Return r_ij = min(floor((t_i - t_j) / u_i), longest), [b, t, t] int64 aligned at the start.
+    """Return the time between interactions of a history, in units of the user's shortest gap.
 
-    u_i is the shortest gap between two interactions up to i. Entries of the future and of padding
-    have no meaning.
+    r_ij = min(floor((t_i - t_j) / u_i), longest), where the unit u_i is the shortest gap above 0
+    between two neighbours up to interaction i. Times 0, 60, 90 have the units -, 60 and 30 s, so
+    that the third interaction is 3 units after the first.
+
+    Args:
+        batch: the histories, with times.
+        longest: the largest number that is returned.
+
+    Returns:
+        [b, t, t] int64 from interaction i (row) to j, aligned at the start. Entries of the future
+        and of padding have no meaning.
     """
     query_times, key_times = pad_times(batch)
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
@@ -123,7 +154,13 @@ class DecoupledAttributes(AttentionPosition):
     def __init__(
         self, dimensions: Dimensions, *, difsr_fields: Sequence[str], difsr_size: int
     ) -> None:
-        """Create a table, queries and keys for the position and for each field of items."""
+        """Create a table of vectors, queries Q and keys K for the position and each field of items.
+
+        Args:
+            dimensions: sizes of the model, and the function that gives the tokens of a field.
+            difsr_fields: token or token_seq fields of items.
+            difsr_size: size of the vectors of fields.
+        """
         super().__init__()
         std = dimensions.initializer_range
         if isinstance(difsr_fields, str):
@@ -147,8 +184,21 @@ class DecoupledAttributes(AttentionPosition):
         self.position, self.tables = first.position, first.tables
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the sum over fields f of (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f), [b, h, t, t]."""
+        """Return what attributes and positions add to the logits (DIF-SR, Xie et al., SIGIR 2022).
+
+            B_ij = sum_f (a^f_i Q_f) . (a^f_j K_f) / sqrt(e_f)
+
+        over the position and the fields f of items, with a^f_i the vector of interaction i.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys of the items; only the type of q is read.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t], aligned at the start.
+        """
         logits: list[Tensor] = []
+        # the products of each field by itself: the position first, then the fields of items
         for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = batch.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
@@ -157,7 +207,15 @@ class DecoupledAttributes(AttentionPosition):
         return sum(logits[1:], logits[0]).to(q.dtype)
 
     def _embed(self, batch: SequenceBatch) -> list[Tensor]:
-        """Return the vectors [m, d] of positions, then those [m, difsr_size] of each field."""
+        """Return the vectors of the position and of each field, for every interaction.
+
+        The vector of a field is the mean over the item's tokens, zero if it has none. ``batch`` has
+        m interactions.
+
+        Returns:
+            [m, d] for the position, which counts from the newest interaction, then
+            [m, difsr_size] for each field.
+        """
         vectors = [self.position[self.max_length - 1 - batch.age]]
         for index, table in enumerate(self.tables):
             tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]

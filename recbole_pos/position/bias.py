@@ -29,6 +29,11 @@ class DistanceBias(AttentionPosition):
         raise NotImplementedError
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return B_ij = f(i - j), the same for all histories: [1, h, t, t] in the type of ``q``.
+
+        Above the diagonal, where a key is newer than the query, it has the value of distance 0,
+        which the causal mask hides.
+        """
         t = batch.width
         distance = torch.arange(t, device=q.device)
         curve = self.curve(distance).to(q.dtype)
@@ -46,7 +51,11 @@ class ALiBi(DistanceBias):
     slopes: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the slopes [h, 1], a geometric series if h, the heads, is a power of two."""
+        """Compute the slope of each head (Press et al., ALiBi, 2022, section 3), [h, 1].
+
+        4 heads have 1/4, 1/16, 1/64 and 1/256. 6 heads have these and, of the slopes of 8 heads,
+        the first and the third, 1/2 and 1/8.
+        """
         super().__init__()
         h = dimensions.n_heads
         power = 2 ** int(math.log2(h))  # the largest power of two up to h
@@ -74,7 +83,19 @@ class T5Bias(DistanceBias):
     bucket: Tensor
 
     def __init__(self, dimensions: Dimensions, *, t5_buckets: int, t5_max_distance: int) -> None:
-        """Create the biases [h, buckets], and compute the bucket of each distance, [n]."""
+        """Create the biases [h, buckets], and compute the bucket of each distance, [n].
+
+        With 8 buckets and a largest distance of 16 the distances 0 to 3 have a bucket each; then
+        buckets begin at 4, 5.7, 8 and 11.3.
+
+        Args:
+            dimensions: sizes of the model.
+            t5_buckets: number of buckets.
+            t5_max_distance: smallest distance that is always in the last bucket.
+
+        Raises:
+            UsageError: if there are no two buckets, or the distance leaves none for a logarithm.
+        """
         super().__init__()
         if t5_buckets < 2 or t5_max_distance <= t5_buckets // 2:
             raise UsageError(
@@ -82,6 +103,8 @@ class T5Bias(DistanceBias):
                 f"{t5_buckets} and {t5_max_distance}"
             )
         self.weight = nn.Parameter(torch.zeros(dimensions.n_heads, t5_buckets))
+
+        # half of the buckets in equal steps, the other half in steps of the logarithm
         exact = t5_buckets // 2  # buckets of one distance each
         distance = torch.arange(dimensions.max_length)
         growth = (distance.clamp(min=1).double() / exact).log() / math.log(t5_max_distance / exact)
@@ -106,7 +129,11 @@ class KERPLE(DistanceBias):
     options = ("kerple_kind",)
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
-        """Create r1 and r2 [h] without bounds; :meth:`curve` maps them into their ranges."""
+        """Create the two learned numbers of each head, without bounds, [h] each.
+
+        :meth:`curve` maps them to r1 and r2 in their ranges. ``kerple_kind`` is the function of the
+        distance, ``log`` or ``power``.
+        """
         super().__init__()
         self.kind = kerple_kind
         h = dimensions.n_heads
@@ -118,7 +145,17 @@ class KERPLE(DistanceBias):
         self.raw_r2 = nn.Parameter(raw_r2)
 
     def curve(self, distance: Tensor) -> Tensor:
-        """Return the bias [h, t] of each head at the distances 0 to t - 1, [t] int64."""
+        """Return the bias of each head at some distances (KERPLE, Chi et al., 2022).
+
+        It is -r1 log(1 + r2 distance) for the kind ``log``, -r1 distance^r2 for ``power``. Softplus
+        keeps r1 and r2 above 0, and twice a sigmoid keeps the r2 of ``power`` between 0 and 2.
+
+        Args:
+            distance: [t] int64 distances, from 0 on.
+
+        Returns:
+            [h, t].
+        """
         r1 = F.softplus(self.raw_r1)[:, None]
         raw_r2 = self.raw_r2[:, None]
         if self.kind == "log":
@@ -148,18 +185,34 @@ class ContextualPosition(AttentionPosition):
         self.weight = nn.Parameter(torch.zeros(num_rows, dimensions.head_size))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return B_ij = q_i . e[p_ij], [b, h, t, t], for queries and keys [b, h, t, e]."""
         with torch.autocast(q.device.type, enabled=False):  # a position needs all its digits
             dtype = self.weight.dtype
             return self._compute_bias(q.to(dtype), k.to(dtype), batch).to(q.dtype)
 
     def _compute_bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return B_ij = q_i . e[p_ij], [b, h, t, t], in the type of the table e, for q, k alike."""
-        # 1 - sigmoid(q . k), and 0 for the future
+        """Return B_ij = q_i . e[p_ij] for positions that depend on the context (CAPE, Yuan et al.).
+
+        Key j is as far from query i as there are dissimilar keys between: with the gates
+        g_ij = 1 - sigmoid(q_i . k_j), p_ij = g_ij + ... + g_ii. Between two rows of the table e
+        the product is interpolated: at 1.3 it is 0.7 q_i . e[1] + 0.3 q_i . e[2].
+
+        Args:
+            q, k: [b, h, t, e] queries and keys, in the type of the table.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t], for keys j <= i.
+        """
+        # gates, and 0 for the future; then their sums from j to i, by adding up from the right
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
         position = gate.flip(-1).cumsum(-1).flip(-1)
+
         # a sum of t gates below one stays below t, so rows beyond t are never read
         num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
+
+        # the rows on both sides of a position, and how far it is from the lower one
         floor = position.detach().floor()
         fraction = position - floor
         lower = floor.long()

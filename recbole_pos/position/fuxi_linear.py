@@ -33,7 +33,18 @@ TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column h
 
 
 def split_head(share: float, e: int) -> tuple[int, int, int]:
-    """Return how many of the e numbers of a head are for content, for order and for time."""
+    """Divide the columns of a head into three: for content, for order and for time.
+
+    Args:
+        share: share of the columns for order, and as much for time.
+        e: number of columns of a head.
+
+    Returns:
+        Their numbers: e = 16 and a share of 0.25 give 8, 4, 4.
+
+    Raises:
+        UsageError: if none is left for content.
+    """
     size = max(1, round(share * e))
     if 2 * size >= e:
         raise UsageError(
@@ -87,38 +98,68 @@ class FuXiLinear(AttentionPosition):
         time_max_period: float,
         time_unit: str,
     ) -> None:
-        """Create the decay of each head [h], p [n, s], alpha and beta, and the fixed periods."""
+        """Create the decay of each head [h], the rows p [n, s], alpha and beta, and the periods.
+
+        Args:
+            dimensions: sizes of the model; heads of at least three numbers.
+            channel_share: share of a head's columns for order, and for time: below 1/2.
+            fuxi_position_size: s, even.
+            time_min_period, time_max_period: the shortest and the longest period.
+            time_unit: unit of both.
+
+        Raises:
+            UsageError: if s is odd, a period is wrong, or no column is left for content.
+        """
         super().__init__()
         if fuxi_position_size % 2:
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
         self.sizes = split_head(channel_share, dimensions.head_size)
         _, _, time_size = self.sizes
+
+        # a fixed period for each pair of columns for time of each head
         h = dimensions.n_heads
-        self.num_pairs = math.ceil(time_size / 2)  # of columns of a head's v^t
+        self.num_pairs = math.ceil(time_size / 2)
         require_periods(time_min_period, time_max_period, time_unit)
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
 
+        # what is learned: decays, rows p that start as sines and cosines, alpha and beta
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
         rows = torch.cat((angle.sin(), angle.cos()), 1)
         self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
-        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha and beta
+        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return the sums of the parts of values by content, order and time, packed [m, h, e].
+        """Sum the values of older interactions by content, by order and by time, side by side.
 
-        Weights are decaying products q_i . k_j, products of learned p_i and p_j, and periodic ones.
+        The e columns of a value are cut into three parts, v = (v^c, v^p, v^t):
+
+            content   sum_j g^(i - j) (silu(q_i) . silu(k_j)) / sqrt(e) silu(v^c_j)
+            order     alpha sum_j (p_i . p_j) / (s / 2) v^p_j + beta v^p_i
+            time      see :meth:`_sum_periodically`
+
+        over j <= i, with a decay g of each head and learned rows p of size s (FuXi-Linear, Ye et
+        al., 2026). Sums are computed in chunks, at a cost linear in the length.
+
+        Args:
+            query, key, value: [m, h, e] q, k and v, packed.
+            batch: the histories, with times.
+            dropout: dropout, which falls on the values, as weights never exist.
+
+        Returns:
+            [m, h, e] packed.
         """
         e, dtype, align = query.size(-1), value.dtype, batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
+        # logarithms of the decay g^i, falling with the position; then p, alpha and beta
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
         log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
         p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
@@ -133,17 +174,35 @@ class FuXiLinear(AttentionPosition):
         return batch.unpad(out.transpose(1, 2), align)
 
     def _sum_periodically(self, values: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the sums of ``values`` [b, h, t, columns] by periodic weights, of this shape."""
+        """Sum the values of older interactions by weights that are periodic in the time between.
+
+            out_i = sum_j 2^(-a) cos(a) v_j in half of the columns, sin(a) in the others
+
+        over j <= i with a = 2 pi (t_i - t_j) / period (FuXi-Linear, Ye et al., 2026). The cosine
+        and the sine of a difference are products of a vector of i and a vector of j, which are
+        query and key of :func:`~recbole_pos.position.mixing.sum_past`.
+
+        Args:
+            values: [b, h, t, columns] values v, padded.
+            batch: the histories, with times.
+
+        Returns:
+            [b, h, t, columns].
+        """
         b, h, t, columns = values.shape
         dtype, num_pairs = values.dtype, self.num_pairs
         times = (batch.pad(x.elapsed.detach(), batch.any_alignment) for x in (batch.request, batch))
         # angles of queries and of keys, [b, h num_pairs, t] each
         a, c = (seconds[:, None] * self.bank()[:, None] for seconds in times)
+
+        # the two factors, and the decay 2^(-a)
         cos, sin = a.cos(), a.sin()
         # cos(a - c) = cos a cos c + sin a sin c; sin(a - c) = sin a cos c - cos a sin c
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
         k = torch.stack((c.cos(), c.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
         query_decay, key_decay = ((-math.log(2) * x).repeat(1, 2, 1) for x in (a, c))
+
+        # every column is summed on its own, as a head of one column, and put back in its place
         v = F.pad(values, (0, 2 * num_pairs - columns)).unflatten(-1, (2, num_pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h num_pairs, t, 1]
         out = sum_past(q, k, v, (query_decay, key_decay), TIME_CHUNK).view(b, 2, h, num_pairs, t)

@@ -35,7 +35,11 @@ class Factor(nn.Module):
         return self.matrix(len(x)) @ x
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Mix packed x [m, h, e] along each sequence, to the same shape (equations 10 and 11)."""
+        """Multiply each sequence by the matrix: position i gets a sum of positions up to i.
+
+        (Nabiev and Frolov, 2026, equations 10 and 11.) ``x`` is [m, h, e], packed; so is the
+        result.
+        """
         with torch.autocast(x.device.type, enabled=False):
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self.product(block.flatten(1)).view(block.shape)
@@ -48,6 +52,10 @@ class FullFactor(Factor):
     flat_index: Tensor  # of each weight in the [n, n] matrix
 
     def __init__(self, n: int) -> None:
+        """Create the weights on and below the diagonal of an [n, n] matrix, as the identity.
+
+        They are kept row by row: of a matrix [[a, 0], [b, c]] as a, b, c.
+        """
         super().__init__()
         self.n = n
         row, column = torch.tril_indices(n, n)
@@ -55,9 +63,11 @@ class FullFactor(Factor):
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
-        """Scatter the weights of the last t rows into a matrix, [t, t]."""
+        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal."""
+        # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 stand before row r.
         first_row = self.n - t
-        start = first_row * (first_row + 1) // 2  # weights of the rows before the first
+        start = first_row * (first_row + 1) // 2
+        # where the weights of the last t rows are in a flat [t, n] matrix
         flat_index = self.flat_index[start:] - first_row * self.n
         rows = self.weight.new_zeros(t * self.n).index_copy(0, flat_index, self.weight[start:])
         return rows.view(t, self.n)[:, first_row:]
@@ -67,7 +77,15 @@ class ToeplitzFactor(Factor):
     """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
-        """Create the weights [band] of the identity of size n; None is a band of all n lags."""
+        """Create the weights of the lags 0 to ``band`` - 1, as the identity: 1 at lag 0.
+
+        Args:
+            n: size of the matrix.
+            band: number of lags that have a weight, from 1 to n; None for n.
+
+        Raises:
+            UsageError: if the band is out of this range.
+        """
         super().__init__()
         band = n if band is None else band
         if not 1 <= band <= n:
@@ -112,7 +130,15 @@ class PositionalKernel(AttentionPosition):
         kernel_l_shared: bool,
         kernel_band: int | None,
     ) -> None:
-        """Build the factors U and L, each for n positions and the identity when fresh."""
+        """Build the factors U and L of the kernel, [n, n] each and the identity when fresh.
+
+        Args:
+            dimensions: sizes of the model; n is ``max_length``.
+            kernel_u, kernel_l: form of U, acting on keys, and of L, acting on values: toeplitz,
+                full, or identity for none.
+            kernel_u_shared, kernel_l_shared: whether all layers have the same.
+            kernel_band: lags that a Toeplitz factor has; None for all.
+        """
         super().__init__()
         n = dimensions.max_length
         self.U = _build_factor(kernel_u, n, kernel_band)
@@ -143,9 +169,16 @@ FFT_LENGTH = 768
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """Return the matrix [t, t] that has ``weight[i - j]`` at [i, j], and zero where there is none.
+    """Return the matrix that has ``weight[i - j]`` at row i and column j, and zero elsewhere.
 
     For weights a, b and t = 3 it is [[a, 0, 0], [b, a, 0], [0, b, a]].
+
+    Args:
+        weight: [lags] weight of each distance i - j from 0 on.
+        t: number of rows and columns.
+
+    Returns:
+        [t, t].
     """
     # No index is used, so that the gradient is a plain sum. The weights of a row are 0 0 a b 0, the
     # same in each of t rows. Read with one number more in a row, each row shifts by one column:
@@ -165,17 +198,23 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
 
     Args:
         weight: [band] weights of the lags from 0 on.
-        x: [t, c], the oldest interaction first; the result has the same shape and order.
+        x: [t, c], the oldest interaction first.
+
+    Returns:
+        [t, c] in the same order.
     """
     t, c = x.shape
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
         return toeplitz_matrix(weight, t) @ x
+
+    # each half by itself: both as columns of one product, the newer one filled up if t is odd
     half = (t + 1) // 2
     older = x[:half]
     newer = F.pad(x[half:], (0, 0, 0, 2 * half - t))
-    # both halves as columns of one product
     within = toeplitz_product(weight, torch.cat((older, newer), 1))
-    # circular, of length 2 * half: only rows below half wrap around, and these are not read
+
+    # What the older half adds to the newer one, as a product of spectra. That is a circular
+    # convolution of length 2 * half: only rows below half wrap around, and these are not read.
     spectrum = torch.fft.rfft(weight[:t], 2 * half)
     from_older = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
     return torch.cat((within[:, :c], within[: t - half, c:] + from_older[:, half:t].t()))

@@ -31,8 +31,21 @@ class LinearAttention(AttentionPosition):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return phi(q_i).sum phi(k_j) v_j^T / phi(q_i).sum phi(k_j), [m, h, e] like arguments."""
-        # as a further value column, ones sum to the denominator
+        """Attend with weights phi(q_i) . phi(k_j), phi = elu + 1, instead of a softmax.
+
+            out_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j)       over j <= i
+
+        (Katharopoulos et al., ICML 2020.)
+
+        Args:
+            query, key, value: [m, h, e] q, k and v, packed.
+            batch: the histories.
+            dropout: dropout, which falls on the values, as weights never exist.
+
+        Returns:
+            [m, h, e] packed.
+        """
+        # The denominator is the same sum with a value of 1: a further column of ones gives it.
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
         block = batch.pad(features, batch.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
@@ -51,15 +64,21 @@ def sum_past(
 ) -> Tensor:
     """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
 
-    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. What
-    comes from earlier chunks is q_i times the sum of their states k v^T, [f, w], so that the cost
-    grows with t and not with its square.
+    So attention without a softmax mixes values with weights q_i . k_j.
+
+    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. All
+    pairs of i with an earlier chunk are one product of q_i with the chunk's state, which is the sum
+    of its k_j v_j^T, [f, w]. So the cost grows with t and not with its square.
 
     Args:
-        q, k, v: [b, h, t, f] twice, and [b, h, t, w], which is the shape of the result, too.
+        q, k: [b, h, t, f] queries and keys.
+        v: [b, h, t, w] values.
         log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
             the sequence, nor from c_i to a_i; None for no decay.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
+
+    Returns:
+        [b, h, t, w].
     """
     # cut into chunks, [b, h, num_chunks, size, ...]
     t = v.size(2)
@@ -70,23 +89,27 @@ def sum_past(
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights = q @ k.transpose(-1, -2)  # of pairs within a chunk
 
-    # the states of each chunk, and their sums over earlier chunks
+    # The state of each chunk, and for each chunk the sum of the states before it. The sum is
+    # shifted by one chunk: subtracting a chunk's own state from a sum that includes it would leave
+    # rounding of later values.
     if log_decays is None:
         past_q = q
         state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
-        # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
         past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
+        # The decay exp(a_i - c_j) is split at ends of chunks, so that no factor is above 1: from j
+        # to the end of its chunk, on to the end of the chunk before that of i, and from there to i.
         a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
         weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
         state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
-        # of a chunk's state on its way to a later chunk, [b, h, num_chunks, num_chunks]
+        # the second factor, [b, h, num_chunks, num_chunks] to each chunk (row) from earlier ones
         carried = _decay(start - end.transpose(-1, -2), v.dtype).tril(-1)
         past_state = (carried @ state.flatten(3)).view_as(state)
         past_q = q * _decay(a - start, v.dtype)[..., None]
 
+    # pairs within a chunk, where newer keys are masked, and pairs with earlier chunks
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 
@@ -107,6 +130,7 @@ class TokenMixing(AttentionPosition):
     projections = ()
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Create W1 and W2, [n, n] each, by Xavier's rule; n is the maximum length."""
         super().__init__()
         n = dimensions.max_length
         self.W1 = nn.Parameter(torch.empty(n, n))
@@ -117,7 +141,19 @@ class TokenMixing(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return W2 gelu(W1 X) over the positions of each sequence, for values X [m, h, e]."""
+        """Mix the positions of each sequence by an MLP: W2 gelu(W1 X) (MLP-Mixer, NeurIPS 2021).
+
+        Args:
+            query, key: None, as they are not needed.
+            value: [m, h, e] inputs X of the layer, packed.
+            batch: the histories.
+            dropout: dropout on the hidden layer.
+
+        Returns:
+            [m, h, e] packed. A position gets a sum of itself and older ones: the matrices are
+            lower triangular.
+        """
+        # a sequence of t interactions uses the last t rows and columns
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

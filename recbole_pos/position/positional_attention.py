@@ -35,7 +35,19 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return packed values [m, h, e] mixed by A, divided by its sums if normalised."""
+        """Return sum_j A_ij v_j, divided by sum_j A_ij if ``normalised``, over interactions j <= i.
+
+        The weights A depend on positions only, so they are the same for all sequences.
+
+        Args:
+            query, key: None, as they are not needed.
+            value: [m, h, e] values v, packed.
+            batch: the histories.
+            dropout: dropout on the weights; the divisor is without it.
+
+        Returns:
+            [m, h, e] packed.
+        """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
             weights = self.weights(batch.block_width("end"))
             value = value.to(weights.dtype)
@@ -43,6 +55,8 @@ class PositionalAttention(AttentionPosition):
             out = batch.unpad(mixed, "end", time_major=True)  # [m, h, e]
             if not self.normalised:
                 return out
+
+            # the sum of the weights at interactions, by a product with 1 there and 0 at padding
             if batch.is_full:
                 total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
             else:
@@ -53,7 +67,15 @@ class PositionalAttention(AttentionPosition):
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
-        """Return weights [h or 1, t, t] times values [t, b, h, e] along the sequence, per head."""
+        """Return the product of weights and values along the sequence, head by head.
+
+        Args:
+            weights: [h or 1, t, t] weights of each head, or the same for all heads.
+            block: [t, b, h, e] values.
+
+        Returns:
+            [t, b, h, e].
+        """
         t, b, h, e = block.shape
         if weights.size(0) == 1:
             return (weights[0] @ block.view(t, b * h * e)).view(block.shape)
@@ -86,6 +108,11 @@ class LearnedAttention(PositionalAttention):
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
+        """Return the weights exp(R / sqrt(e)) of the newest t positions, [h, t, t].
+
+        They are 0 for keys that are newer than the query, and not normalised yet; with
+        ``positional_mask: after_softmax`` they are softmaxes over all n positions instead.
+        """
         logits = self.logits(t)
         if not self.normalised:
             return logits.softmax(-1)[..., -t:].tril()
@@ -124,7 +151,14 @@ class FactorizedPositionMatrix(LearnedAttention):
     def __init__(
         self, dimensions: Dimensions, *, positional_rank: int, positional_mask: str
     ) -> None:
-        """Create the factors R1 and R2, [h, n, k] each, by Xavier's rule for each head."""
+        """Create the factors R1 and R2, [h, n, k] each, by Xavier's rule for each head.
+
+        Args:
+            dimensions: sizes of the model.
+            positional_rank: k.
+            positional_mask: whether newer positions are masked ``before_softmax`` or
+                ``after_softmax``.
+        """
         super().__init__(dimensions, positional_mask=positional_mask)
         shape = (dimensions.n_heads, dimensions.max_length, positional_rank)
         self.R1 = nn.Parameter(torch.empty(shape))
@@ -143,6 +177,7 @@ class FixedPattern(PositionalAttention):
     A: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
+        """Compute the fixed weights A [1, n, n], zero above the diagonal, from :meth:`pattern`."""
         super().__init__()
         n = dimensions.max_length
         position = torch.arange(1, n + 1)  # i and j of the appendix count from 1

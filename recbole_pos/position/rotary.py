@@ -26,9 +26,14 @@ def base_form(planes: int, base: float, scale: float) -> Tensor:
 
 
 def wavelength_form(planes: int, shortest: float, longest: float) -> Tensor:
-    """Return the frequencies of log-spaced periods, [planes] float64 (TO-RoPE, section 3.2, (2)).
+    """Return frequencies whose periods are log-spaced (TO-RoPE, Wei et al., 2025, section 3.2).
 
-    Periods go from ``shortest`` to ``longest``; a single one is their geometric mean.
+    Args:
+        planes: number of frequencies; a single one has the geometric mean of both periods.
+        shortest, longest: first and last period.
+
+    Returns:
+        [planes] float64 radians per unit of the periods, falling.
     """
     low, high = math.log(shortest), math.log(longest)
     if planes == 1:
@@ -68,9 +73,13 @@ class FrequencyBank(nn.Module):
     start: Tensor  # exists only if frequencies are fixed
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
-        """Keep the frequencies ``start`` [planes], or create parameters that give them when fresh.
+        """Keep the frequencies, or create parameters that give them when fresh.
 
-        See the class for the ways to learn them.
+        Args:
+            start: [planes] float64 fresh frequencies, falling.
+            learn: ``fixed``; ``free``, a logarithm for each frequency; or ``ladder``, a logarithm
+                for the first, and for each other one how far it falls below the one before.
+            scaled: whether each frequency has a learned factor, too.
         """
         super().__init__()
         if not len(start):
@@ -82,7 +91,7 @@ class FrequencyBank(nn.Module):
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
-        else:  # the ladder: the first frequency, and how far each falls below the one before
+        else:  # the ladder; the softplus of ``raw_step`` is by how much a logarithm falls
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
 
@@ -98,7 +107,14 @@ class FrequencyBank(nn.Module):
         return self
 
     def forward(self) -> Tensor:
-        """Return [planes] float64 frequencies, in radians per unit of the source."""
+        """Return the frequencies, in radians per interaction or per unit of time.
+
+        Fixed ones are returned as they are. Learned ones are positive: exponentials of logarithms
+        that are learned one by one (``free``), or that fall from each to the next (``ladder``).
+
+        Returns:
+            [planes] float64.
+        """
         if self.learn == "fixed":
             frequency = self.start
         elif self.learn == "free":
@@ -114,14 +130,17 @@ class FrequencyBank(nn.Module):
 def build_time_bank(
     planes: int, options: Mapping[str, Any], *, learn: str, scaled: bool, factor: float = 1.0
 ) -> FrequencyBank:
-    """Build the frequencies of time, in radians per ``time_unit``.
+    """Build the frequencies at which planes turn with time, in radians per ``time_unit``.
 
-    They have the base form if ``time_base`` is set, else log-spaced periods between the two given.
+    With ``time_base`` they are time_scale * time_base^(-c / planes) for plane c, as RoFormer's.
+    Otherwise their periods are log-spaced from ``time_min_period`` to ``time_max_period``.
 
     Args:
-        planes, learn, scaled: see :class:`FrequencyBank`.
+        planes: number of frequencies, one for each plane of a head.
         options: ``time_unit``, ``time_min_period``, ``time_max_period``, ``time_base`` and
             ``time_scale``.
+        learn: whether and how they are learned: ``fixed``, ``ladder`` or ``free``.
+        scaled: whether each has a learned factor, too.
         factor: factor of all fresh frequencies.
 
     Raises:
@@ -136,17 +155,32 @@ def build_time_bank(
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_i, x_(i + e/2)) of vectors x [..., e] by angles [..., e / 2].
+    """Rotate the pairs (x_i, x_(i + e/2)) of vectors by angles (Su et al., RoFormer, 2021).
 
     RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order of the columns
     of the projections.
+
+    Args:
+        x: [..., e] vectors.
+        cos, sin: [..., e / 2] cosines and sines of the angles.
+
+    Returns:
+        [..., e].
     """
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return e / 2, the number of planes (pairs) of a head; raise UsageError if e is odd."""
+    """Return how many pairs of columns a head of size e has, e / 2, which rotations turn (planes).
+
+    Args:
+        dimensions: sizes of the model.
+        scheme: name of the position scheme that asks, for the message.
+
+    Raises:
+        UsageError: if e is odd.
+    """
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "
@@ -169,6 +203,7 @@ class RotaryPosition(AttentionPosition):
     sin: Tensor
 
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
+        """Compute cosines and sines of position * base^(-2c/e), [n, e / 2] each, for planes c."""
         super().__init__()
         frequency = base_form(count_planes(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency

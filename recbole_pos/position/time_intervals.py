@@ -59,7 +59,13 @@ class TimeEmbedding(InputPosition):
     reads_request = True
 
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
-        """Create the table [buckets, d] of times and, if requests have times, one of gaps."""
+        """Create the table P [buckets, d] of times and, if requests have times, R of gaps.
+
+        Args:
+            dimensions: sizes of the model, and whether requests have times.
+            time_buckets: number of rows.
+            time_from: ``first`` or ``previous``, the interaction that seconds are counted from.
+        """
         super().__init__()
         self.time_from = time_from
         self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
@@ -70,9 +76,20 @@ class TimeEmbedding(InputPosition):
             nn.init.normal_(self.request, std=dimensions.initializer_range)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return item vectors x [m, d] with the vectors of their times added, [m, d]."""
+        """Add vectors of times to item vectors: x + P[bucket(t)], and R[bucket(gap)] of requests.
+
+        t are the seconds since the first interaction of the history or since the one before; gap is
+        the time from an interaction to the request that its state answers.
+
+        Args:
+            x: [m, d] item vectors.
+            batch: the histories, with times.
+
+        Returns:
+            [m, d].
+        """
         seconds = batch.elapsed
-        if self.time_from == "previous":
+        if self.time_from == "previous":  # 0 for the first interaction of a history
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(batch.index == 0, 0)
         x = x + F.embedding(find_bucket(seconds, len(self.weight)), self.weight)
         if self.request is None:
@@ -111,9 +128,17 @@ class HSTUBias(AttentionPosition):
 
 
 def bucket_pairs(batch: SequenceBatch, num_buckets: int) -> Tensor:
-    """Return the buckets [b, t, t] int32 of t_i - t_j, as indices into LANES tables end to end.
+    """Return the buckets of the times t_i - t_j between interactions, as rows of a repeated table.
 
-    See :func:`look_up_intervals`.
+    The table has ``LANES`` copies, one after the other. Key j reads copy j modulo LANES, which
+    saves waiting where the gradient is summed: with 128 buckets, bucket 5 of key 2 is row 261.
+
+    Args:
+        batch: the histories, with times.
+        num_buckets: number of buckets; the last one takes everything longer.
+
+    Returns:
+        [b, t, t] int32 from query i (row) to key j.
     """
     keys = torch.arange(batch.width, dtype=torch.int32, device=batch.lengths.device)
     table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
@@ -125,7 +150,9 @@ def map_spans(
 ) -> Tensor:
     """Apply an elementwise function to the seconds t_i - t_j of all pairs of interactions.
 
-    t_i is the time of the request of query i, see ``SequenceBatch.request``.
+    t_i is the time at which query i is asked (``SequenceBatch.request``): the time of interaction
+    i, or of the request for the next one. Some histories are computed at a time, as differences of
+    all would take much memory in float64.
 
     Args:
         batch: the histories.
@@ -138,7 +165,7 @@ def map_spans(
     query_times, key_times = pad_times(batch)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
-    for rows in iterate_chunks(b, t**2, key_times.device):  # differences are float64
+    for rows in iterate_chunks(b, t**2, key_times.device):
         out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
     return out
 
@@ -152,10 +179,17 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 
 
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
-    """Return table[bucket(t_i - t_j)], [b, t, t] aligned at the start, of a table [num_buckets].
+    """Look up a learned number for the time t_i - t_j between each two interactions of a history.
 
-    LANES copies of the table stand end to end, and keys read them in turn. Neighbours mostly share
+    The table is repeated ``LANES`` times, and keys read the copies in turn. Neighbours mostly share
     a bucket, and adding to one number of the gradient again and again would wait for memory.
+
+    Args:
+        table: [num_buckets] numbers, by bucket of the time.
+        batch: the histories, with times.
+
+    Returns:
+        [b, t, t] from query i (row) to key j, aligned at the start.
     """
     num_buckets = len(table)
     index = batch.cached(("intervals", num_buckets), lambda: bucket_pairs(batch, num_buckets))
@@ -195,7 +229,16 @@ class TimeDecay(AttentionPosition):
     ) -> None:
         """Create for each head its strength a, reach s and power b, as [h] parameters.
 
-        Fresh reaches are log-spaced from ``decay_shortest`` to ``decay_longest``.
+        Fresh reaches are log-spaced over the heads; a single head has their geometric mean.
+
+        Args:
+            dimensions: sizes of the model.
+            decay_kind: the function of time, ``exponential_power`` or ``power``.
+            decay_shortest, decay_longest: reach of the first and of the last head.
+            time_unit: unit of both.
+
+        Raises:
+            UsageError: if the shortest is above the longest.
         """
         super().__init__()
         if decay_shortest > decay_longest:
@@ -212,6 +255,18 @@ class TimeDecay(AttentionPosition):
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return the terms B that depend on the time between query and key.
+
+        Logarithms of the times [b, t, t] are computed once per batch, for all layers.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys; only the type of q is read.
+            batch: the histories, with times.
+
+        Returns:
+            [b, h, t, t], aligned at the start.
+        """
+
         def compute_log_seconds() -> Tensor:
             return map_spans(batch, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
@@ -219,7 +274,18 @@ class TimeDecay(AttentionPosition):
         return self.curve(log_seconds[:, None])
 
     def curve(self, log_seconds: Tensor) -> Tensor:
-        """Return the terms B, [..., h, t, t], at natural logarithms of seconds [..., 1, t, t]."""
+        """Return the learned function of the time between interactions, head by head.
+
+            exponential_power:  a 2^(-(d / s)^b)          power:  a (1 + d / s)^(-b)
+
+        with d the seconds, a the strength, s the reach and b the power of a head.
+
+        Args:
+            log_seconds: [..., 1, t, t] natural logarithms of d.
+
+        Returns:
+            [..., h, t, t].
+        """
         parameters = (self.strength, self.log_reach, self.raw_power)
         strength, log_reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
         power = F.softplus(raw)

@@ -51,6 +51,7 @@ PERIODS = {
 
 LEVELS = (365.25, 30.4375, 1.0)  # days of year, month and day in the code of RoTE
 
+# Options of all schemes with a bank of frequencies of time (``rotary.build_time_bank``).
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
 
@@ -72,6 +73,7 @@ class AngularPosition(AttentionPosition):
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys [m, h, e]: keys by their own times, queries by the request's."""
         key_turns = self._cached_turns(batch)
         query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
@@ -82,7 +84,10 @@ class AngularPosition(AttentionPosition):
         return angle.cos(), angle.sin()
 
     def _cached_turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return :meth:`turns`, computed once per batch if they depend on no parameter."""
+        """Return the cosines and sines of :meth:`turns`, [m, h or 1, e / 2] each.
+
+        If they depend on no parameter they are computed once per batch and shared by all layers.
+        """
         if self.cache_key is None:
             return self.turns(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
@@ -105,6 +110,7 @@ class BankRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, cache_key: tuple
     ) -> None:
+        """Keep the bank; its angles are shared by all layers unless it has parameters."""
         super().__init__()
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
         self.cache_key = None if list(bank.parameters()) else cache_key
@@ -154,13 +160,26 @@ class CalendarRotaryPosition(BankRotaryPosition):
     options = ("calendar_parts",)
 
     def __init__(self, dimensions: Dimensions, *, calendar_parts: list[str]) -> None:
-        """Compute the period of each plane: those of a part turn 1, 2, 3, ... times in it."""
+        """Compute the period of each plane of a head, in days.
+
+        With 4 planes and the parts day and week the planes are day, week, day, week, and turn once
+        a day, once a week, twice a day and twice a week.
+
+        Args:
+            dimensions: sizes of the model.
+            calendar_parts: names in ``PERIODS``.
+
+        Raises:
+            UsageError: if there are more parts than planes.
+        """
         planes = count_planes(dimensions, "calendar_rope")
         if planes < len(calendar_parts):
             raise UsageError(
                 f"calendar_parts: {len(calendar_parts)} parts ({', '.join(calendar_parts)}) and "
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
+
+        # how often each plane turns in the period of its part
         turns = torch.arange(planes) // len(calendar_parts) + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
@@ -195,13 +214,23 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
-        """Build the fixed frequencies [planes] of year, month and day, from a base each."""
+        """Build the fixed frequencies [planes] of year, month and day.
+
+        Args:
+            dimensions: sizes of the model.
+            rote_bases: three bases: plane c turns by base^(-c / planes) in a year, month or day.
+            rote_weights: three weights of the rotations.
+
+        Raises:
+            UsageError: if a list has not three numbers.
+        """
         super().__init__()
         for name, numbers in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
             if len(numbers) != len(LEVELS):
                 raise UsageError(
                     f"{name}: expected a number for year, month and day each, found {len(numbers)}"
                 )
+
         planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
@@ -210,13 +239,22 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.cache_key = (*rote_bases, *rote_weights)
 
     def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sums over levels of cosines and of sines, [m, 1, e / 2] each.
+        """Return the weighted sums of cosines and of sines over year, month and day.
 
-        They rotate and stretch a pair as the weighted sum of its rotations does.
+        A pair that is rotated by them is the weighted sum of its three rotations (RoTE, Zhang et
+        al., SIGIR 2026).
+
+        Args:
+            batch: the m interactions, with times.
+
+        Returns:
+            [m, 1, e / 2] each.
         """
         assert batch.times is not None  # because of ``needs_time``
         days = batch.times / SECONDS["days"]
         angles = [make_angles(days, bank())[:, None] for bank in self.banks]
+
+        # cosines and sines of each level, times its weight: [3, 2, m, 1, e / 2]
         weighted = zip(self.level_weights, angles, strict=True)
         levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
         cos, sin = levels.sum(0).to(torch.get_default_dtype())
@@ -272,9 +310,30 @@ class TimeOrderRotaryPosition(AngularPosition):
         rope_scale: float,
         **time_options: Any,
     ) -> None:
-        """Build the frequencies of order and of time, and the gate if it is learned."""
+        """Build the frequencies of order and of time, and the gate if it is learned.
+
+        A plane is a pair of columns of a head that is rotated by one angle.
+
+        Args:
+            dimensions: sizes of the model.
+            fusion: how order and time share planes: early, split_dim, split_head, split_layer or
+                effective.
+            time_ratio: share of planes, heads or layers that turn by time in the split forms.
+            gate: ``fixed``, or how the gate between order and time is learned.
+            gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
+            gate_value: the gate, or where it starts.
+            learn_frequencies: ``fixed``, ``ladder`` or ``free``.
+            learn_scales: whether each plane has a learned factor.
+            rope_base, rope_scale: the frequencies of order are scale * base^(-c / planes).
+            **time_options: unit of time, and what gives the frequencies of time.
+
+        Raises:
+            UsageError: if options contradict each other, or there is too little to split.
+        """
         super().__init__()
         _require_consistent(fusion, gate, gate_value, learn_frequencies, learn_scales)
+
+        # how many planes of a head turn by order, and how many by time
         planes = count_planes(dimensions, "to_rope")
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
@@ -283,7 +342,8 @@ class TimeOrderRotaryPosition(AngularPosition):
             self.n_time_heads = _count_by_time(time_ratio, self.n_heads, "heads", "n_heads")
         order_planes, time_planes = self._assign_planes(planes, time_ratio, dimensions)
 
-        # the effective form learns the products of gate and frequency: they start where early does
+        # The form ``effective`` learns the products of gate and frequency. They start with the
+        # factors (1 - gate) and gate, as those of the form ``early`` do.
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
@@ -291,6 +351,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         self.order = FrequencyBank(start, **learned)
         self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
 
+        # a learned gate, by its logit: one for all, for each plane or for each head
         self.gate_logit = None
         if gate != "fixed":
             shapes = {"global": (1, 1), "plane": (1, planes), "head": (self.n_heads, 1)}
@@ -301,8 +362,15 @@ class TimeOrderRotaryPosition(AngularPosition):
     def _assign_planes(self, planes: int, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
         """Return how many planes of a head turn by order, and how many by time.
 
-        Under ``split_head`` these are of different heads, under ``split_layer`` one number is 0,
-        and under ``early`` and ``effective`` all planes turn by both.
+        A plane is a pair of columns of a head that is rotated by one angle. Of the forms of
+        ``fusion``, ``split_dim`` divides the planes of every head. Under ``split_head`` all planes
+        of a head turn by one of both, under ``split_layer`` all planes of the layer, and under
+        ``early`` and ``effective`` all planes turn by both.
+
+        Args:
+            planes: number of planes of a head.
+            ratio: share of planes, heads or layers that turn by time.
+            dimensions: number of layers, and which one this is.
         """
         if self.fusion == "split_dim":
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
@@ -318,7 +386,12 @@ class TimeOrderRotaryPosition(AngularPosition):
         return planes, planes
 
     def time_share(self) -> Tensor | float:
-        """Return the gate g of ``early``: a number, or if learned [h or 1, e / 2 or 1] float64."""
+        """Return the gate g, the share of time in an angle (TO-RoPE, Wei et al., 2025, equation 5).
+
+        Returns:
+            A number if it is fixed. A learned one is [h or 1, e / 2 or 1] float64: between 0 and 1
+            (``sigmoid``), or rounded to 0 or 1 with the gradient of the sigmoid (``hard``).
+        """
         if self.gate_logit is None:
             return self.gate_value
         soft = self.gate_logit.double().sigmoid()
@@ -327,7 +400,9 @@ class TimeOrderRotaryPosition(AngularPosition):
         return (soft > 0.5) + soft - soft.detach()  # hard: 0 or 1, with the gradient of soft
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Return the frequencies of order and of time, gated under ``early``.
+        """Return by how much each plane of a head turns with order, and with time.
+
+        Under ``fusion: early`` they are weighted by the gate g: (1 - g) w and g f.
 
         Returns:
             Radians per interaction and per ``time_unit``, [h or 1, planes] float64 each.
@@ -339,14 +414,22 @@ class TimeOrderRotaryPosition(AngularPosition):
         return order, time
 
     def angles(self, batch: SequenceBatch) -> Tensor:
-        """Return the angle of every plane by order and time, [m, h or 1, e / 2] float64.
+        """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
 
         The planes of both stand side by side (``split_dim``), in different heads (``split_head``)
         or layers (``split_layer``), or their angles are added (``early``, ``effective``).
+
+        Args:
+            batch: the m interactions, with times.
+
+        Returns:
+            [m, h or 1, e / 2] float64 radians.
         """
         order_frequency, time_frequency = self.frequencies()
         order = make_angles(batch.index.double(), order_frequency)
         time = make_angles(self.time(batch), time_frequency)
+
+        # with no planes for one of both, as in a layer of ``split_layer``, cat leaves the other
         has_both = order.size(-1) > 0 and time.size(-1) > 0
         if self.fusion == "split_dim" or not has_both:
             return torch.cat((order, time), -1)
@@ -357,12 +440,17 @@ class TimeOrderRotaryPosition(AngularPosition):
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
-        """Return [h, e / 2] seconds of a turn by time, inf for planes of order; None if all are."""
+        """Return after how many seconds each plane has turned once by time.
+
+        Returns:
+            [h, e / 2], infinite for planes that turn by order; None if all of them do.
+        """
         order_frequency, frequency = self.frequencies()
         if not frequency.size(-1):
             return None
         if self.fusion == "split_dim":
             frequency = torch.cat((torch.zeros_like(order_frequency), frequency), -1)
+        # the last heads are those of time
         frequency = frequency.expand(self.n_heads, -1).clone()
         if self.fusion == "split_head":
             frequency[: self.n_heads - self.n_time_heads] = 0
@@ -395,7 +483,21 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
 def _require_consistent(
     fusion: str, gate: str, value: float, learn_frequencies: str, learn_scales: bool
 ) -> None:
-    """Raise UsageError unless the options of the gate and of learning fit the form of fusion."""
+    """Refuse options of rotations by time and order that contradict each other.
+
+    Args:
+        fusion: how order and time are combined; ``early`` weights them by a gate, ``effective``
+            learns the weighted frequencies directly.
+        gate: ``fixed``, or how it is learned.
+        value: the gate, or where it starts if it is learned.
+        learn_frequencies: ``fixed``, or how they are learned.
+        learn_scales: whether each plane has a learned factor.
+
+    Raises:
+        UsageError: if a gate is learned but not used; if ``effective`` has fixed frequencies, or
+            factors beside them; or if the gate is not from 0 to 1, or starts at an end, where its
+            logit is infinite.
+    """
     learns_gate = gate != "fixed"
     is_fixed = learn_frequencies == "fixed"
     if (learns_gate and fusion != "early") or (

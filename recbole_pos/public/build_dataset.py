@@ -1,4 +1,8 @@
-"""Raw files of a public dataset to RecBole's files: ``recbole-pos data build``."""
+"""Make a public dataset from the raw files that its source publishes: ``recbole-pos data build``.
+
+The raw files, which the user has downloaded, are read by a recipe (``recipes.py``), converted to
+RecBole's atomic files (``.inter``, ``.item``, ``.user``), and counted against published numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ from recbole_pos.public.described import PublicDataset, find_public_dataset
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
 
-SUFFIXES = (".inter", ".item", ".user")
+SUFFIXES = (".inter", ".item", ".user")  # RecBole's files of interactions, items and users
+# What a recipe may raise for a file that is damaged, or another than it expects.
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError),
     *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
@@ -57,12 +62,14 @@ def build(
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
+    # Read the raw files. Some editions of a dataset lack the values of a column, which is left out.
     tables = _read_raw(public, paths, reporter)
-    filled: set[str] = set()  # columns with values, which some editions lack
+    filled: set[str] = set()
     for frame in (tables.interactions, tables.items, tables.users):
         if frame is not None:
             filled |= {column for column in frame if any(map(bool, frame[column].dropna()))}
 
+    # Convert them in a temporary folder, then let the result replace the dataset in one step.
     user, item, time = tables.interactions.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
@@ -87,6 +94,7 @@ def build(
                     shutil.move(file, new_folder / file.name)
             shutil.copyfile(public.yaml, new_folder / public.yaml.name)
 
+    # Read the new dataset as a run would, to count it; the model does not matter.
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     counts = count_dataset(dataset).items()
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
@@ -98,7 +106,12 @@ def build(
 
 
 def _require_files(public: PublicDataset, files: list[Path]) -> None:
-    """Raise a UsageError unless the raw files of a dataset are there."""
+    """Raise a UsageError unless all raw files of a dataset are given and exist.
+
+    Args:
+        public: the dataset, which knows how many files there are and where to get them.
+        files: paths that the user has given.
+    """
     if len(files) != len(public.files):
         expected = " ".join(public.files)
         raise UsageError(
@@ -111,7 +124,19 @@ def _require_files(public: PublicDataset, files: list[Path]) -> None:
 
 
 def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
-    """Read the raw files of a dataset by its recipe; report files with another checksum."""
+    """Return the tables that a dataset's recipe reads from its raw files.
+
+    A file whose checksum is not the published one is reported, and read all the same: its source
+    may have a new edition.
+
+    Args:
+        public: the dataset.
+        files: paths of its raw files, in the order of ``public.files``.
+        reporter: where to report progress.
+
+    Raises:
+        UsageError: if a file cannot be read.
+    """
     for name, file in zip(public.files, files, strict=True):
         expected = public.md5.get(name)
         digest = None if expected is None else digest_file(file, "md5")
@@ -120,6 +145,7 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
                 f"{file} is not the {name} of {public.source}: md5 {digest}, published is "
                 f"{expected}"
             )
+
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):
         try:

@@ -1,4 +1,7 @@
-"""Descriptions of public datasets: the ``public`` part of ``dataset/<name>/<name>.yaml``."""
+"""Descriptions of public datasets, such as where to get them and how many users they have.
+
+Each stands under ``public`` in ``dataset/<name>/<name>.yaml``, beside the options of runs on it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,19 @@ from recbole_pos.yaml_files import DATASETS, read_yaml
 
 @dataclass(frozen=True)
 class PublicDataset:
-    """A public dataset.
+    """A public dataset, as its yaml file describes it.
 
     Attributes:
+        name: its name here, which is that of its folder.
+        title: its full name.
         papers: papers that report metrics on it.
         source: address of the page to download it from.
+        licence: conditions of its use.
         files: names of the raw files, as the source has them.
         recipe: name in ``recipes.RECIPES`` of the function that reads the files.
         counts: known numbers of users, items and interactions after the filters of its yaml.
         md5: name of a raw file -> its published checksum.
+        note: what else to know of it.
     """
 
     name: str
@@ -37,12 +44,12 @@ class PublicDataset:
 
     @property
     def yaml(self) -> Path:
-        """Path of the yaml file with the description and the options of runs."""
+        """Path of the yaml file with the description and with the options of runs on it."""
         return DATASETS / self.name / f"{self.name}.yaml"
 
 
 def read_public_datasets() -> dict[str, PublicDataset]:
-    """Return name -> public dataset, from the ``public`` part of their yaml files."""
+    """Return the public datasets that the package describes, by name."""
     datasets = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
         description: dict[str, Any] | None = read_yaml(file).get("public")
@@ -52,7 +59,11 @@ def read_public_datasets() -> dict[str, PublicDataset]:
 
 
 def find_public_dataset(name: str) -> PublicDataset:
-    """Return the public dataset of a name; raise a UsageError for another name."""
+    """Return the public dataset of this name.
+
+    Raises:
+        UsageError: if there is none; the message has similar names, and all.
+    """
     datasets = read_public_datasets()
     if name not in datasets:
         raise UsageError(

@@ -1,4 +1,8 @@
-"""Read the raw files of public datasets as tables of interactions, items and users."""
+"""Recipes: functions that read the raw files of a public dataset, each in its own format.
+
+All return :class:`Tables`, pandas frames of interactions and, where the dataset has them, of items
+and users with their attributes. ``RECIPES`` has them by name.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,22 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-_COLUMNS = ["user_id", "item_id", "timestamp"]
-_SESSION_COLUMNS = ["session_id", "item_id", "timestamp"]
-ZVUK_USERS = 5_000
+_COLUMNS = ["user_id", "item_id", "timestamp"]  # of interactions
+_SESSION_COLUMNS = ["session_id", "item_id", "timestamp"]  # where sessions stand for users
+ZVUK_USERS = 5_000  # with most plays, which are kept
+# Lists of related products in Amazon's files.
 _RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
 
 
 class Tables(NamedTuple):
-    """Tables that a recipe reads from raw files, and ``kinds``: attribute -> type of its field.
+    """Tables that a recipe reads from raw files.
 
-    The first three columns of ``interactions`` are user, item and time in seconds since 1970.
+    Attributes:
+        interactions: its first three columns are user, item and time in seconds since 1970;
+            attributes such as a rating may follow.
+        items: items with their attributes, the id first; None if there are none.
+        users: users with their attributes, the id first; None if there are none.
+        kinds: name of an attribute -> RecBole's type of its field, such as ``token_seq``.
     """
 
     interactions: pd.DataFrame
@@ -35,11 +45,19 @@ class Tables(NamedTuple):
 
 
 def read_movielens(file: Path) -> Tables:
-    """Read the zip archive of MovieLens-1M or later: csv, or ``.dat`` with ``::`` between cells."""
+    """Read the zip archive of MovieLens-1M or a later edition.
+
+    Later editions have csv files with a header; MovieLens-1M has ``.dat`` files with ``::`` between
+    cells, without a header, and a table of users.
+
+    Returns:
+        Ratings as interactions; movies with title, year and genres; users in MovieLens-1M.
+    """
     with zipfile.ZipFile(file) as archive:
         members = {Path(name).name: name for name in archive.namelist()}
 
         def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
+            """Return a file of the archive, ``stem.csv`` or ``stem.dat``, with these columns."""
             if f"{stem}.csv" in members:
                 with archive.open(members[f"{stem}.csv"]) as member:
                     return _read_cells(member, names=columns, header=0)
@@ -51,22 +69,28 @@ def read_movielens(file: Path) -> Tables:
         users = None
         if "users.dat" in members:
             users = read_member("users", ["user_id", "gender", "age", "occupation", "zip_code"])
-    # "Toy Story (1995)"
+
+    # "Toy Story (1995)" becomes the title "Toy Story" and the year "1995".
     title_and_year = items["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
     items = items.assign(
         title=title_and_year["title"].fillna(items["title"]),
         release_year=title_and_year["year"],
         genre=items["genres"].replace("(no genres listed)", "").str.split("|"),
     ).drop(columns="genres")
+
     kinds = dict.fromkeys(("title", "release_year", "gender", "age", "occupation"), "token")
     kinds |= {"zip_code": "token", "genre": "token_seq", "rating": "float"}
     return Tables(ratings[[*_COLUMNS, "rating"]], items, users, kinds)
 
 
 def read_amazon(reviews: Path, products: Path) -> Tables:
-    """Read reviews and products of Amazon's 2014 edition (McAuley et al. 2015), a dict per line.
+    """Read reviews and products of one category of Amazon's 2014 edition (McAuley et al. 2015).
 
     Products without a review are left out, and so are unreviewed products in lists of related ones.
+
+    Args:
+        reviews: file with a json object per line; a review is an interaction.
+        products: file with a Python dict per line: brand, price, categories, related products.
     """
     fields = ("reviewerID", "asin", "unixReviewTime")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
@@ -74,7 +98,8 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
 
     items = []
     for line in _read_lines(products):
-        asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)  # most products have no review
+        # Most products have no review, and finding the id alone is much faster than reading all.
+        asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)
         if asin is None or asin[1] not in reviewed:
             continue
         entry = ast.literal_eval(line)  # the source writes Python's dicts
@@ -96,14 +121,20 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
 
 
 def read_yelp(reviews: Path) -> Tables:
-    """Read reviews of the Yelp open dataset, a json object per line; times are taken as UTC."""
+    """Read the reviews of the Yelp open dataset, a json object per line, as interactions.
+
+    Their times have no zone, and are taken as UTC.
+    """
     fields = ("user_id", "business_id", "date")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
     return Tables(interactions.assign(timestamp=_to_seconds(interactions["timestamp"])))
 
 
 def read_diginetica(views: Path) -> Tables:
-    """Read product views of Diginetica; ``timeframe`` is milliseconds after the event date."""
+    """Read the product views of Diginetica's sessions, a csv file with ``;`` between cells.
+
+    The time of a view is its ``timeframe``, in milliseconds, after the event date.
+    """
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
@@ -117,7 +148,7 @@ def read_yoochoose(clicks: Path) -> Tables:
 
 
 def read_gowalla(checkins: Path) -> Tables:
-    """Read check-ins of Gowalla: user, time, latitude, longitude, place, without a header.
+    """Read the check-ins of Gowalla: user, time, latitude, longitude, place, without a header.
 
     Places are the items; their coordinates are attributes, from the first check-in of each.
     """
@@ -129,10 +160,10 @@ def read_gowalla(checkins: Path) -> Tables:
 
 
 def read_foursquare(checkins: Path) -> Tables:
-    """Read check-ins of Foursquare in one city (Yang et al. 2015), without a header.
+    """Read the check-ins of Foursquare in one city (Yang et al. 2015), a file without a header.
 
-    Venues are the items; their category is an attribute, from the first check-in of each. Times
-    are local: the file has each time in UTC beside the minutes by which the city's clock differs.
+    Venues are the items; their category is an attribute, from the first check-in of each. The times
+    returned are those of the city's clocks: the file has UTC, and the minutes by which they differ.
     """
     names = ["user_id", "item_id", "category_id", "category", "latitude", "longitude"]
     names += ["offset_minutes", "utc_time"]
@@ -152,13 +183,16 @@ def read_yambda(interactions: Path) -> Tables:
 
 
 def read_zvuk(plays: Path) -> Tables:
-    """Read Zvuk's plays of the 5,000 users with most plays, as in Nabiev and Frolov's experiments.
+    """Read the plays of Zvuk's 5,000 users with most plays, as in Nabiev and Frolov's experiments.
 
     Among users with equally many plays, smaller ids come first.
     """
+    # Find these users. The second sort is stable, and so keeps the order of ids among equals.
     counts = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
     users = set(counts.index[:ZVUK_USERS])
+
+    # Read only their rows of the file.
     columns = ["user_id", "track_id", "datetime"]
     raw = pd.read_parquet(plays, columns=columns, filters=[("user_id", "in", users)])
     interactions = raw.rename(columns={"track_id": "item_id"})
@@ -174,16 +208,23 @@ RECIPES: dict[str, Callable[..., Tables]] = {
 
 
 def _to_seconds(times: pd.Series) -> pd.Series:
-    """Return [n] float64 seconds since 1970 of ISO text or times, NaN where there is none.
+    """Return times as float64 seconds since 1970, NaN where there is none.
 
-    Times without a zone are in UTC.
+    Args:
+        times: ISO text such as ``2014-04-07T10:51:09.277Z``, or times; without a zone they are in
+            UTC.
     """
     utc = pd.to_datetime(times, format="ISO8601", utc=True)
     return (utc.dt.as_unit("ns").astype("int64") / 1e9).where(utc.notna())
 
 
 def _read_cells(source: Any, **options: Any) -> pd.DataFrame:
-    """Return separated text as a frame of strings, where only empty cells are missing."""
+    """Return separated text as a frame of strings, where only empty cells are missing.
+
+    Args:
+        source: path, or open file.
+        options: arguments of ``pandas.read_csv``.
+    """
     return pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], **options)
 
 
@@ -195,7 +236,12 @@ def _read_lines(file: Path) -> Iterator[str]:
 
 
 def _read_json_fields(file: Path, fields: tuple[str, ...]) -> Iterator[list[Any]]:
-    """Yield the values of the ``fields`` of each line's json object."""
+    """Yield some values of each line of a file that has a json object per line.
+
+    Args:
+        file: the file, which may be gzipped.
+        fields: keys of the values, in the order to yield them.
+    """
     for line in _read_lines(file):
         values = json.loads(line)
         yield [values[name] for name in fields]

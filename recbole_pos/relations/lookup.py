@@ -18,19 +18,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from recbole_pos.data.attributes import read_column
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
+from recbole_pos.relations.sparse import SparseProduct
 from recbole_pos.relations.tables import (
     POSITION,
     TIME,
@@ -40,81 +38,6 @@ from recbole_pos.relations.tables import (
     build_user_table,
     describe_empty,
 )
-
-
-@dataclass(frozen=True)
-class SparseProduct:
-    """A constant sparse matrix [rows, cols] that multiplies dense ones, [cols, d] to [rows, d].
-
-    Entries are kept by rows and, for the gradient, by columns. ``embedding_bag`` sums the rows in a
-    twentieth of the time of torch's own sparse product on a CPU.
-
-    Attributes:
-        index, weight: [E] column and value of each entry, row by row.
-        offset: [rows] index of the first entry of each row.
-        back_index, back_weight: [E] row and value of each entry, column by column.
-        back_offset: [cols] index of the first entry of each column.
-    """
-
-    index: Tensor
-    offset: Tensor
-    weight: Tensor
-    back_index: Tensor
-    back_offset: Tensor
-    back_weight: Tensor
-
-    @classmethod
-    def build(
-        cls,
-        row: np.ndarray,
-        col: np.ndarray,
-        weight: np.ndarray,
-        num_rows: int,
-        num_cols: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> SparseProduct:
-        """Build the matrix [num_rows, num_cols] from its entries [E], sorted by row."""
-
-        def compute_offsets(index: np.ndarray, size: int) -> Tensor:
-            """Return [size] the index of the first entry of each row (or column)."""
-            counts = np.bincount(index, minlength=size)
-            return torch.from_numpy(np.cumsum(counts) - counts).to(device)
-
-        by_col = np.argsort(col, kind="stable")
-        return cls(
-            torch.from_numpy(col).to(device),
-            compute_offsets(row, num_rows),
-            torch.from_numpy(weight).to(device, dtype),
-            torch.from_numpy(row[by_col]).to(device),
-            compute_offsets(col, num_cols),
-            torch.from_numpy(weight[by_col]).to(device, dtype),
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the product [rows, d] with x [cols, d]."""
-        return _Product.apply(x, self)
-
-
-class _Product(torch.autograd.Function):
-    """The product with a :class:`SparseProduct`, with a gradient to the dense factor only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
-        ctx.matrix = matrix
-        return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        matrix = ctx.matrix
-        return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
-
-
-def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """Return the product with x of a matrix whose entries are kept as in SparseProduct."""
-    weight = weight.to(x.dtype)
-    return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
 
 
 @dataclass(frozen=True)
@@ -136,14 +59,15 @@ class BatchRelations:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Packed rows of a batch, by the places of their interactions in the log.
+    """Sequences of a batch, one after the other, by the rows of their interactions in the log.
 
     Attributes:
-        events: [m] int64 place of each interaction in the log.
-        lengths: [b] int64 number of interactions of each row.
-        chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
+        events: [m] int64 row of each interaction in the dataset's log.
+        lengths: [b] int64 number of interactions of each sequence.
+        chain: [b] int64 chain of each sequence, never falling. In a chain later interactions read
+            all earlier ones; consecutive windows of a user may share one.
         is_source: [m] bool, whether other users may read the interaction.
-        is_predicted: [b] bool, whether predictions are made from the row.
+        is_predicted: [b] bool, whether predictions are made from the sequence.
     """
 
     events: np.ndarray
@@ -153,9 +77,14 @@ class PackedSequences:
     is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
-        """Return the rows of both, whose chains differ."""
+        """Return the rows of this batch followed by those of ``other``.
+
+        The chains of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1 become
+        0, 0, 1, 2, 3, so that no row of one is taken for the past of a row of the other.
+        """
         next_chain = self.chain[-1] + 1 if len(self.chain) else 0
         other = replace(other, chain=other.chain + next_chain)
+
         names = [field.name for field in fields(self)]
         joined = {name: np.append(getattr(self, name), getattr(other, name)) for name in names}
         return PackedSequences(**joined)
@@ -181,12 +110,23 @@ class TableRelation:
     is_of_items: bool
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of packed interactions at places [m] of the log."""
+        """Return the strongest relations of every interaction of a batch to ones it may read.
+
+        Two interactions are related as the table says of the classes that their items have, or
+        that they have themselves: two items of the same brand, for example, with value 1.
+
+        Args:
+            events: [m] int64 rows of the batch's interactions in the dataset's log.
+            lookup: the log, how many relations to keep, and whether other users are read.
+            order: which interactions of the batch each one may read.
+        """
+        # the class of each interaction, 0 for none: a history from outside the log has no fields
         group = self.table.group
         if self.is_of_items:
             group = group[lookup.items[events]]
         else:
             group = take_or_fill(group, events, 0)
+
         across_users = self.across_users and lookup.across_users
         return top_relations(self.table, group, order, lookup.top_k, across_users)
 
@@ -208,7 +148,16 @@ class NumberRelation:
     values: np.ndarray | None = None
 
     def read_numbers(self, events: np.ndarray, lookup: RelationLookup) -> np.ndarray:
-        """Return [m] float64 numbers of interactions, NaN where missing; times in seconds."""
+        """Return the number of each interaction whose differences make the relation.
+
+        Args:
+            events: [m] int64 rows of the interactions in the dataset's log.
+            lookup: the log.
+
+        Returns:
+            [m] float64: how many interactions of the user are older (``origin`` position), the
+            time in seconds (time), or the value of the field (inter), NaN where it is missing.
+        """
         if self.origin == POSITION:
             return lookup.ranks[events].astype(np.float64)
         if self.origin == TIME:
@@ -217,18 +166,36 @@ class NumberRelation:
         return take_or_fill(self.values, events, np.nan)
 
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
-        """Return the strongest relations of packed interactions at places [m] of the log."""
+        """Return the strongest relations of every interaction to older ones of its sequence.
+
+        The nearer the numbers of two interactions, such as their times, the stronger the relation.
+
+        Args:
+            events: [m] int64 rows of the batch's interactions in the dataset's log.
+            lookup: the log, and how many relations to keep.
+            order: which interactions belong to one sequence (``order.chain``).
+        """
         values = self.read_numbers(events, lookup)
-        is_rising = self.origin in (POSITION, TIME)  # along a user's history
+        # positions and times never fall along a user's history, so only the nearest are compared
+        is_rising = self.origin in (POSITION, TIME)
         return top_differences(
             values, order.chain, lookup.top_k, self.scales, self.max_back, is_rising
         )
 
 
 def take_or_fill(values: np.ndarray, index: np.ndarray, fill_value: float) -> np.ndarray:
-    """Return values at [m] indices, ``fill_value`` beyond the last value.
+    """Return the values at some indices, and ``fill_value`` where an index is past the last value.
 
-    Users and interactions that ``RelationLookup.with_histories`` adds are beyond it.
+    That happens for histories from outside the dataset, whose users and interactions are numbered
+    on from those of the log. Values 5, 6 at the indices 1, 0, 2 and a fill of 0 give 6, 5, 0.
+
+    Args:
+        values: [n] values.
+        index: [m] int64 indices, which may be n or more.
+        fill_value: what stands for a value that does not exist.
+
+    Returns:
+        [m] in the type of ``values``.
     """
     result = np.full(len(index), fill_value, dtype=values.dtype)
     is_known = index < len(values)
@@ -247,9 +214,10 @@ class ExtendedColumn:
     histories: np.ndarray
 
     def __getitem__(self, events: np.ndarray) -> np.ndarray:
+        """Return the values [m] at indices [m]: below n of the log, from n on of the histories."""
         values = take_or_fill(self.log, events, 0)
-        is_given = events >= len(self.log)
-        values[is_given] = self.histories[events[is_given] - len(self.log)]
+        is_outside_log = events >= len(self.log)
+        values[is_outside_log] = self.histories[events[is_outside_log] - len(self.log)]
         return values
 
 
@@ -281,12 +249,30 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
-        """Take the interactions from the dataset, and build the relations of heads and users."""
+        """Keep the columns of the dataset's log, and build a table for each declared relation.
+
+        Relations of items and interactions go into attention heads (``heads``), those of users
+        into one table (``user_table``, None without them).
+
+        Args:
+            relations: the entries of the option ``relations``: fields by which two interactions,
+                their items or their users are related.
+            dataset: training part of a dataset.
+            top_k: how many relations to keep of each interaction and field.
+            cross_sequence: order in which interactions may read those of other users:
+                random_order, time_respecting, or none.
+            max_length: L, interactions of a window.
+            seconds: seconds in one unit of the time field.
+            default_self_relation: the relation to itself of an interaction whose user has no
+                attribute.
+        """
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
         self.default_self_relation = default_self_relation
+
+        # columns of the log, [interactions], sorted by user and, of a user, by time
         users, is_trained = log.users.numpy(), dataset.part == TRAIN
         self.users: Column = users
         self.is_trained: Column = is_trained
@@ -296,7 +282,8 @@ class RelationLookup:
         self.ranks: Column = log.ranks
         self.offsets, self.num_events = log.offsets, len(log)
 
-        # training interactions of a user come before the held-out ones
+        # A user's interactions stand together in the log, those of training before those held out
+        # for validation and test: ``train_end`` is the row after the user's last of training.
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
         self.notices: list[str] = []  # to report before training
@@ -309,15 +296,26 @@ class RelationLookup:
     def _build_relation(
         self, relation: Relation, dataset: Dataset
     ) -> TableRelation | NumberRelation:
-        """Return a relation of source item or behaviour, with its table or numbers."""
+        """Build what looks up one declared relation of items or interactions.
+
+        Positions, times and number fields of interactions are compared by their difference in
+        every batch. For all other fields the relation of two values is computed here, once, into a
+        table. A field without any value adds a message to ``notices``.
+
+        Args:
+            relation: a relation of the option ``relations``, not one of users.
+            dataset: where the values of its field are read.
+        """
         origin, scales = relation.table, relation.scales
         if origin in (POSITION, TIME):
             return NumberRelation(origin, scales, self.max_length)
+
         if origin == "inter" and relation.kind == "numerical":
             values = read_column(relation.field, origin, dataset)
             if not np.isfinite(values).any():
                 self.notices.append(describe_empty(relation, dataset))
             return NumberRelation(origin, scales, self.max_length, values)
+
         table = build_table(relation, dataset, self.notices)
         across_users = relation.scope == "batch"
         return TableRelation(table, across_users, is_of_items=origin == "item")
@@ -325,18 +323,22 @@ class RelationLookup:
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
     ) -> RelationLookup:
-        """Return a copy with further users, whose interactions follow those of the log.
+        """Return a copy whose log goes on with histories of users that the dataset does not have.
 
-        Other fields of these interactions, and attributes of these users, are missing.
+        If the log has n interactions of u users, the interactions get the rows n, n + 1, ... and
+        the users the ids u, u + 1, ... They are held out: never training interactions. All other
+        fields of these interactions and of their users count as missing.
 
         Args:
-            items: [m] int64 items of their histories, packed.
+            items: [m] int64 items of the histories, one history after the other, oldest first.
             lengths: [b] int64 number of interactions of each history.
             times: [m] float64 seconds of the interactions, or None if no relation reads them.
         """
         times = np.zeros(len(items)) if times is None else times
+        # histories of 2 and 3 interactions: ranks 0, 1, 0, 1, 2 and users u, u, u + 1, u + 1, u + 1
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
+
         extended = copy.copy(self)
         for name, column in {
             "items": items,
@@ -357,35 +359,53 @@ class RelationLookup:
     def pack_windows(
         self, events: np.ndarray, lengths: np.ndarray, is_source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Return windows of packed interactions as rows, none of them to predict from.
+        """Return the training windows of a batch as rows that may read each other.
+
+        A chain is a run of windows in which later interactions read all earlier ones. Without
+        ``linked`` each window is its own chain. With it a window that begins right after the end
+        of the one before, in the log of the same user, continues that one's chain.
 
         Args:
-            events, lengths, is_source: see :class:`PackedSequences`; where rows overlap, each
-                interaction should be a source in one of them.
-            linked: whether chunks of a user that follow each other form one chain.
+            events: [m] int64 rows of the interactions in the log, window after window.
+            lengths: [b] int64 number of interactions of each window.
+            is_source: [m] bool, whether other users may read the interaction. Where windows
+                overlap, each interaction should be a source in one of them.
+            linked: whether windows of a user that follow each other form one chain.
         """
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
         if linked:
+            # the first interaction of each window but the first one, and the last of the one before
             oldest, previous = events[first[1:]], events[first[1:] - 1]
             is_same_user = self.users[oldest] == self.users[previous]
             follows[1:] = (oldest == previous + 1) & is_same_user
+
+        # a window that follows has the number of the one before: False, True, False give 0, 0, 1
         chain = np.cumsum(~follows) - 1
         return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
 
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
-        """Return histories as rows: windows of L interactions, counted from the newest.
+        """Cut whole histories into windows of at most L interactions, which are the rows.
+
+        All windows have L interactions but the oldest one of a history: with L = 50, one of 120
+        interactions becomes windows of 20, 50 and 50. They form one chain, in which later
+        interactions read earlier ones.
 
         Args:
-            start, end: [chains] a history is the interactions start : end of the log, start < end.
-            is_bank: whether the rows are for others to read; if not, they are to predict from.
+            start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the log, at
+                least one.
+            is_bank: whether the histories are only there for other users to read; if not, other
+                users do not read them, and predictions are made from them.
         """
         sizes = end - start
         num_windows = -(-sizes // self.max_length)  # division rounded up
         chain = np.repeat(np.arange(len(sizes)), num_windows)
+
+        # what L does not divide is in the oldest window
         lengths = np.full(len(chain), self.max_length)
         oldest_window = np.cumsum(num_windows) - num_windows
         lengths[oldest_window] = sizes - (num_windows - 1) * self.max_length
+
         events = gather_index(start, sizes)
         is_source = np.full(len(events), is_bank)
         return PackedSequences(
@@ -393,11 +413,15 @@ class RelationLookup:
         )
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the newest training window of each of the users [n] who has one, to be read.
+        """Return the training histories that predictions for other users read (the bank).
 
-        A training batch has all chunks of fewer users, so an early interaction of a long history
-        finds fewer neighbours here. Whole histories took twice the interactions and gave no better
-        metrics on ml-100k.
+        Each is the newest L training interactions of a user, or fewer if there are no more. A
+        training batch has whole histories of fewer users, so that an early interaction of a long
+        history finds fewer neighbours here. Whole histories took twice the interactions and gave no
+        better metrics on ml-100k.
+
+        Args:
+            users: [n] int64 ids; a user without training interactions is left out.
         """
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
@@ -405,7 +429,17 @@ class RelationLookup:
         return self.pack_histories(start, end, is_bank=True)
 
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
-        """Return who may read whom, by the rules of this module; ``rng`` is of the random clock."""
+        """Decide which interactions of a batch each one may read, so that nothing leaks.
+
+        To read an interaction is to add its state to one's own. Every interaction gets an arrival
+        time. It reads interactions of other users with an earlier one, and the earlier ones of its
+        own sequence. With ``cross_sequence: time_respecting`` the arrival times are the real ones,
+        else random ones that rise along each user's history.
+
+        Args:
+            rows: the sequences of the batch, with m interactions.
+            rng: generator of the random arrival times.
+        """
         events, row = rows.events, rows.row
         if self.clock == "time_respecting":
             arrival = self.times[events]
@@ -413,9 +447,11 @@ class RelationLookup:
             is_predicted = rows.is_predicted[row]
             arrival = np.empty(len(events))
             arrival[~is_predicted] = self._sample_clock(events[~is_predicted], rng)
-            # the mean of the random clock, so that a prediction does not depend on other rows
+            # Where predictions are made, the expectation of the random arrival time, which is the
+            # number of interactions so far: a prediction does not depend on chance or other rows.
             arrival[is_predicted] = self.ranks[events[is_predicted]] + 1
 
+        # equal arrival times get an equal rank: 3.5, 1.0, 3.5 become 1, 0, 1
         _, rank = np.unique(arrival, return_inverse=True)
         return EventOrder(
             user=self.users[events],
@@ -427,26 +463,47 @@ class RelationLookup:
         )
 
     def _sample_clock(self, events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return [m] float64 arrival times of interactions, a Poisson process for each user."""
-        # Early interactions of a user come before most of others, late ones after. A time does not
-        # depend on how many interactions of the user follow: spread evenly over the clock, the
-        # times would leak that number.
+        """Draw random arrival times of interactions: a Poisson process of rate 1 for each user.
+
+        The gaps between a user's interactions are exponential with mean 1, so the k-th one arrives
+        at about k. Early interactions of a user come before most of others, late ones after. A
+        time does not depend on how many interactions of the user follow: spread evenly over a
+        common span, the times would leak that number.
+
+        Args:
+            events: [m] int64 rows of interactions in the log; equal rows get equal times.
+            rng: generator.
+
+        Returns:
+            [m] float64 arrival times.
+        """
+        # each interaction once, in the order of the log, so those of a user stand together
         distinct, index = np.unique(events, return_inverse=True)
         user, rank = self.users[distinct], self.ranks[distinct]
         is_first = np.append(True, user[1:] != user[:-1])
+
+        # Interactions since the user's one before in the batch, or since the history began. The sum
+        # of so many exponential gaps has a gamma distribution: ranks 1, 4 take 2, then 3 steps.
         steps = np.where(is_first, rank + 1, np.diff(rank, prepend=0))
         arrival = np.cumsum(rng.gamma(steps))
+
+        # the sum runs over all users: subtract what earlier users have added, so each begins at 0
         start = np.flatnonzero(is_first)
-        earlier_sum = np.append(0.0, arrival)[start]  # over earlier users
+        earlier_sum = np.append(0.0, arrival)[start]
         arrival -= np.repeat(earlier_sum, np.diff(np.append(start, len(distinct))))
         return arrival[index.reshape(-1)]
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
-        """Find the top-K relations of every interaction.
+        """Find the ``top_k`` strongest relations of every interaction, by each attribute.
+
+        Args:
+            rows: the sequences of the batch.
+            order: which interactions each one may read, see :meth:`make_order`.
 
         Returns:
-            The relations of each attribute of items or behaviour, and those of users: None if no
-            relation of users is declared.
+            The relations by each attribute of items or interactions, and those by the attributes
+            of users, between interactions at the same place of their windows: None if no relation
+            of users is declared.
         """
         heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
@@ -464,15 +521,22 @@ class RelationLookup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> BatchRelations:
-        """Return the normalised relations of a batch of m interactions.
+        """Compute the relations among the m interactions of a batch as sparse matrices.
 
         Args:
-            rows: rows of the batch.
-            rng: generator of the random clock that orders interactions across users.
+            rows: the sequences of the batch.
+            rng: generator of the random order of interactions across users.
             device, dtype: of the sparse matrices.
+
+        Returns:
+            The normalised relations by M attributes of items and interactions, one matrix [M m, m],
+            those by users [m, m], and how many relations the former are. A matrix is None if no
+            such attribute is declared.
         """
         order = self.make_order(rows, rng)
         heads, users = self.find(rows, order)
+
+        # interactions may be related to themselves by their user, but not by other attributes
         m = len(order)
         head_product = _stack(heads, m, device, dtype) if heads else None
         user_product = None
@@ -481,18 +545,38 @@ class RelationLookup:
         return BatchRelations(head_product, user_product, sum(len(edges.value) for edges in heads))
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
-        """Return relations of users with those of every interaction to itself (section 3.1.3)."""
+        """Add the relation of every interaction to itself to those by users (AttrFormer, 3.1.3).
+
+        Its value is the relation of the user to itself, or ``default_self_relation`` where the user
+        has no attribute.
+
+        Args:
+            edges: relations by users between different interactions.
+            order: the m interactions of the batch, for their users.
+        """
         assert self.user_table is not None
         value = take_or_fill(self.user_table.self_relation, order.user, 0)
         value[value == 0] = self.default_self_relation
+
         event = np.arange(len(order))
         return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
 
 
 def _normalise(edges: Edges, m: int) -> np.ndarray:
-    """Return the weights [E] of the relations of one attribute, D^-1/2 R D^-1/2 (equation 6)."""
+    """Return the weights of the relations R of one attribute: D^-1/2 R D^-1/2.
+
+    That is Norm(R) of equation 6 (AttrFormer, Liu et al., KDD 2025), where D is the diagonal matrix
+    of degrees.
+
+    Args:
+        edges: the E entries of R that are not zero.
+        m: number of interactions in the batch; R is [m, m].
+
+    Returns:
+        [E] float64 normalised entries.
+    """
     # D sums the relations that an interaction reads, where the paper counts them: their strength
-    # differs. It is at least 1, since a source may read nothing.
+    # differs. It is at least 1, since an interaction that is read may read nothing itself.
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 
@@ -500,9 +584,15 @@ def _normalise(edges: Edges, m: int) -> np.ndarray:
 def _stack(
     heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
-    """Return the sparse matrix [M * m, m] of M attributes, one normalised matrix under the other.
+    """Stack the normalised relations of M attributes into one sparse matrix [M * m, m].
 
-    ``heads`` are the relations of each attribute among m interactions.
+    The matrix [m, m] of the second attribute is under that of the first, and so on: a relation of
+    attribute 1 from interaction 3 to 2 is the entry at row m + 3 and column 2.
+
+    Args:
+        heads: the relations of each attribute.
+        m: number of interactions in the batch.
+        device, dtype: of the matrix.
     """
     reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])

@@ -60,7 +60,12 @@ class Edges:
 
     @classmethod
     def from_parts(cls, parts: list[tuple[np.ndarray, ...]]) -> Edges:
-        """Return the edges of parts, each of readers, sources and values, sorted by reader."""
+        """Join lists of relations into one, sorted by reader.
+
+        Args:
+            parts: for each list its readers, sources and values, [edges] each. Relations of the
+                same reader keep their order.
+        """
         empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)  # if there is no part
         reader, source, value = (np.concatenate(x) for x in zip(empty, *parts, strict=True))
         by_reader = np.argsort(reader, kind="stable")
@@ -68,14 +73,30 @@ class Edges:
 
 
 class _Runs:
-    """Interactions [n] sorted by their codes, in which those of a range of codes are a run."""
+    """Interactions [n] sorted by a number, their code.
+
+    Those whose code is in a range are a run: they stand next to each other.
+
+    Attributes:
+        events: [n] int64 interactions, by rising code.
+        codes: [n] int64 their codes.
+    """
 
     def __init__(self, events: np.ndarray, codes: np.ndarray) -> None:
         by_code = np.argsort(codes, kind="stable")
         self.events, self.codes = events[by_code], codes[by_code]
 
     def locate(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the end and the size of each run of codes in [low, high)."""
+        """Find the run of interactions with a code from ``low`` up to, not including, ``high``.
+
+        In the codes 2, 5, 5, 9 the range from 5 to 9 ends at index 3 and has 2 interactions.
+
+        Args:
+            low, high: [runs] int64.
+
+        Returns:
+            The index after the last interaction, and the number of interactions, [runs] each.
+        """
         end = np.searchsorted(self.codes, high, "left")
         return end, end - np.searchsorted(self.codes, low, "left")
 
@@ -96,27 +117,49 @@ class _ReadableRuns:
     def __init__(
         self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
     ) -> None:
+        """Sort the interactions three times: by own chain, by rank, and by user and rank.
+
+        The key of each sorting is one number, made of several as hours and minutes make minutes:
+        with 10 ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
+
+        Args:
+            cell: [m] int64 cell of each interaction: its class and its column as one number.
+            classified: int64 indices of the interactions that have a class, ascending.
+            order: chain, user and rank of the m interactions, and whether others may read them.
+            across_users: whether interactions of other users are read at all.
+        """
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
         self.num_users = int(order.user.max(initial=0)) + 1
         self.num_ranks = int(order.rank.max(initial=0)) + 1
+
         # (cell, chain, interaction) as one number
         chain_code = cell[classified] * self.num_chains + order.chain[classified]
         self.own = _Runs(classified, chain_code * len(order) + classified)
+
         # (cell, rank) as one number, of the interactions that other users may read
         shared = classified[order.is_source[classified]] if across_users else classified[:0]
         rank = order.rank[shared]
         self.shared = _Runs(shared, cell[shared] * self.num_ranks + rank)
+
         # (cell, user, rank) as one number
         user_code = cell[shared] * self.num_users + order.user[shared]
         self.shared_by_user = _Runs(shared, user_code * self.num_ranks + rank)
 
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the runs of the interactions in ``cell`` [n] that each ``reader`` [n] may read.
+        """Find the interactions of a cell that a reader may read, for n pairs of reader and cell.
+
+        Args:
+            cell: [n] cell (class and column as one number) to look in.
+            reader: [n] interaction that reads.
 
         Returns:
-            Ends and sizes of the runs of the own chain, ends and sizes of the runs of all users,
-            and how many interactions of the latter are of the reader's own user; [n] each.
+            own_end, own_size: [n] where the earlier interactions of the reader's own chain end in
+                ``self.own``, and how many they are.
+            shared_end, shared_size: [n] the same in ``self.shared``, for the interactions of lower
+                rank of all users.
+            num_own_user: [n] how many of the latter are of the reader's own user. They must be
+                skipped: of its own user a reader reads its own chain only.
         """
         # a run begins at the code of its first possible interaction, and ends before the reader's
         chain_code = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)
@@ -140,6 +183,8 @@ def top_relations(
 ) -> Edges:
     """Return the k strongest relations of every interaction to interactions that it may read.
 
+    To read an interaction is to add its state to one's own, weighted by the relation.
+
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
     interactions of the own chain, then the nearest before the reader (in its chain, or in rank; at
     equal ranks the later in the batch). An interaction is not related to itself here.
@@ -153,11 +198,13 @@ def top_relations(
         same_column: whether to relate only interactions at the same place of their windows
             (section 3.1.3).
     """
+    # the classes that occur in the batch, and which of them are related to each other
     m = len(order)
     classified = np.flatnonzero(group > 0)
     batch_classes, class_index = np.unique(group[classified], return_inverse=True)
     offsets, related, strength = _restrict_table(table, batch_classes)
 
+    # a cell is a class, or with ``same_column`` a class and a column as one number
     column = order.column if same_column else np.zeros(m, dtype=np.int64)
     num_columns = int(column.max(initial=0)) + 1
     cell = column.copy()
@@ -165,9 +212,11 @@ def top_relations(
     num_cells = np.unique(cell[classified]).size
     runs = _ReadableRuns(cell, classified, order, across_users)
 
-    # so many classes have about 2 k interactions, of which half stand before the reader
+    # In the first round a reader searches so many classes that they have about 2 k interactions, of
+    # which half stand before it: that is mostly enough.
     most_classes = min(FIRST_CLASSES, 1 + 2 * k * num_cells // max(len(classified), 1))
-    # relations that an interaction still lacks, and the pairs of classes it has yet to search
+
+    # how many relations an interaction still lacks, and the pairs of classes it has yet to search
     remaining, next_pair, end_pair = (np.zeros(m, dtype=np.int64) for _ in range(3))
     remaining[classified] = k
     next_pair[classified] = offsets[class_index]
@@ -175,20 +224,27 @@ def top_relations(
     active = classified
     parts = list[tuple[np.ndarray, ...]]()
     while len(active):
+        # the next classes that each active reader is related to, the strongest first
         num_classes = np.minimum(end_pair[active] - next_pair[active], most_classes)
         pair = gather_index(next_pair[active], num_classes)
         reader = np.repeat(active, num_classes)
         value = strength[pair]
         source_cell = related[pair] * num_columns + column[reader]
+
+        # which interactions of these classes the reader may read, and how many of them it takes
         own_end, own_size, shared_end, shared_size, skipped = runs.find(source_cell, reader)
         own_taken, shared_taken = _allocate(
             own_size, shared_size - skipped, remaining[reader], num_classes
         )
+
+        # those of its own chain, then those of other users
         parts.append(_take_newest(runs.own, own_end, own_taken, own_taken, reader, value))
-        # the newest of a shared run may be those to skip
+        # the newest of a shared run may be of the reader's own user, so as many more are looked at
         inspected = np.minimum(shared_taken + skipped, shared_size) * (shared_taken > 0)
         shared_run = runs.shared, shared_end, shared_taken, inspected
         parts.append(_take_newest(*shared_run, reader, value, order.user))
+
+        # readers that lack relations and have classes left go on, with more classes at a time
         np.subtract.at(remaining, reader, own_taken + shared_taken)
         next_pair[active] += num_classes
         active = active[(remaining[active] > 0) & (next_pair[active] < end_pair[active])]
@@ -199,19 +255,24 @@ def top_relations(
 def _allocate(
     own_size: np.ndarray, shared_size: np.ndarray, remaining: np.ndarray, num_classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return [n] how many interactions to take of each own run, and of each shared run.
+    """Decide how many interactions a reader takes from each class that it searches.
 
-    Runs are listed reader by reader and class by class. A reader takes from them in this order, and
-    in each class from its own chain first, until it has all that it lacks. For example, one reader
-    that lacks 4, with two classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and 1 of
-    its own and 2 and 0 of the shared.
+    A class offers two lists of interactions to a reader: its own run, of the reader's own chain,
+    and its shared run, of other users. A reader takes from its classes one by one, in each from the
+    own run first, until it has as many as it lacks. For example, one reader that lacks 4, with two
+    classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and 1 of its own and 2 and 0 of
+    the shared.
 
     Args:
-        own_size, shared_size: [n] sizes of the runs.
+        own_size, shared_size: [n] sizes of the runs, reader by reader and class by class.
         remaining: [n] how many the reader of each run lacks.
         num_classes: [readers] number of classes of each reader.
+
+    Returns:
+        [n] how many to take of each own run, and [n] of each shared run.
     """
-    sizes = np.stack((own_size, shared_size), 1).reshape(-1)  # own and shared runs in turn, [2n]
+    # own and shared runs in turn, [2n], and how many interactions stand before each
+    sizes = np.stack((own_size, shared_size), 1).reshape(-1)
     num_before = np.cumsum(sizes) - sizes
 
     # subtract what stands before the reader's first run, so that each reader counts from 0
@@ -228,16 +289,25 @@ def _restrict_table(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the part of a table that relates the given classes to each other.
 
+    Args:
+        table: which classes of all are related, and how strongly.
+        classes: [classes] int64 ascending classes to keep.
+
     Returns:
         Offsets [classes + 1] of each class among the pairs, the related classes [pairs] as indices
         of the ascending ``classes``, and the relations [pairs].
     """
+    # the index of each class of the table among those to keep, or -1
     class_index = np.full(len(table.indptr) - 1, -1)
     class_index[classes] = np.arange(len(classes))
+
+    # all pairs of the kept classes, then those whose second class is kept, too
     sizes = np.diff(table.indptr)[classes]
     pair = gather_index(table.indptr[classes], sizes)
     related = class_index[table.classes[pair]]
     is_present = related >= 0
+
+    # kept pairs of each class, added up: 2, 0 and 1 pairs give the offsets 0, 2, 2, 3
     row = np.repeat(np.arange(len(classes)), sizes)[is_present]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(classes)))))
     return offsets, related[is_present], table.values[pair[is_present]]
@@ -252,7 +322,10 @@ def _take_newest(
     value: np.ndarray,
     user: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the edges from readers to the newest interactions of their runs.
+    """Return the relations of readers to the newest interactions of their runs.
+
+    A run is a stretch of sorted interactions that a reader may read, the newest at its end. With
+    sorted interactions 7, 2, 9, 4, an end of 3 and 2 to take, they are 9 and 2.
 
     Args:
         runs: the sorted interactions, of which a run is a stretch.
@@ -266,11 +339,13 @@ def _take_newest(
     Returns:
         Readers, sources and values of the edges, [edges] each.
     """
+    # all interactions to look at, each with the number of its run
     run = np.repeat(np.arange(len(inspected)), inspected)
     place_from_end = gather_index(np.zeros_like(inspected), inspected)  # 0 is the newest of a run
     event = runs.events[end[run] - 1 - place_from_end]
 
     if user is not None:
+        # leave out those of the reader's own user, then take the first ones of what is left
         is_other = user[event] != user[reader[run]]
         event, run = event[is_other], run[is_other]
         sizes = np.bincount(run, minlength=len(inspected))
@@ -287,22 +362,29 @@ def top_differences(
     max_back: int,
     is_rising: bool,
 ) -> Edges:
-    """Return the k strongest relations of numbers within a chain (``scope: sequence``).
+    """Relate every interaction to the k older ones of its sequence with the nearest numbers.
+
+    A relation is exp(-|z_i - z_j| / r_norm), averaged over the values of r_norm (AttrFormer, Liu et
+    al., KDD 2025, equation 10); weaker ones than ``WEAKEST`` are left out. Times 10, 90 and 100
+    relate the third interaction to the second first.
 
     Args:
-        values: [m] float64, NaN where missing.
-        chain: [m] as in :class:`EventOrder`.
+        values: [m] float64 number z of each interaction, such as its time; NaN where missing.
+        chain: [m] int64 sequence of each interaction, never falling; within one oldest first.
         k: most relations of an interaction.
-        scales: r_norm of equation 10.
+        scales: values of r_norm.
         max_back: how many interactions back are compared.
         is_rising: whether values never fall along a chain, as times and positions; the k nearest
             interactions are then the strongest, and only they are compared.
     """
+    # how far back a reader looks: 1, 2, ... interactions before it
     longest = np.bincount(chain).max(initial=1)
     back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
+
     num_readers = max(1, PAIRS_AT_ONCE // max(len(back), 1))
     parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), num_readers):
+        # relations [readers, back] of each reader to each interaction before it, 0 for none
         reader = np.arange(start, min(start + num_readers, len(values)))[:, None]
         source = np.maximum(reader - back, 0)
         is_in_chain = (back <= reader) & (chain[source] == chain[reader])

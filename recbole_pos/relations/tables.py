@@ -28,7 +28,7 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, shown
 
-KEYS = ("field", "scope", "within", "scales")
+KEYS = ("field", "scope", "within", "scales")  # that an entry of the option may have
 TABLES = ("item", "user")  # tables of entities; a field of any other has a value an interaction
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
@@ -69,7 +69,15 @@ class Relation:
 
 
 def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
-    """Read the option ``relations``, a list of mappings or names of fields.
+    """Read the option ``relations``, which says by which fields interactions are related.
+
+    Args:
+        entries: the value of the option: a list, of names of fields or of mappings such as
+            {field: price, within: category}.
+        dataset: says which fields exist, and of which type.
+
+    Returns:
+        One relation for each entry, in this order.
 
     Raises:
         UsageError: for what is not a relation of a loaded field, or for a field given twice.
@@ -88,7 +96,17 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
 
 
 def _read_entry(entry: Any, dataset: Dataset) -> Relation:
-    """Read an entry of ``relations``, with defaults for missing keys; raise UsageError if wrong."""
+    """Read one entry of the option ``relations``.
+
+    Args:
+        entry: the name of a field, or a mapping with the keys of ``KEYS``, of which only ``field``
+            must be there. Without ``scope`` a field of items or users relates the interactions of
+            the whole batch, any other those of one sequence.
+        dataset: says which fields exist, and of which type.
+
+    Raises:
+        UsageError: if a key, field, scope, condition or scale is not possible.
+    """
     entry = {"field": entry} if isinstance(entry, str) else entry
     unknown = [key for key in entry if key not in KEYS] if isinstance(entry, Mapping) else []
     if unknown or not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
@@ -118,8 +136,22 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
 
 def _find_table(field: str, dataset: Dataset) -> str:
-    """Return the table of a field; a loaded field time or position precedes the built-in one."""
-    if (table := map_fields_to_tables(dataset).get(field)) is not None:
+    """Return where the values of a field come from.
+
+    Args:
+        field: name of a field, as given in the option ``relations``.
+        dataset: says which fields exist, and in which file.
+
+    Returns:
+        The file of the dataset that has it (item, user or inter); ``TIME`` for the time field; or
+        the name itself for the built-in fields time and position. If the dataset has a field of
+        that name, it is taken instead of the built-in one.
+
+    Raises:
+        UsageError: if there is no such field.
+    """
+    table = map_fields_to_tables(dataset).get(field)
+    if table is not None:
         return TIME if field == dataset.time_field else table
     if field in (POSITION, TIME):
         return field
@@ -127,7 +159,17 @@ def _find_table(field: str, dataset: Dataset) -> str:
 
 
 def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> str:
-    """Return the kind of a field, categorical or numerical, by its type."""
+    """Return whether a field is ``categorical`` (tokens) or ``numerical`` (floats), by its type.
+
+    Args:
+        field: name of the field.
+        table: where it comes from, see :func:`_find_table`; position and time are numerical.
+        dataset: has the types of fields.
+        location: where the user has given the field, for the message.
+
+    Raises:
+        UsageError: for ids of users or items, other types, and fields that are always empty.
+    """
     if table in (POSITION, TIME):
         return "numerical"
     kinds = {"token": "categorical", "token_seq": "categorical", "float": "numerical"}
@@ -142,7 +184,18 @@ def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> str:
 
 
 def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> str | None:
-    """Read the key ``within``, None or the name of a token field of the same ``table``."""
+    """Read the key ``within``: the field that two sides of a relation must share, too.
+
+    Args:
+        within: None, or the name of a token field. With ``{field: price, within: category}`` the
+            prices of items are compared only if the items have a category in common.
+        table: the file of the relation's own field, item or user, which must have this one, too.
+        dataset: says which fields exist, and of which type.
+        location: where the user has given it, for the message.
+
+    Raises:
+        UsageError: if it is no such field.
+    """
     if within is None:
         return None
     prefix = f"{location}: within: "
@@ -161,7 +214,18 @@ def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> st
 
 
 def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[float, ...]:
-    """Read the key ``scales`` of a field of ``kind``; None gives the default of its table."""
+    """Read the key ``scales``: the values of r_norm by which differences of numbers are divided.
+
+    Args:
+        scales: a number above 0, a list of such, or None for the default: an hour and a day in
+            seconds for times, 1 for other numbers.
+        kind: kind of the field; a categorical one has no differences and no scales.
+        table: where the field comes from, see :func:`_find_table`.
+        location: where the user has given it, for the message.
+
+    Raises:
+        UsageError: if a value is not a number above 0, or the field is categorical.
+    """
     if scales is None and kind == "numerical":
         return TIME_SCALES if table == TIME else (1.0,)
     if scales is None:
@@ -195,13 +259,23 @@ class RelationTable:
 
     @classmethod
     def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
-        """Make a table of classes [entities] and a symmetric matrix [classes, classes]."""
+        """Make a table from the classes of entities and the matrix of their relations.
+
+        Args:
+            group: [entities] int64 class of each item, user or interaction, 0 for none.
+            matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
+        """
         matrix = matrix.tocoo()
         is_kept = matrix.data >= WEAKEST
         row, col, value = matrix.row[is_kept], matrix.col[is_kept], matrix.data[is_kept]
+
+        # Sort the related classes of each row. Of two with equal dot products the one with the
+        # smaller product with itself, the smaller set of tokens, has the larger cosine.
         self_relation = np.zeros(matrix.shape[0])
         self_relation[row[row == col]] = value[row == col]
         order = np.lexsort((col, self_relation[col], -value, row))
+
+        # where the related classes of each row begin, as in scipy's sparse matrices
         indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))))
         return cls(group, indptr, col[order].astype(np.int64), value[order])
 
@@ -223,15 +297,22 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     Args:
         column: [entities] tokens, or [entities, s] lists of tokens; 0 is padding.
 
+    Items with the tokens [3, 5], [5, 3], [5] and none are of the classes 2, 2, 1 and 0.
+
     Returns:
-        [entities] int64 classes, 0 for no token; and multi-hot classes [classes, tokens].
+        [entities] int64 classes, 0 for no token; and a sparse matrix [classes, tokens] that is 1
+        where a class has a token.
     """
+    # every set of tokens in one form: sorted, without repetitions
     rows = np.sort(column.reshape(len(column), -1).astype(np.int64), 1)
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # a repeated token counts once
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0
     rows = np.sort(rows, 1)
-    # an empty row first, so that entities without a token get class 0
+
+    # equal rows are a class; an empty row first, so that entities without a token get class 0
     rows = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
     classes, group = np.unique(rows, axis=0, return_inverse=True)
+
+    # the matrix, from the places of tokens that are no padding
     class_index, column_index = np.nonzero(classes)
     token = classes[class_index, column_index]
     shape = len(classes), int(token.max(initial=0)) + 1
@@ -240,14 +321,30 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 
 
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return dot products [classes, classes] of the multi-hot classes of a field (equation 10)."""
+    """Return how many tokens each two classes of a field share (AttrFormer, equation 10).
+
+    Args:
+        hot: [classes, tokens] sparse, 1 where a class has a token.
+        name: field, for the message.
+
+    Returns:
+        Sparse matrix [classes, classes].
+    """
     token_counts = np.bincount(hot.indices).astype(float)
     _require_few_pairs(float(token_counts @ token_counts), name)
     return (hot @ hot.T).tocsr()
 
 
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return [n] dot products of multi-hot classes i and j, both [n], pair by pair."""
+    """Return how many tokens the two classes of each pair share.
+
+    Args:
+        hot: [classes, tokens] sparse, 1 where a class has a token.
+        i, j: [n] int64 first and second class of each pair.
+
+    Returns:
+        [n] float64.
+    """
     products = []
     for start in range(0, max(len(i), 1), PAIRS_AT_ONCE):
         pairs = slice(start, start + PAIRS_AT_ONCE)
@@ -265,6 +362,11 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number the classes of a float column: entities with equal numbers are of one class.
 
+    The numbers 9.5, 3.0, NaN, 9.5 have the classes 2, 1, 0, 2 and are NaN, 3.0, 9.5 by class.
+
+    Args:
+        column: [entities] float64 numbers.
+
     Returns:
         [entities] int64 classes, 0 where the number is not finite (missing); and the float64
         number of each class [classes], NaN for class 0.
@@ -277,23 +379,30 @@ def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> sp.csr_matrix:
-    """Return [classes, classes] relations of numbers by their difference (equation 10).
+    """Return the relations of all pairs of different numbers: exp(-|z_i - z_j| / r_norm).
 
+    That is equation 10 of AttrFormer (Liu et al., KDD 2025), averaged over the values of r_norm.
     Pairs so far apart that their relation is below ``WEAKEST`` are never formed.
 
     Args:
-        values: [classes] float64 rising numbers, the first NaN for missing.
+        values: [classes] float64 rising numbers z, the first NaN for missing.
         scales: values of r_norm.
         name: field, for the message.
+
+    Returns:
+        Symmetric sparse matrix [classes, classes], without relations of class 0.
 
     Raises:
         UsageError: if there are too many pairs.
     """
+    # which of the sorted numbers are within reach of each: a stretch, from ``first`` on
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)
     first = np.searchsorted(numbers, numbers - reach, "left")
     sizes = np.searchsorted(numbers, numbers + reach, "right") - first
     _require_few_pairs(float(sizes.sum()), name)
+
+    # the pairs of each number with those within reach; class 0 is that of a missing number
     row = np.repeat(np.arange(len(numbers)), sizes) + 1
     col = gather_index(first, sizes) + 1
     data = similarity(values[row] - values[col], scales)
@@ -318,23 +427,35 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return relations of joint classes [joint classes, joint classes] by one classification.
+    """Return the relations of joint classes that the classes of one attribute give.
+
+    A joint class is a combination, such as of a brand and a price. Two combinations are related by
+    brand as their brands are.
 
     Args:
-        classes: [joint classes] class of each joint class; class 0 has no relations.
+        classes: [joint classes] class of each joint class, here its brand; class 0 has no relation.
         matrix: [classes, classes] relations.
         name: field, for the message.
+
+    Returns:
+        Sparse matrix [joint classes, joint classes].
 
     Raises:
         UsageError: if there are too many pairs.
     """
     sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
-    _require_few_pairs(float(sizes @ ((matrix > 0) @ sizes)), name)
+    num_pairs = sizes @ ((matrix > 0) @ sizes)  # related pairs of joint classes
+    _require_few_pairs(float(num_pairs), name)
     return matrix[classes][:, classes]
 
 
 def _require_few_pairs(pairs: float, name: str) -> None:
-    """Refuse a relation of more than ``MAX_PAIRS`` pairs of classes, for lack of memory."""
+    """Raise UsageError if a relation has more than ``MAX_PAIRS`` pairs, for lack of memory.
+
+    Args:
+        pairs: how many pairs of classes of a field are related.
+        name: name of the field.
+    """
     if pairs > MAX_PAIRS:
         raise UsageError(
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, "
@@ -344,12 +465,13 @@ def _require_few_pairs(pairs: float, name: str) -> None:
 
 
 def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> RelationTable:
-    """Return the table of a declared relation of items, users or interactions (equation 10).
+    """Return the table of classes of a field and how they are related (AttrFormer, equation 10).
 
     Args:
-        relation: any relation but a numerical one of interactions.
+        relation: an entry of the option ``relations``, but not a numerical one of interactions,
+            which has no table.
         dataset: dataset with the fields and the log.
-        notices: list to which messages to show before training are added.
+        notices: messages to show before training; one is added if the field has no values.
     """
     return RelationTable.from_matrix(*_relate_classes(relation, dataset, notices))
 
@@ -357,14 +479,24 @@ def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> Rel
 def build_user_table(
     relations: Sequence[Relation], dataset: Dataset, notices: list[str]
 ) -> RelationTable | None:
-    """Return the table of R^U, the mean of all relations of users; None without relations.
+    """Return the table of R^U, the mean of all relations of users (AttrFormer, section 3.1.3).
 
-    Its classes are of users that agree in all attributes, so that the mean is one matrix over them.
-    A missing attribute is 0 in the mean (section 3.1.3). See :func:`build_table`.
+    Users that agree in all attributes are one class, so that the mean is one matrix over classes. A
+    missing attribute is 0 in the mean.
+
+    Args:
+        relations: the entries of the option ``relations`` that are of users, such as gender, age.
+        dataset: dataset with the fields.
+        notices: messages to show before training; one is added for a field without values.
+
+    Returns:
+        The table, or None without relations of users.
     """
     if not relations:
         return None
+    # classes [users] and relations [classes, classes] by each attribute
     groups, matrices = zip(*(_relate_classes(r, dataset, notices) for r in relations), strict=True)
+    # classes by all attributes together
     group, joint = join_classes(groups)
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(joint), len(joint)))
@@ -376,7 +508,20 @@ def build_user_table(
 def _relate_classes(
     relation: Relation, dataset: Dataset, notices: list[str]
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return [entities] classes of a declared relation, and [classes, classes] relations."""
+    """Sort entities into classes by the value of a field, and relate the classes (equation 10).
+
+    Token fields are related by how many tokens two classes share, numbers by exp(-difference).
+    With a condition (``within``) only entities that share it, too, are related.
+
+    Args:
+        relation: an entry of the option ``relations``.
+        dataset: where the values of its fields are read.
+        notices: messages to show before training; one is added if nothing is related.
+
+    Returns:
+        [entities] int64 class of each item, user or interaction, 0 for none; and the sparse matrix
+        [classes, classes] of relations.
+    """
     column = read_column(relation.field, relation.table, dataset)
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray]  # classes [n] and [n] to relations [n]
     if relation.kind == "categorical":
@@ -388,6 +533,7 @@ def _relate_classes(
         def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
             return similarity(values[i] - values[j], relation.scales)
 
+    # ``relate`` is for chosen pairs; without a condition all pairs are related at once
     if relation.within is not None:
         condition = read_column(relation.within, relation.table, dataset)
         group, matrix = _relate_within(relation, group, condition, relate)
@@ -406,11 +552,27 @@ def _relate_within(
     condition: np.ndarray,
     relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Return [entities] joint classes of a relation and its condition, and their relations."""
+    """Relate entities by one field, but only those that share a value of a second one, too.
+
+    Args:
+        relation: an entry of the option ``relations`` with ``within``, such as price within
+            category.
+        group: [entities] int64 class of each entity by the first field (its price), 0 for none.
+        condition: [entities] or [entities, s] tokens of the second field (its categories).
+        relate: returns the relations [n] of pairs of classes [n] and [n] by the first field.
+
+    Returns:
+        [entities] int64 joint classes, which are combinations of price and categories, and the
+        sparse matrix [joint classes, joint classes] of relations.
+    """
     condition_group, tokens = number_token_sets(condition)
     group, joint = join_classes([group, condition_group])
+
+    # the pairs of joint classes that share a category
     shares_token = relate_categorical(tokens, str(relation.within))
     related = spread_matrix(joint[:, 1], shares_token, relation.field).tocoo()
+
+    # their relation by price, where both have one
     i, j = joint[related.row, 0], joint[related.col, 0]
     is_known = (i > 0) & (j > 0)
     entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])

@@ -1,4 +1,7 @@
-"""Start Ray on this machine, or join a cluster."""
+"""Start Ray on this machine, or join a cluster; and count the runs that it can train at a time.
+
+:func:`connect` tells its caller whether it has to :func:`stop` Ray again.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +26,43 @@ from recbole_pos.values import shown
 
 
 def connect(address: str | None) -> bool:
-    """Join the cluster at ``address``, or start one, unless this process has joined one already.
+    """Join a cluster of Ray, or start Ray on this machine.
+
+    Args:
+        address: ``HOST:PORT`` of the head node of a cluster, or ``auto``; None starts Ray here.
 
     Returns:
-        Whether this call joined or started a cluster, which the caller then has to :func:`stop`.
+        True if this call joined or started Ray, so that the caller has to :func:`stop` it. False if
+        this process is connected already; nothing is done then.
 
     Raises:
-        UsageError: if nothing answers at the address.
+        UsageError: if nothing answers at the address, or if Ray cannot start.
     """
     if ray.is_initialized():
         return False
+
+    # Ray's processes would search the working directory for modules first, which may be a
+    # stranger's folder. This flag prevents it, unless the user has the directory on the path.
     job = ray.job_config.JobConfig()
-    # else Ray's processes search the working directory first, which may be a stranger's folder
     job._client_job = os.getcwd() not in map(os.path.realpath, sys.path)
 
+    # Settings of a new Ray on this machine, or the address of a cluster.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": count_cores()}
-        # by default workers have 15, and beside other work they get next to no time
+        # Ray's workers have a niceness of 15 by default: beside other work on the machine they
+        # would get next to no time.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        # Ray would keep a token of its own in the home folder, which may not be writable
+        # Without this token, Ray writes one into the home folder, which may not be writable.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     else:
         _require_answer(address)
 
+    # Connect. Ray has no class of its own for a start that takes too long.
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address or "local", configure_logging=True, job_config=job, **options)
-    except Exception as error:  # Ray raises that class itself where a start takes too long
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if address is None:
             raise UsageError(
@@ -63,24 +75,33 @@ def connect(address: str | None) -> bool:
             f"or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token ({reason})"
         ) from error
 
+    # Ray's handler of SIGTERM exits at once, without a message; put ours back. Only the main thread
+    # may do so.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, sigterm)  # Ray's handler exits at once, without a message
+        signal.signal(signal.SIGTERM, sigterm)
     return True
 
 
 def _require_answer(address: str) -> None:
-    """Raise a UsageError if nothing listens at ``HOST:PORT``; Ray would try for minutes.
+    """Require that something listens at an address, since Ray itself would try for minutes.
 
-    For ``auto`` Ray itself looks for a head node on this machine, unless RAY_ADDRESS names one.
+    Args:
+        address: ``HOST:PORT``. For ``auto``, Ray looks for a head node on this machine, so nothing
+            is checked, unless the environment variable RAY_ADDRESS names one.
+
+    Raises:
+        UsageError: if nothing answers within ten seconds, or if the address has another form.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")
     if address == "auto":
         return
+
+    # A port that is no number is a ValueError, one that is too large an OverflowError.
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, ValueError, OverflowError) as error:  # the latter for a port or name like x
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError(
             f"--address: no Ray cluster answers at {shown(address)} ({error}); expected HOST:PORT "
             "of `ray start --head --port=PORT`, or auto; without --address this machine is used"
@@ -112,33 +133,57 @@ def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resourc
 def count_concurrent_runs(resources: Resources) -> int:
     """Return how many runs the machines of the cluster can train at the same time.
 
-    A UsageError says that no machine has the resources of a run: Ray would wait for one that has.
+    Args:
+        resources: CPUs and GPUs of a run.
+
+    Raises:
+        UsageError: if no machine has them. Ray would wait for one that has.
     """
     return count_runs([node["Resources"] for node in ray.nodes() if node["Alive"]], resources)
 
 
 class RayRuns:
-    """Runs as tasks of a Ray cluster, which ``local_runs.LocalRuns`` starts as processes.
+    """Runs as tasks of a Ray cluster, as ``local_runs.LocalRuns`` runs them as processes.
 
     A run whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times.
+
+    Attributes:
+        is_started: whether this object joined or started Ray, and has to stop it.
+        choose_resources, count_concurrent_runs: the functions of this module.
+        share: puts data into Ray's object store, which keeps them once a machine.
     """
 
     def __init__(self, address: str | None) -> None:
-        """Join the cluster at an address, or start one on this machine."""
+        """Join the cluster at an address, or start one on this machine if it is None."""
         self.is_started = connect(address)
         self.choose_resources = choose_resources
         self.count_concurrent_runs = count_concurrent_runs
-        self.share = ray.put  # the object store keeps the data once a machine
+        self.share = ray.put
 
     def start(self, resources: Resources, *arguments: Any) -> Any:
-        """Start ``train_run(*arguments)`` as a task; return Ray's reference to its result."""
+        """Start ``train_run(*arguments)`` as a task of Ray, which Ray repeats if it is lost.
+
+        Args:
+            resources: CPUs and GPUs of the task.
+            arguments: arguments of :func:`train_run`.
+
+        Returns:
+            Ray's reference to the result of the task.
+        """
         task = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
         )
         return task.remote(*arguments)
 
     def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second."""
+        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second.
+
+        If Ray lost the process of a run more often than it retries, there is no such result. Then
+        the run is yielded as a failed one, with the reason.
+
+        Args:
+            runs: Ray's references, as :meth:`start` returned them.
+        """
         for run in ray.wait(list(runs), timeout=1.0)[0]:
             try:
                 yield run, ray.get(run)

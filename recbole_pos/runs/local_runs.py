@@ -30,12 +30,16 @@ from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
 
 
 def can_run_here(address: str | None, gpus: float | None, uses_gpu: bool) -> bool:
-    """Return whether runs need nothing of Ray: no cluster, no GPU, and the process is in no Ray.
+    """Return whether runs can be trained in plain processes of this machine, without Ray.
+
+    They can if no cluster and no GPU is asked for, and if this process has not started Ray already.
+    Windows has no forks, so it always needs Ray.
 
     Args:
-        address: ``--address``.
+        address: ``--address``, of a Ray cluster; None for this machine.
         gpus: ``--gpus_per_trial``; None if it is not given.
-        uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
+        uses_gpu: whether the configuration leaves GPUs on (``use_gpu``), which then are used if
+            there are any.
     """
     ray = sys.modules.get("ray")
     is_in_ray = ray is not None and ray.is_initialized()
@@ -44,16 +48,19 @@ def can_run_here(address: str | None, gpus: float | None, uses_gpu: bool) -> boo
 
 
 def start_server() -> None:
-    """Let a server process import the package, in the background, before the first run needs it.
+    """Start the server process from which runs are forked, in the background.
 
-    It imports nothing from the working directory, which may be a stranger's folder; before Python
-    3.11 that cannot be switched off, so there each run imports the package by itself.
+    It imports the package before the first run needs it. It imports nothing from the working
+    directory, which may be a stranger's folder. Before Python 3.11 that cannot be switched off, so
+    there each run imports the package by itself.
     """
     if sys.version_info < (3, 11):
         return
     from multiprocessing import forkserver  # Windows has none, and trains on Ray
 
     forkserver.set_forkserver_preload(["recbole_pos.runs.worker", "torch._dynamo"])
+
+    # With this variable, the server leaves the working directory out of its path.
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -65,10 +72,13 @@ def start_server() -> None:
 
 
 class LocalRuns:
-    """Runs of this machine, each in a process of its own, on CPUs.
+    """Runs on CPUs of this machine, each in a process of its own; ``cluster.RayRuns`` is alike.
 
     A run whose process is killed starts again, and so resumes from its last checkpoint, up to
     :data:`MOST_LOSSES` times.
+
+    Attributes:
+        folder: temporary folder for the data of the runs.
     """
 
     def __init__(self) -> None:
@@ -77,7 +87,7 @@ class LocalRuns:
         self.folder = TemporaryFolder()
 
     def choose_resources(self, cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
-        """Return the resources of a run; arguments as of ``cluster.choose_resources``."""
+        """Return the resources of a run: its CPUs, and no GPU; the other arguments are not read."""
         return Resources(cpus)
 
     def count_concurrent_runs(self, resources: Resources) -> int:
@@ -89,11 +99,17 @@ class LocalRuns:
         return MappedData(data, self.folder.path)
 
     def start(self, resources: Resources, *arguments: Any) -> LocalRun:
-        """Start ``train_run(*arguments)`` in a process."""
+        """Start ``train_run(*arguments)`` in a process, whose threads are among the arguments."""
         return LocalRun(arguments)
 
     def wait(self, runs: Iterable[LocalRun]) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
-        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second."""
+        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second.
+
+        A run whose process was killed is not yielded, since it starts again.
+
+        Args:
+            runs: runs as :meth:`start` returned them.
+        """
         by_connection: dict[Any, LocalRun] = {run.connection: run for run in runs}
         for connection in wait(list(by_connection), timeout=1.0):
             run = by_connection[connection]
@@ -111,24 +127,28 @@ class LocalRuns:
 
 
 class LocalRun:
-    """A run in a process.
+    """A run in a process of this machine.
 
     Attributes:
         process: the process.
         connection: the pipe on which it sends the facts of the run.
-        arguments: pickled arguments of ``train_run``.
+        arguments: arguments of ``train_run`` as bytes.
         num_lost: how many processes of this run were killed.
     """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         """Start the run; ``arguments`` are those of ``train_run``."""
-        # by value, since a process cannot import what a script or a notebook defines
+        # Classes are pickled by value: a process cannot import those of a script or a notebook.
         self.arguments, self.num_lost = cloudpickle.dumps(arguments), 0
         self.connection: Connection
         self._start()
 
     def _start(self) -> None:
-        """Start a process, which resumes from a checkpoint if the run has one."""
+        """Start a process for the run, which resumes from a checkpoint if the run has one.
+
+        The process sends what ``train_run`` returns through a pipe, whose other end this object
+        has.
+        """
         context = multiprocessing.get_context("forkserver")
         self.connection, other_end = context.Pipe()
         self.process = context.Process(
@@ -139,9 +159,15 @@ class LocalRun:
         other_end.close()  # so that the pipe ends when the process does
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the facts of the run; None if its process was killed and has been replaced."""
-        with suppress(EOFError, OSError):
+        """Return what ``train_run`` returned in the process of the run.
+
+        If the process was killed before, a new one is started in its place and None is returned.
+        After too many losses, the facts of a failed run are returned.
+        """
+        with suppress(EOFError, OSError):  # the pipe has ended without a result
             return self.connection.recv()
+
+        # The process was killed.
         self.process.join()
         self.num_lost += 1
         if self.num_lost <= MOST_LOSSES:
@@ -152,7 +178,7 @@ class LocalRun:
 
 
 class MappedData:
-    """A :class:`SharedData` whose columns lie in files, which all processes map.
+    """A :class:`SharedData` whose columns lie in files, which all processes map into memory.
 
     Attributes:
         template: the data without their columns.
@@ -160,11 +186,17 @@ class MappedData:
     """
 
     def __init__(self, data: SharedData, folder: Path) -> None:
-        """Write the columns into a folder."""
+        """Write the columns of a dataset into a folder, a file each.
+
+        Args:
+            data: the dataset, with its columns in memory.
+            folder: the folder, which may have the columns of other datasets as well.
+        """
         self.template = copy.copy(data)
         self.template.columns = {}
         self.files: dict[str, Path] = {}
         for name, column in data.columns.items():
+            # The id tells files of this dataset from those of others in the folder.
             self.files[name] = folder / f"{id(self)}-{len(self.files)}.npy"
             np.save(self.files[name], column)
 
@@ -176,15 +208,19 @@ class MappedData:
 
 
 def _train_and_send(connection: Connection, environment: dict[str, str], arguments: bytes) -> None:
-    """Train a run, as a process of :class:`LocalRun`, and send its facts to the command.
+    """Train a run and send its facts to the command that started this process.
 
-    The environment is that of the command, since the server may have begun with another one. The
-    arguments are those of ``train_run``, pickled by the command.
+    If the command is gone, also by a kill, this process ends at once, since another command may
+    resume the run. The command sends nothing, so its end of the pipe becomes readable only then.
 
-    The command sends nothing, so its end of the pipe becomes readable only when the command is
-    gone, also by a kill; this process then ends at once, since another command may resume the run.
+    Args:
+        connection: this process's end of the pipe to the command.
+        environment: environment variables of the command. Those of the server, from which this
+            process was forked, may be others.
+        arguments: arguments of ``train_run``, pickled by the command.
     """
-    os.setpgid(0, 0)  # Ctrl-C of a terminal reaches the command alone, which ends this process
+    # Ctrl-C of a terminal then reaches only the command, which ends this process.
+    os.setpgid(0, 0)
 
     def end_with_the_command() -> None:
         wait([connection])
@@ -192,7 +228,9 @@ def _train_and_send(connection: Connection, environment: dict[str, str], argumen
 
     threading.Thread(target=end_with_the_command, daemon=True).start()
     os.environ.update(environment)
-    silent = os.open(os.devnull, os.O_WRONLY)  # the command prints what becomes of the run
+
+    # Silence stdout and stderr: the command prints what becomes of the run.
+    silent = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(silent, output)
     connection.send(train_run(*pickle.loads(arguments)))
@@ -203,8 +241,9 @@ def _train_and_send(connection: Connection, environment: dict[str, str], argumen
 def _main_module_without_file() -> Iterator[None]:
     """Keep processes that start in a ``with`` block from importing the user's script.
 
-    They do not need it: classes of a script are sent by ``pack``. And a script that calls
-    ``compare`` outside of ``if __name__ == "__main__":`` would call it again.
+    Python lets a new process import the script that started it, if that has a file. These processes
+    do not need it, since classes of a script are sent as bytes. And a script that calls ``compare``
+    outside of ``if __name__ == "__main__":`` would call it again.
     """
     main: dict[str, Any] = sys.modules["__main__"].__dict__
     names = [name for name in ("__file__", "__spec__") if name in main]

@@ -11,7 +11,12 @@ from recbole_pos.values import shown
 
 @dataclass(frozen=True)
 class Resources:
-    """CPUs of a run, which are its threads, and GPUs, of which a fraction shares one."""
+    """The resources of a training run.
+
+    Attributes:
+        cpus: number of CPUs, which is also the number of threads.
+        gpus: number of GPUs; with a fraction, several runs share one.
+    """
 
     cpus: float = 1
     gpus: float = 0
@@ -24,9 +29,11 @@ class Resources:
 def count_runs(machines: Sequence[Mapping[str, float]], resources: Resources) -> int:
     """Return how many runs some machines can train at the same time.
 
+    On each machine, the scarcest resource limits the number of runs.
+
     Args:
-        machines: ``CPU`` and ``GPU``, the number of each, by machine.
-        resources: resources of a run.
+        machines: for each machine, ``CPU`` and ``GPU`` -> number of each.
+        resources: CPUs and GPUs of a run.
 
     Raises:
         UsageError: if no machine has the resources of a run.

@@ -42,8 +42,10 @@ def run_tasks(
     is_started = connect(address)
     running: list[Any] = []
     try:
-        count_concurrent_runs(Resources(cpus=1))  # refuses a cluster without CPUs
+        count_concurrent_runs(Resources(cpus=1))  # raises the UsageError of a cluster without CPUs
         task = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
+
+        # Keep Ray supplied with tasks, and yield each result as it comes.
         waiting = deque(numbers)
         while waiting or running:
             while waiting and len(running) < MOST_SUBMITTED:

@@ -1,7 +1,7 @@
 """One training run in a process, which resumes from the last checkpoint of a lost process.
 
-A run is trained in its own folder, which all machines must reach. Its data were read once, by the
-command, and are shared by all runs.
+:func:`train_run` trains a run in its own folder, which all machines must reach. Its data were read
+once, by the command, and are shared by all runs as :class:`SharedData`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.resources import Resources
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
-QUIET = {"show_progress": False}  # which has no use in a process of Ray
+QUIET = {"show_progress": False}  # options of all runs: nobody sees the output of Ray's processes
+# Messages of torch, numpy and others for want of memory.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE
 )
@@ -40,25 +41,41 @@ class SharedData:
     """A prepared dataset as plain arrays, which Ray's object store keeps once per machine.
 
     Arrays are mapped into every process on the machine that reads them; tensors would be copied.
-    Test interactions are cut out first: a trial cannot read what it does not have.
+    Test interactions are cut out unless they are needed: a trial of a search cannot read what it
+    does not have.
 
     Attributes:
-        columns: the arrays of the interactions, by field.
-        template: the dataset without them.
+        columns: field -> array of all interactions.
+        template: the dataset without these arrays.
     """
 
     def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
-        """Separate the columns of a copy of the dataset from the rest."""
+        """Take the columns of the interactions out of a copy of the dataset, as numpy arrays.
+
+        What is left (the template) is small and can be copied into every process.
+
+        Args:
+            dataset: the dataset with its split.
+            includes_test: whether test interactions are kept.
+        """
+        # Work on a copy, since the caller goes on using the dataset.
         template = copy.copy(dataset) if includes_test else dataset.without_test()
-        template.identity = dataset.identity  # computed while the columns are still there
+        template.identity = dataset.identity  # a hash of the columns, so computed before they go
+
+        # Separate the columns from the rest.
         split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = {}
+        template.config = {}  # not needed, and large to copy
         self.template = template
 
     def make_dataset(self, config: Any) -> Dataset:
-        """Return the dataset for the configuration of a run; it reads the shared arrays."""
+        """Return the dataset for the configuration of a run; it reads the shared arrays.
+
+        Args:
+            config: configuration of the run. Options of the model may differ from those of the
+                dataset, options of the data may not.
+        """
         dataset = copy.copy(self.template)
         fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
         dataset.split = replace(dataset.split, log=replace(dataset.split.log, fields=fields))
@@ -74,26 +91,31 @@ def train_run(
     tested_run: str | None = None,
     report: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a run and, where there are test interactions, test it.
+    """Train a run in this process and, where there are test interactions, test it.
+
+    A failure is not raised but returned, since Ray would train the run again after an exception.
 
     Args:
         plain: options of the configuration.
-        path: folder of the run, which resumes from a checkpoint in it.
+        path: folder of the run. If it has a checkpoint, the run resumes from it.
         data: the :class:`SharedData` of the run.
-        resources: resources of this process.
-        packed: custom models and schemes that no import registers.
-        tested_run: folder of a trained run whose weights are only tested: a chosen trial, which
-            had no test interactions, or a run of another configuration; None to train.
+        resources: CPUs and GPUs of this process.
+        packed: code of custom models and schemes as bytes, which are registered in this process.
+        tested_run: folder of a trained run whose weights are only tested: the best trial of a
+            search, which had no test interactions, or a run of another configuration. None to
+            train.
         report: called with the experiment after every validated epoch, once its checkpoint is
-            written, and once where no epoch is left.
+            written; and once if no epoch is left to train.
 
     Returns:
-        ``status``, done or failed. A finished run adds the content of its ``result.json``, a failed
-        one the ``reason``, and ``lost``: whether the disk or Ray failed and not the run.
+        ``status``, ``done`` or ``failed``. For a finished run also the content of its
+        ``result.json``. For a failed one the ``reason``, and ``lost``: whether the disk or Ray
+        failed, and not the run itself.
     """
     torch.set_num_threads(max(1, int(resources.cpus)))
     logging.getLogger().setLevel(logging.WARNING)  # without RecBole's reports of every step
     try:
+        # The folder of the run; a run that is only tested begins as a copy of the trained one.
         unpack(packed)
         run = RunFolder(path)
         if not run.path.parent.is_dir():
@@ -103,39 +125,52 @@ def train_run(
             )
         if tested_run is not None and not run.checkpoint.is_file():
             copy_run(RunFolder(tested_run), run)
+
+        # The configuration with the GPUs of this process. The folder keeps the option of the run,
+        # which is not of this machine.
         options = {**plain, "gpu_id": _list_gpus(resources)}
         config = PosConfig(config_dict=options, strict=False)
-        if "gpu_id" in plain:  # the folder keeps the value of the run, not of this machine
+        if "gpu_id" in plain:
             config.plain["gpu_id"] = plain["gpu_id"]
+
+        # Train from the beginning, or from the checkpoint of a process that was lost.
         resumed = run if run.checkpoint.is_file() else None
         dataset = data.make_dataset(config)
         result = train(config, resumed, run.path, Reporter(enabled=False), dataset, report)
-        assert result is not None  # as in the first process of every run
+        assert result is not None  # only further processes of a distributed run return None
         return {"status": DONE, **asdict(result)}
     except Exception as error:
         reason = explain_failure(error)
         is_of_ray = type(error).__module__.startswith("ray.")  # which may not be imported here
         is_system = isinstance(error, OSError) or is_of_ray
+        # Too little memory can be an OSError as well, but it comes again when the run is repeated.
         is_lost = is_system and not reason.startswith("out of memory")
         return {"status": FAILED, "lost": is_lost, "reason": reason}
     finally:
-        gc.collect()  # the process continues with the next run
+        # Free memory, since this process trains the next run.
+        gc.collect()
         if resources.gpus:
             torch.cuda.empty_cache()
 
 
 def _list_gpus(resources: Resources) -> str:
-    """Return the GPUs that Ray gave this process, as the option ``gpu_id``."""
+    """Return the GPUs that Ray gave this process, such as ``0,1``, as the option ``gpu_id``."""
     if not resources.gpus:
         return ""
     import ray  # only Ray assigns GPUs; local runs, which use CPUs, do without the import
 
-    # RecBole sets CUDA_VISIBLE_DEVICES to it: by another value all runs would share the first GPU
+    # RecBole sets CUDA_VISIBLE_DEVICES to this option. With the run's own value instead, all runs
+    # would share one GPU.
     return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
 
 def explain_failure(error: BaseException) -> str:
-    """Return the reason of a failed run in one line."""
+    """Return the reason of a failed run in one line.
+
+    Args:
+        error: the exception. An error of this package explains itself; of others the type is named,
+            and the place in the user's custom code, if it came from there.
+    """
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else ""
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):

@@ -1,4 +1,8 @@
-"""Why an item is recommended: its score and rank without each of the past interactions."""
+"""Why an item is recommended: its score and rank without each of the past interactions.
+
+:func:`leave_one_out` computes these, :func:`find_reasons` picks the interactions without which
+the score of an item falls most, and :func:`add_reasons` puts them into a table of recommendations.
+"""
 
 from __future__ import annotations
 
@@ -17,59 +21,96 @@ BATCH = 256  # histories that are scored at once
 MAX_REASONS = 100  # of an item
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
-Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
+Effects = dict[str, np.ndarray]  # what leave_one_out returns: columns by name
 
 
 def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
-    """Raise a UsageError if ``because`` reasons per item are invalid or the model can give none."""
-    name = scorer.config["model"]
+    """Raise a UsageError if reasons for recommendations are requested that cannot be given.
+
+    A reason is a past interaction without which the score of the recommended item falls.
+
+    Args:
+        scorer: the trained model.
+        because: requested number of reasons for each item; 0 for none, which is always allowed.
+        histories: the histories that items are recommended to.
+    """
     if not (is_whole(because) and 0 <= because <= MAX_REASONS):
         raise UsageError(
             f"because: expected 1 to {MAX_REASONS} past interactions, or 0 for none, found "
             f"{shown(because)}"
         )
+
+    # Without an interaction, the model must give another score: it must read the history from here,
+    # not from the dataset by the id of the user.
     reads_dataset = histories.users is not None and getattr(scorer.model, "needs_events", False)
     if because and (reads_dataset or scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL):
         raise UsageError(
-            f"because: {name} reads no history here that an interaction can be left out of; give "
-            "histories to a sequential model"
+            f"because: {scorer.config['model']} reads no history here that an interaction can be "
+            "left out of; give histories to a sequential model"
         )
 
 
 def add_reasons(
     table: pd.DataFrame, effects: Effects, because: int, item_names: np.ndarray
 ) -> pd.DataFrame:
-    """Return recommendations with columns for their strongest ``because`` reasons, from 1.
+    """Return a table of recommendations with further columns for the reasons of each row.
 
-    ``effects`` are those of :func:`leave_one_out` for the rows of the table; ``item_names`` is
-    [items], from id 1 on.
+    A reason is a past interaction without which the score of the recommended item falls.
+
+    Args:
+        table: recommendations, an item in each row.
+        effects: what :func:`leave_one_out` returns for the items of the rows.
+        because: number of reasons for each row.
+        item_names: [items] names of the items with the ids 1, 2, ...
+
+    Returns:
+        The table with the columns ``because_1`` (the item of the past interaction that counts
+        most), ``steps_back_1``, ``score_change_1``, ``rank_change_1``, then ``because_2`` and so
+        on. They are empty where a row has fewer reasons.
     """
     reasons = find_reasons(effects, because)
     columns: dict[str, object] = {}
     for n in range(1, because + 1):
+        # Rows of the table that have an n-th reason.
         is_nth = reasons["reason"] == n
         row = reasons["pair"][is_nth]
+
         past = np.full(len(table), None, dtype=object)
         past[row] = item_names[reasons["past"][is_nth] - 1]
         columns[f"because_{n}"] = past
+
         for name in ("steps_back", "score_change", "rank_change"):
             values = np.full(len(table), np.nan)
             values[row] = reasons[name][is_nth]
+            # Int64 with a capital is pandas' type of whole numbers that may be missing.
             dtype = "float32" if name == "score_change" else "Int64"
             columns[f"{name}_{n}"] = pd.Series(values).astype(dtype).array
     return pd.concat([table, pd.DataFrame(columns, table.index)], axis=1)
 
 
 def find_reasons(effects: Effects, limit: int) -> Effects:
-    """Return the effects of the interactions that carried each item most, ``limit`` at most.
+    """Return for each explained item the past interactions without which its score falls most.
 
-    They are sorted by item, strongest first; a further column ``reason`` counts from 1 for each.
+    Args:
+        effects: what :func:`leave_one_out` returns: columns with an entry for each pair of an
+            explained item and a past interaction.
+        limit: number of interactions for each item, at most.
+
+    Returns:
+        The same columns with only these entries, sorted by explained item (``pair``) and then by
+        the fall of the score, the largest first. A further column ``reason`` numbers the entries
+        of each item from 1: for ``pair`` [0, 0, 2] it is [1, 2, 1].
     """
+    # NaN: the history has no other interaction, so this one counts more than any.
     change = effects["score_change"]
-    change = np.where(np.isnan(change), -np.inf, change)  # NaN: its history has no other
+    change = np.where(np.isnan(change), -np.inf, change)
     order = np.lexsort((change, effects["pair"]))
-    carries = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
-    order = order[carries[order]]
+
+    # Only a fall that is larger than rounding is a reason.
+    is_fall = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
+    order = order[is_fall[order]]
+
+    # searchsorted gives the first entry of the same pair, from which reasons are counted.
     pair = effects["pair"][order]
     reason = 1 + np.arange(len(pair)) - np.searchsorted(pair, pair)
     ranked = {name: column[order] for name, column in effects.items()} | {"reason": reason}
@@ -85,17 +126,19 @@ def leave_one_out(
     choice: Choice,
     exclude_seen: bool,
 ) -> Effects:
-    """Score p items after their histories, and without each of the interactions in turn.
+    """Return how scores and ranks of p items change without each past interaction in turn.
 
-    Candidates are the same as for the whole history: with ``exclude_seen`` the item of the
-    interaction that is left out stays excluded, so that a rank changes only by the model.
-    Interactions that are older than the model reads have no effect and are not left out.
+    Each item is ranked among the same candidates with and without the interaction: if
+    ``exclude_seen``, the item of the interaction that is left out stays excluded. So a rank changes
+    only by what the model reads. Interactions that are older than the model reads are not left out.
 
     Args:
-        scorer: the model.
-        histories: the histories; empty ones have no effects.
-        row, item: [p] index of the history (ascending) and id of each item to explain.
-        choice, exclude_seen: the candidates of the ranking.
+        scorer: the trained model.
+        histories: the histories; those without interactions get no entries.
+        row: [p] index in ``histories`` for each item to explain, ascending.
+        item: [p] id of each item to explain.
+        choice: the items that are ranked, and their boosts.
+        exclude_seen: whether the items of a history are left out of its ranking.
 
     Returns:
         Columns with an entry for each item to explain and each interaction of its history, the
@@ -104,21 +147,29 @@ def leave_one_out(
         ``score_change`` and ``rank_change``, their values without the interaction minus those with
         it: below 0 and above 0 if it carried the item, NaN if its history has no other.
     """
-    # items [explained histories, columns]: those to explain of each history, then 0
+    # One row for each history with items to explain: rows [0, 0, 3] and items [7, 8, 9] become
+    # the table [[7, 8], [9, 0]], in which ``owner`` [0, 0, 1] and ``column`` [0, 1, 0] find them.
     rows, owner, counts = np.unique(row, return_inverse=True, return_counts=True)
     column = np.arange(len(row)) - (np.cumsum(counts) - counts)[owner]
     items = np.zeros((len(rows), counts.max(initial=0)), dtype=np.int64)
     items[owner, column] = item
     explained = histories.select(rows)
+
+    # Number of newest interactions that the model reads of each history, all if it has no limit.
     reach = explained.lengths.max(initial=0) if scorer.reach is None else scorer.reach
     num_read = np.minimum(explained.lengths, reach)
-    # the variants of each history: all of it, and without the newest, the one before it, ...
+
+    # Variants of each history: the whole, then without the newest interaction, without the one
+    # before it, ... With two interactions read, ``left_out`` is [0, 1, 2] steps back; 0: none.
     num_variants = num_read + 1
     first = np.cumsum(num_variants) - num_variants
     variant_owner = np.repeat(np.arange(len(rows)), num_variants)
-    left_out = np.arange(len(variant_owner)) - first[variant_owner]  # steps back, 0: none
+    left_out = np.arange(len(variant_owner)) - first[variant_owner]
+
+    # Score and rank of the items after each variant; NaN where the variant has no interaction left.
     score = np.full((len(variant_owner), items.shape[1]), np.nan)
     rank = score.copy()
+    # One interaction more than the model reads is kept: it is read once a newer one is left out.
     newest = scorer.drop_unread(explained, extra=1)
     not_empty = np.flatnonzero(explained.lengths[variant_owner] > (left_out > 0))
     for start in range(0, len(not_empty), BATCH):
@@ -126,13 +177,16 @@ def leave_one_out(
         batch_rows = variant_owner[batch]
         variants = newest.select(batch_rows).leave_out(left_out[batch])
         scores = variants.restrict(scorer.make_scores(variants))
+        # The whole histories say what is not recommended, not the variants.
         barred = explained.select(batch_rows).list_barred(exclude_seen)
         ids = torch.from_numpy(items[batch_rows])
         batch_score, batch_rank = score_and_rank(scores, choice, ids, barred)
         score[batch] = batch_score.numpy()
         rank[batch] = batch_rank.numpy()
     rank[np.isnan(score)] = np.nan
-    # the entries of the result: each pair with each interaction that is read of its history
+
+    # Entries of the result: each item to explain with each interaction that is read of its history.
+    # An entry compares two cells of the scores: the whole history, and the one without it.
     pair = np.repeat(np.arange(len(row)), num_read[owner])
     steps_back = 1 + gather_index(np.zeros_like(row), num_read[owner])
     history = owner[pair]

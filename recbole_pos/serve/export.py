@@ -36,9 +36,10 @@ from recbole_pos.serve.scorer import require_k
 from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.version import __version__
 
-SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}  # of the files of each format
+SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}  # format of a program -> suffix of its file
 TOLERANCE = 1e-4  # difference of a program from the model, relative to the largest entry
 
+# A written program as a function: from inputs by name to a list of outputs.
 Program = Callable[[dict[str, Tensor]], list[Tensor]]
 
 
@@ -89,12 +90,29 @@ def export(
 
 
 def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
-    """Write the programs, names and vectors of items, tokens of features, and README of a model."""
+    """Write all files of an exported model.
+
+    These are the programs that compute the vector of a history and recommend items, the names and
+    vectors of items, the names of features by id, and a README.
+
+    Args:
+        encoder: the model, as a module from histories to vectors.
+        dataset: its dataset, for names of items and tokens.
+        folder: folder to write into.
+        format: ``onnx`` or ``torch_export``.
+        k: number of items to recommend; all if there are fewer.
+
+    Raises:
+        UsageError: if the model cannot be exported, or a program does not agree with it.
+    """
+    # The two programs.
     names = _list_tokens(dataset, dataset.iid_field)
     recommend = Recommend(encoder, min(k, len(names) - 1))
     _write_program(encoder, folder, format, "vector", ("vector",))
     _require_same(encoder, load_program(folder / f"vector.{SUFFIX[format]}"))
     _write_program(recommend, folder, format, "recommend", ("best", "scores"))
+
+    # Names of items, and of the tokens of features: programs know only their ids.
     _write_json(folder / "items.json", names)
     if encoder.fields:
         tokens = {
@@ -102,6 +120,8 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
             for name, embed in encoder.fields.items()
         }
         _write_json(folder / "features.json", tokens)
+
+    # Vectors of items for a search by vectors; the parquet leaves out the padding item 0.
     vectors = encoder.model.item_vectors().numpy()
     np.save(folder / "vectors.npy", vectors)
     columns = {
@@ -112,6 +132,7 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         ),
     }
     pq.write_table(pa.table(columns), folder / "vectors.parquet")
+
     readme = _render_readme(encoder, format, recommend.k, names, dataset.config)
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
@@ -119,13 +140,24 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
 def _write_program(
     module: Encoder | Recommend, folder: Path, format: str, name: str, outputs: tuple[str, ...]
 ) -> None:
-    """Trace a module and write it to a file ``name``; raise a UsageError if that is impossible."""
+    """Trace a module into a program and write it to a file.
+
+    Args:
+        module: what the program computes.
+        folder: folder to write into.
+        format: ``onnx`` or ``torch_export``.
+        name: name of the file without its suffix.
+        outputs: names of the outputs.
+
+    Raises:
+        UsageError: if torch cannot trace the module, or not write it in this format.
+    """
     program = trace(module)
     path = folder / f"{name}.{SUFFIX[format]}"
     if format == "onnx":
         write_onnx(program, path, module.inputs, outputs)
     else:
-        # torch would end the process if it could not write the file itself
+        # Written by torch itself, a file for which the disk has no room would end the process.
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
         path.write_bytes(buffer.getbuffer())
@@ -141,7 +173,17 @@ def _write_json(file: Path, content: Any) -> None:
 
 
 def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], config: Options) -> str:
-    """Return the README of an exported model, with its first three items (by id) as the example."""
+    """Return the README of an exported model, with an example in Python that runs.
+
+    Args:
+        encoder: the exported model.
+        format: ``onnx`` or ``torch_export``.
+        k: number of items that it recommends.
+        names: names of items by id, None for the padding item 0. The items 1 to 3 are the history
+            of the example.
+        config: options of the run.
+    """
+    # What each input is, and an example of its value as code.
     unit = config["timestamp_unit"]
     descriptions = {
         "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
@@ -156,9 +198,13 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
     }
     for name, embed in encoder.fields.items():
         descriptions[name], examples[name] = _describe_feature(name, embed)
+
+    # Inputs of the program in their order.
     inputs = list(Recommend(encoder, k).inputs)
     if format == "onnx":  # in which this input is optional
         inputs.remove("allowed")
+
+    # The three items of the example happen an hour apart in July 2017.
     times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -183,7 +229,17 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
 
 
 def _describe_feature(name: str, embed: Any) -> tuple[str, str]:
-    """Return the description of a feature input, and Python code for an example of its value."""
+    """Return what the README says about a feature that is an input of an exported model.
+
+    Args:
+        name: name of the input, such as ``events_rating`` (of interactions) or ``user_age``.
+        embed: the layer of the model that embeds the feature.
+
+    Returns:
+        A description such as ``float32 [B, L], a number, NaN for none``, and Python code for an
+        example without a value, such as ``np.full((1, len(history),), np.nan, np.float32)``.
+    """
+    # Size of each dimension: B users, L interactions, s names in a value that is a list.
     sizes = {"B": "1"}
     if name.startswith("events_"):
         sizes["L"] = "len(history)"
@@ -198,7 +254,15 @@ def _describe_feature(name: str, embed: Any) -> tuple[str, str]:
 
 
 def load_program(path: Path) -> Program:
-    """Return a function that runs a written program: from inputs by name to a list of outputs."""
+    """Return a function that runs an exported program.
+
+    Args:
+        path: the file, ``.pt2`` of torch.export or ``.onnx``.
+
+    Returns:
+        A function from tensors by name of the input, in the order of the program's inputs, to the
+        list of its outputs, on the CPU.
+    """
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
 
@@ -207,11 +271,12 @@ def load_program(path: Path) -> Program:
             return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
         return run_torch
+
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # log errors only
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run_onnx(inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -222,15 +287,23 @@ def load_program(path: Path) -> Program:
 
 
 def _require_same(encoder: Encoder, program: Program) -> None:
-    """Raise a UsageError unless a program agrees with the model on batches of several sizes."""
+    """Raise a UsageError unless a program gives the same vectors as the model it was made of.
+
+    Both encode random histories of several lengths, alone and in a batch.
+
+    Args:
+        encoder: the model.
+        program: the exported program, as :func:`load_program` returns it.
+    """
     n = encoder.model.max_seq_length
     generator = torch.Generator().manual_seed(0)
+    # A full history, one of one interaction, and a batch with both.
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
         inputs = encoder.random_inputs(torch.tensor(lengths), generator)
         expected = encoder(*inputs.values())
         difference = (expected - program(inputs)[0]).abs().max().item()
         limit = TOLERANCE * max(1.0, expected.abs().max().item())
-        if not difference <= limit:  # which is also true of NaN
+        if not difference <= limit:  # not "difference > limit", which is false for NaN
             raise UsageError(
                 f"{ensure_registered(type(encoder.model))} cannot be exported: its output differs "
                 f"from it by {difference:.1e}"
@@ -249,7 +322,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, model: PosRecommender) -> None:
-        """Freeze the model, and list the inputs that its times and features need."""
+        """Freeze the model, and list the inputs that it reads."""
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         tables = {} if model.event_features is None else model.event_features.by_table()
@@ -270,23 +343,32 @@ class Encoder(nn.Module):
                 [B, L] or [B, L, s], of users [B] or [B, s].
         """
         model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
+
+        # Sort the inputs by what they are: events_rating is the feature rating of interactions.
         items, lengths = values.pop("items"), values.pop("lengths")
         times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
         events, users = (
             {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
             for prefix in ("events_", "user_")
         )
+
         batch = PaddedBatch.from_rows(
             items, lengths, model.max_seq_length, times, at, Features(events, users)
         )
         return encode_queries(model, batch)
 
     def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the inputs by name for random histories of the given lengths [B]."""
+        """Return random histories as the inputs of :meth:`forward` by name, in its order.
+
+        Args:
+            lengths: [B] number of interactions of each history.
+            generator: torch's generator of random numbers.
+        """
         model, shape = self.model, (len(lengths), int(lengths.max()))
         is_padding = torch.arange(shape[1]) >= lengths[:, None]
         items = torch.randint(1, model.n_items, shape, generator=generator)
-        # log-uniform gaps from a second to two weeks, from July 2017 on
+
+        # Times from July 2017 on, with gaps of a second to two weeks, uniform in their logarithm.
         gaps = (14 * torch.rand(shape, generator=generator, dtype=torch.float64)).exp()
         times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
         values = {
@@ -295,6 +377,8 @@ class Encoder(nn.Module):
             "times": times.masked_fill(is_padding, 0),
             "at": times[:, -1] + 3600 / model.time_unit,
         }
+
+        # Features: a value for each interaction or user; token lists have two names each.
         for name, embed in self.fields.items():
             field_shape: tuple[int, ...] = shape if name.startswith("events_") else shape[:1]
             if embed.numeric:
@@ -318,30 +402,43 @@ class Recommend(nn.Module):
         self.inputs = (*encoder.inputs[:2], "allowed", *encoder.inputs[2:])
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return items [B, k] and their scores [B, k]; 0 and -inf where fewer are allowed.
+        """Return the k items with the highest scores after each of B histories, best first.
 
         Args:
-            inputs: the inputs of :class:`Encoder`, and in third place ``allowed`` [B or 1, items],
-                boolean. Item 0, which is padding, is never recommended.
+            inputs: the inputs of :class:`Encoder`, and in third place ``allowed`` [B or 1, items]
+                bool, the items that may be recommended, for each history or the same for all. Item
+                0, which is padding, is never recommended.
+
+        Returns:
+            Item ids and scores, both [B, k]; 0 and -inf where fewer than k items are allowed.
         """
         items, lengths, allowed, *further_inputs = inputs
         vectors = self.encoder(items, lengths, *further_inputs)
         scores = vectors @ self.encoder.model.item_vectors().t()
-        # a single row of allowed items is for all histories
+
+        # Row of ``allowed`` for each history: its own, or the only one. Written without a condition
+        # on the size, since that is not known when the program is made.
         row, last = torch.arange(vectors.size(0)), torch.arange(allowed.size(0))[-1:]
         excluded = ~allowed.index_select(0, torch.minimum(row, last)) | self.padding
+
         best_scores, best = scores.masked_fill(excluded, -torch.inf).topk(self.k)
         return best.masked_fill(best_scores == -torch.inf, 0), best_scores
 
 
 def make_encoder(model: Any) -> Encoder:
-    """Return the encoder of a trained model; raise a UsageError if it cannot be exported."""
+    """Return a trained model as a module from histories to vectors, on the CPU.
+
+    Raises:
+        UsageError: if the model does not score by products of the vectors of a history and of
+            items, or reads more than the history.
+    """
+    # A model with its own way to encode or score is not what the encoder computes.
     name = ensure_registered(type(model))
     overrides = isinstance(model, PosRecommender) and any(
         getattr(type(model), method) is not getattr(PosRecommender, method)
         for method in ("compute_states", "full_sort_predict")
     )
-    # a model that prepares its batches makes graphs of them, or relations to other users
+    # A model that prepares its batches makes graphs of them, or compares them with other users.
     if not isinstance(model, PosRecommender) or model.prepares or overrides:
         raise UsageError(
             f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
@@ -352,9 +449,16 @@ def make_encoder(model: Any) -> Encoder:
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any batch size and any length up to the model's."""
+    """Trace a module into a program for any number of histories of any length the model reads.
+
+    Raises:
+        UsageError: if torch cannot trace it.
+    """
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")
+
+    # For each input, which dimensions may differ from call to call: 0 is the number of histories,
+    # 1 of inputs with a value for each interaction is the length.
     per_user: dict[int, Any] = {0: batch}
     per_item = dict(per_user)
     if n > 1:  # torch.export specializes sizes 0 and 1
@@ -366,6 +470,8 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
         if not embed.numeric and embed.is_list:
             last_dim = 1 + name.startswith("events_")
             shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
+
+    # Trace with an example of three histories, shorter than the longest where that is possible.
     lengths = torch.full((3,), max(n - 1, min(n, 2)))
     inputs = encoder.random_inputs(lengths, torch.Generator())
     inputs["allowed"] = torch.ones(2, encoder.model.n_items, dtype=torch.bool)
@@ -374,7 +480,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
             module,
             tuple(inputs[name] for name in module.inputs),
             dynamic_shapes=(tuple(shapes[name] for name in module.inputs),),
-            prefer_deferred_runtime_asserts_over_guards=True,  # some cannot be proved
+            prefer_deferred_runtime_asserts_over_guards=True,  # some guards cannot be proved
         )
     except Exception as error:  # torch raises errors of many kinds
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -400,8 +506,18 @@ def require_onnx() -> None:
 def write_onnx(
     program: ExportedProgram, path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    """Write a program as ONNX, with ``allowed`` optional; raise a UsageError if that fails."""
-    import onnx_ir
+    """Write a traced program as an ONNX file, in which the input ``allowed`` is optional.
+
+    Args:
+        program: the program as torch.export made it.
+        path: file to write.
+        inputs: names of its inputs.
+        outputs: names of its outputs.
+
+    Raises:
+        UsageError: if torch cannot translate it.
+    """
+    import onnx_ir  # here, since the package is optional
 
     try:
         with _silence_exporter():
@@ -418,9 +534,11 @@ def write_onnx(
         raise UsageError(
             f"the model cannot be written as ONNX: {lines[0]}; choose the format torch_export"
         ) from error
+
+    # An input with an initial value may be left out; this one then allows all items.
     assert onnx_program is not None
     for value in onnx_program.model.graph.inputs:
-        if value.name == "allowed":  # all items by default
+        if value.name == "allowed":
             assert value.shape is not None
             all_items = np.ones((1, int(str(value.shape[1]))), dtype=bool)
             value.const_value = onnx_ir.tensor(all_items, name="allowed")
@@ -429,7 +547,18 @@ def write_onnx(
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the cumulative minimum of floats, which ONNX lacks, and 0 for its unused indices."""
+    """Return what torch.cummin returns, by operations that ONNX has.
+
+    The entry i is the minimum of the entries 0 to i: [3, 1, 2] becomes [3, 1, 1].
+
+    Args:
+        x: floats.
+        dim: dimension along which the minimum goes.
+
+    Returns:
+        The minima, and zeros in place of torch's indices, which no model reads.
+    """
+    # Compare each entry with all, of which later ones are set to infinity: n * n operations.
     index = torch.arange(x.size(dim), device=x.device)
     is_later = index[:, None] < index
     lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)
@@ -439,20 +568,26 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _scalar(
     value: Any, dtype: Any = 1, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Any:
-    """Return an ONNX constant of the requested type; a translation of torch's ``scalar_tensor``."""
-    # the exporter translates through float32, in which seconds since 1970 lose digits that angles
-    # depend on
+    """Return an ONNX constant for torch's ``scalar_tensor``, whose arguments these are.
+
+    The exporter's own translation goes through float32, in which seconds since 1970 lose digits.
+
+    Args:
+        value: a number, or a tensor of ONNX for a size that is known only in a run of the program.
+        dtype: number of ONNX's type; 1 is float32.
+        layout, device, pin_memory: they mean nothing in ONNX.
+    """
     import onnx
     from onnxscript import opset18
 
-    if not isinstance(value, (int, float)):  # a size, which is known only when the program runs
+    if not isinstance(value, (int, float)):
         return opset18.Cast(value, to=int(dtype))
     return opset18.Constant(value=onnx.helper.make_tensor("scalar", int(dtype), (), [value]))
 
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silence logs and warnings of the ONNX exporter."""
+    """Hide warnings, and logs below errors, of torch's ONNX exporter in a ``with`` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

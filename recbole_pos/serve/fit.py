@@ -1,4 +1,8 @@
-"""From data to a trained model in one call."""
+"""From data to a trained model in one call.
+
+:func:`fit` trains a model and :func:`load` loads one; both return a
+:class:`~recbole_pos.Recommender`.
+"""
 
 from __future__ import annotations
 
@@ -60,24 +64,32 @@ def fit(
     Raises:
         UsageError: if an argument is wrong, see :func:`run`.
     """
+    # ``keywords`` are arguments of run, such as verbose, or options, such as epochs.
     args, options = split_keywords(settings or RunArguments(), keywords)
+
+    # The returned object keeps temporary data and folders alive.
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()
         resources.append(temporary)
         run_dir = temporary.path / "run"
-        data = os.fspath(data)  # run would warn that its folder stays
+        data = os.fspath(data)  # for the object, run warns that the run outlives its data
+
+    # Train. A single process keeps the experiment in memory for us.
     keeper = _ExperimentKeeper()
     if args.nproc == 1:
         callbacks = [*callbacks, keeper]
     files = list(map(str, config_files))
     run(model, data, files, options, Path(run_dir), callbacks=callbacks, settings=args)
+
+    # If other processes have trained the model, read it from the folder of the run.
     experiment = keeper.experiment
-    if experiment is None:  # other processes have trained it
+    if experiment is None:
         trained = Recommender.load(run_dir)
         trained.resources = resources
         return trained
-    # without a test, the model still has the weights of the last epoch
+
+    # Without a test, the model still has the weights of the last epoch, not of the best one.
     experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()
     return Recommender(experiment, Growth(), folder=RunFolder(run_dir), resources=resources)
@@ -99,7 +111,13 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
+        histories_only: True reads the dataset only if the model needs it, False requires it; by
+            default it is read if it is there.
+        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
 
-    The other arguments, and the exceptions, are those of :meth:`Recommender.load`.
+    Raises:
+        UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
+        CheckpointError: if the dataset no longer has the data that the model was trained on.
     """
     return Recommender.load(run_dir, data_path, histories_only, item_vectors)

@@ -1,4 +1,4 @@
-"""A trained model as an object: its facts, metrics and run folder."""
+"""A trained model as an object, without what reads histories, which ``recommender.py`` adds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import copy
 import html
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from recbole_pos.conversion.convert import Dataset
+from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
@@ -29,10 +34,16 @@ from recbole_pos.experiment.folder import (
 )
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import finish_replacement
+from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.serve.explain import BATCH
+from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
+from recbole_pos.values import SECONDS, read_names, shown
 
 
 class FittedModel:
-    """The facts, metrics and folder of a trained :class:`~recbole_pos.Recommender`.
+    """What a trained :class:`~recbole_pos.Recommender` can do without a history.
+
+    It tells facts and metrics of the model, saves its folder, and finds items like others.
 
     Attributes:
         experiment: all of what follows but the folder.
@@ -42,11 +53,18 @@ class FittedModel:
         folder: folder of the run; None for a model that RecBole's own functions have trained.
         num_added: number of items that ``add_items`` has added.
         resources: objects to keep as long as the model: its dataset, and temporary folders.
+        items, ids, scorer: names of items, their ids by name, and what scores them; set by the
+            subclass.
     """
+
+    items: np.ndarray
+    ids: dict[str, int]
+    scorer: Scorer
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
     ) -> None:
+        """Take over the parts of an experiment; see the attributes of the class."""
         self.experiment, self.folder, self.resources = experiment, folder, resources
         self.config, self.dataset = experiment.config, experiment.dataset
         self.model, self.loaders = experiment.model, experiment.loaders
@@ -67,13 +85,23 @@ class FittedModel:
         part: str = "test",
         mask_history: bool | None = None,
     ) -> pd.DataFrame:
-        """Compute metrics of the model; for arguments and errors see :func:`recbole_pos.evaluate`.
+        """Compute metrics of the model on interactions that were held out from its training.
+
+        Args:
+            metrics: names such as ``NDCG``, or functions of ranks; by default those of the run.
+            topk: lengths of the rankings that metrics read; by default those of the run.
+            part: which held-out interactions are the targets, ``test`` or ``valid``.
+            mask_history: whether seen items are no candidates; by default as in the run.
 
         Returns:
             A row for each metric, in one column named like the part. ``attrs`` has the protocol:
             model, dataset, targets, split, candidates, seed, ...
+
+        Raises:
+            UsageError: if the model has no run folder, or as in :func:`recbole_pos.evaluate`.
         """
         folder = self._require_folder("evaluate")
+        # A model loaded without data has a catalogue of items only; evaluate reads the data then.
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
@@ -87,8 +115,11 @@ class FittedModel:
     def collect_facts(self) -> dict[str, Any]:
         """Return facts of the model by name.
 
-        If its run is finished, epochs, split, candidates and warnings of its test are among them.
+        Returns:
+            Model, dataset, seed, and numbers of users, items, interactions and parameters. If the
+            run is finished, also its epochs, split, candidates, test targets and warnings.
         """
+        # Users and items without the padding id 0.
         config, dataset, result = self.config, self.dataset, self.result
         num_interactions = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         facts = {
@@ -126,6 +157,7 @@ class FittedModel:
         Raises:
             UsageError: if the folder holds a run already, or the model has no run folder.
         """
+        # Refuse a folder in use, and find the dataset.
         target = RunFolder(path)
         if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
@@ -138,24 +170,150 @@ class FittedModel:
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
             warnings.warn(text, RunWarning, 2)
+
+        # Copy the data, then the run, so that a run is there only if its data are.
         make_folder(target.path)
         if data:
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
         config = folder.read_config()
-        if not data and dataset_folder.is_dir():  # the run may name a folder that is gone
+        # The configuration of a run that was moved may name a folder that is gone.
+        if not data and dataset_folder.is_dir():
             config["data_path"] = self.config.plain["data_path"]
         copy_run(folder, target, with_results=True, config=config)
         return target.path
 
     def _require_folder(self, action: str) -> RunFolder:
-        """Return the folder of the run; raise a UsageError that names the action without one."""
+        """Return the folder of the run; raise a UsageError if there is none.
+
+        Args:
+            action: what needs the folder, such as ``save``, with which the message begins.
+        """
         if self.folder is None or not self.folder.checkpoint.is_file():
             raise UsageError(f"{action}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
 
+    @cached_property
+    def _counts_time(self) -> bool | None:
+        """Whether values of the time field are dates up to 2100; None if the run does not say."""
+        if isinstance(self.dataset, Catalogue):
+            return self.dataset.counts_time
+        return counts_time(self.dataset.log.times.numpy(), self.config["timestamp_unit"])
+
+    @property
+    def _unit(self) -> float | None:
+        """Seconds in the unit of the time field; None if it only orders interactions."""
+        return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
+
+    @property
+    def _latest(self) -> float:
+        """The year 2200 in the unit of the time field; infinite unless that counts time."""
+        if not self._counts_time:
+            return float("inf")
+        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
+
+    def choose_items(
+        self,
+        allowed: Iterable[str | int] | None = None,
+        excluded: Iterable[str | int] | None = None,
+        boosts: Mapping[str, float] | None = None,
+    ) -> Choice:
+        """Return the items that may be recommended and their boosts; unknown names are ignored.
+
+        Args:
+            allowed: names of the only items that may be recommended; by default all.
+            excluded: names of items that may not be recommended.
+            boosts: number to add to the score of an item, by name.
+
+        Raises:
+            UsageError: if no item is left, or a boost is not a number.
+        """
+        if allowed is None and excluded is None and boosts is None:
+            return self._all_items
+        return make_choice(self.ids, allowed, excluded, boosts)
+
+    @cached_property
+    def _all_items(self) -> Choice:
+        return Choice(torch.arange(1, len(self.ids) + 1))
+
+    def require_id(self, name: str) -> int:
+        """Return the id of an item; raise a UsageError if it is not known."""
+        if name not in self.ids:
+            raise UsageError(f"item {shown(name)} is not known")
+        return self.ids[name]
+
+    def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
+        return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
+
+    def similar(
+        self,
+        items: str | Sequence[str],
+        k: int = 10,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return the items that are most like given items, by the cosine of their vectors.
+
+        Args:
+            items: names of items, or one name.
+            k: neighbours of each item; fewer if fewer are left.
+            allowed: names of the items to choose from; by default all.
+            excluded: names of items to leave out.
+
+        Returns:
+            A row per neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
+
+        Raises:
+            UsageError: for unknown items, or a model without item vectors.
+        """
+        names = read_names(items, "items")
+        for name in names:
+            self.require_id(name)
+        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
+        return pd.DataFrame(
+            {
+                "item": np.array(names, dtype=object)[row],
+                "rank": rank,
+                "similar": self.items[item - 1],
+                "cosine": cosine,
+            }
+        )
+
+    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
+        """Return the k items whose vectors have the highest cosine with that of each given item.
+
+        Args:
+            names: names of the given items, which are not neighbours of themselves.
+            k: number of neighbours of each.
+            choice: the items that may be neighbours.
+
+        Returns:
+            Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
+            from 1, id of the neighbour, cosine.
+        """
+        k = require_k(k)
+        vectors = self._unit_vectors
+        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        rankings = []
+        for rows in torch.arange(len(ids)).split(BATCH):
+            # The item itself is excluded, as a pair of its place in this batch and its id.
+            states = vectors[ids[rows]]
+            barred = rows - rows[:1], ids[rows]
+            best = find_best_items(partial(products, states, vectors), choice, k, barred)
+            rankings.append(to_columns(names, rows.numpy(), *best))
+        return tuple(map(np.concatenate, zip(*rankings, strict=True)))
+
+    @cached_property
+    def _unit_vectors(self) -> Tensor:
+        """Vectors of the items [items + 1, d], scaled to length 1."""
+        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
+
     def __repr__(self) -> str:
-        """Return lines about dataset, training, protocol, metrics and warnings."""
+        """Return lines about dataset, training, protocol, metrics and warnings.
+
+        Without the result of a finished run there are only the first two.
+        """
         facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
         headline = f"{facts['model']} on {facts['dataset']}: {counts}"
@@ -187,10 +345,15 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 
 @contextmanager
 def undone_on_error(*objects: Any) -> Iterator[None]:
-    """Undo changes of the attributes of objects, and of dicts in them, if a ``with`` block fails.
+    """Give objects their old attributes back if the ``with`` block raises an exception.
 
-    Tensors are not copied, so they must be replaced, not changed.
+    Attributes that are dicts, as those of a torch module's buffers, are copied and get their old
+    entries back. Tensors are not copied, so the block must replace and not change them.
+
+    Args:
+        objects: the objects.
     """
+    # The attributes of each object as they are before the block.
     kept = [
         {name: copy.copy(x) if isinstance(x, dict) else x for name, x in vars(one).items()}
         for one in objects

@@ -40,7 +40,7 @@ from recbole_pos.serve.scorer import NO_FIELDS, Fields, Histories, TokenIds, Tok
 from recbole_pos.values import listed, nearest, shown, suggest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TIME_LIMIT = 2.0**63
+_TIME_LIMIT = 2.0**63  # times from here on do not fit into int64, and are refused
 
 
 def _is_list(value: Any) -> bool:
@@ -50,7 +50,11 @@ def _is_list(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value or a list as Python's own: whole floats as int, a uuid as text."""
+    """Return a value, or the values of a list, as types of Python that a name may have.
+
+    A UUID becomes text, a number of numpy one of Python, and a whole float such as 3.0 the int 3,
+    since pandas turns ids into floats where one is missing. Other values are returned as they are.
+    """
     if isinstance(value, list):
         return [_to_plain(x) for x in value]
     if isinstance(value, UUID):
@@ -61,7 +65,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Return the validated value or list; arrays and numbers of numpy are allowed."""
+    """Return a value as pydantic validates it, also where it is an array or number of numpy.
+
+    Args:
+        value: what the user gives. Arrays and Series become lists.
+        validate: pydantic's own validation of the field. What it refuses is converted into types of
+            Python and tried again: the conversion is slow, and seldom needed.
+    """
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
@@ -84,20 +94,27 @@ def _to_datetime(value: Any) -> Any:
 
 
 def _to_time(value: Any) -> Any:
-    """Return None for NaN, which is missing, and dates, or those in a list, as datetimes."""
+    """Return dates and times of numpy as datetimes, also those in a list, and NaN as None.
+
+    None means that the value is missing. All other values are returned as they are.
+    """
     if _is_list(value) and any(isinstance(x, (np.datetime64, date)) for x in value):
         return list(map(_to_datetime, value))
     is_nan = isinstance(value, (float, np.floating)) and value != value
     return None if is_nan else _to_datetime(value)
 
 
+# Types of the fields below: what pydantic does with a value before it checks it.
 _Date, _Time = BeforeValidator(_to_datetime), BeforeValidator(_to_time)
 _Names = Annotated[list[Name] | None, FailFast(), Plain]
 _Number = Annotated[Annotated[StrictFloat, Bounds(ge=-LARGEST, le=LARGEST)] | None, _Time]
 
 
 class History(BaseModel, extra="forbid", strict=True):
-    """One history; a list of items, oldest first, is also read as one."""
+    """The history of one person as users write it: items, oldest first, and what belongs to them.
+
+    A plain list of items is also read as a history.
+    """
 
     id: Annotated[Name | None, Plain] = Bounds(None, description="returned; the index by default")
     items: Annotated[list[Name], FailFast(), Plain] = Bounds(description="names, oldest first")
@@ -118,7 +135,7 @@ class History(BaseModel, extra="forbid", strict=True):
         return {"items": value} if _is_list(value) else value
 
 
-KEYS = tuple(History.model_fields)
+KEYS = tuple(History.model_fields)  # names of the fields of a history, and of columns of a table
 _RARE_KEYS = set(KEYS) - {"id", "items", "times"}  # columns that are read history by history
 _HISTORIES = TypeAdapter(Annotated[list[History], FailFast()])
 _NUMBERS = TypeAdapter(Annotated[list[_Number], Plain])
@@ -127,17 +144,26 @@ _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
 def describe_invalid(error: ValidationError, location: str) -> str:
-    """Return pydantic's first reason as one line: its place, from ``location`` on, and the value.
+    """Return the first reason of pydantic's error as one line for the user.
 
-    Of a place pydantic also names the member of a union that it tried, which is left out.
+    For example ``histories[3].items[0]: Input should be a valid string; found 1.5``.
+
+    Args:
+        error: the error of pydantic.
+        location: what was validated, such as ``histories``; the place in it is appended.
     """
+    # A misspelt key explains more than the errors that follow from it.
     reasons = error.errors(include_url=False)
     first = next((x for x in reasons if x["type"] == "extra_forbidden"), reasons[0])
+
+    # Keys of the place are indices, names of fields, and names of types that pydantic has tried,
+    # which are left out.
     for key in first["loc"]:
         if isinstance(key, int):
             location += f"[{key}]"
         elif key in KEYS or first["type"] == "extra_forbidden":
             location += f".{shown(str(key))[1:-1]}"
+
     hint = suggest(str(key), KEYS) if first["type"] == "extra_forbidden" else ""
     return f"{location}: {first['msg']}{hint}; found {shown(first['input'])}"
 
@@ -149,21 +175,25 @@ def read_histories(
     unit: float | None = 1.0,
     fields: Fields = NO_FIELDS,
 ) -> Histories:
-    """Validate histories, look up the ids of their items, and pack them.
+    """Return histories in any of their forms as arrays, with the ids of their items.
 
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
             a Series of lists, by id; a DataFrame, or a table or RecordBatch of Arrow, with columns
-            like the fields. Interactions with times are sorted by them. A history without times,
-            where the model needs them, is an error of its own.
+            like the fields. Interactions with times are sorted by them.
         item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
         unit: seconds in the unit of the time field, for dates; None if it has none.
         fields: what the model reads under ``events`` and ``user``.
 
+    Returns:
+        The histories in their order. One without times, where the model needs them, has no
+        interactions and a text in ``errors``, so that the others still get an answer.
+
     Raises:
-        UsageError: naming the history that is wrong, what was found and what was expected.
+        UsageError: naming the history that is malformed, what was found and what was expected.
     """
+    # A table with only the usual columns is read column by column, which is much faster.
     table = _to_table(histories)
     if table is not None:
         if not any(fields.values()) and not _RARE_KEYS & set(table.column_names):
@@ -171,11 +201,14 @@ def read_histories(
             if packed is not None:
                 return packed
         histories = table.to_pylist()
+
+    # Everything else is validated history by history.
     try:
         rows = _HISTORIES.validate_python(histories)
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
 
+    # A history that lacks the times that the model needs becomes an empty one with an error.
     errors = {}
     for number, row in enumerate(rows if needs_time else ()):
         if row.items and row.times is None:
@@ -185,12 +218,16 @@ def read_histories(
             )
             rows[number] = History.model_validate({"id": row.id, "items": []})
 
+    # Items of all histories one after the other; 0 is an unknown item, which pack leaves out.
     lengths = np.array([len(row.items) for row in rows], np.int64)
     items = [item_ids.get(str(name), 0) for row in rows for name in row.items]
+
+    # Times of the requests, NaN where a history gives none.
     at = None
     if any(row.at is not None for row in rows):
         moments = ((row.at, f"histories[{number}].at") for number, row in enumerate(rows))
         at = np.array([np.nan if x is None else read_moment(x, key, unit) for x, key in moments])
+
     packed = Histories.pack(
         [number if row.id is None else row.id for number, row in enumerate(rows)],
         np.array(items, np.int64),
@@ -199,13 +236,23 @@ def read_histories(
         at,
         _read_features(rows, fields, lengths),
     )
+
+    # The id 0 in front marks a list of allowed items that is given, though it may have no known
+    # item: nothing is recommended then. An empty list allows everything.
     allowed = _look_up_lists([row.allowed for row in rows], item_ids, [0])
     excluded = _look_up_lists([row.excluded for row in rows], item_ids, [])
     return replace(packed, allowed=allowed, excluded=excluded).refuse(errors)
 
 
 def _to_table(histories: Any) -> pa.Table | None:
-    """Return a frame or a Series of histories as a table of Arrow; None for other histories."""
+    """Return a frame or a Series of histories as a table of Arrow; None for any other form.
+
+    The index of a Series becomes the column ``id``, and so does the named index of a DataFrame that
+    has no such column.
+
+    Raises:
+        UsageError: if the columns are not those of histories, or Arrow cannot hold the values.
+    """
     if isinstance(histories, pd.Series):
         histories = histories.rename("items").rename_axis("id").reset_index()
     if isinstance(histories, pd.DataFrame):
@@ -216,6 +263,8 @@ def _to_table(histories: Any) -> pa.Table | None:
             return pa.Table.from_pandas(histories, preserve_index=False)
         except pa.ArrowException as error:
             raise UsageError(f"histories: {' '.join(map(str, error.args))}") from error
+
+    # Frames of polars, DuckDB and pyarrow have both attributes; a stream without names has one.
     is_frame = hasattr(histories, "__arrow_c_stream__") and hasattr(histories, "columns")
     if isinstance(histories, pa.RecordBatch) or is_frame:
         table = pa.table(histories)
@@ -225,9 +274,18 @@ def _to_table(histories: Any) -> pa.Table | None:
 
 
 def _read_times(histories: list[History], unit: float | None) -> np.ndarray | None:
-    """Return the time of each interaction [m] in the unit of the time field.
+    """Return the times of the interactions of all histories, one history after the other.
 
-    It is NaN in histories without times, and None if no history has any.
+    Args:
+        histories: the validated histories.
+        unit: seconds in the unit of the time field of the data; None if it only orders.
+
+    Returns:
+        [m] float64 in that unit, NaN for interactions of histories without times; None if no
+        history has times.
+
+    Raises:
+        UsageError: if a history has more or fewer times than items, or a value is no time.
     """
     if all(history.times is None for history in histories):
         return None
@@ -242,8 +300,10 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
                 f"histories[{number}].times: expected one for each of {num_items} items, found "
                 f"{len(history.times)}"
             )
+
+        # Plain numbers need no conversion by read_moment, which takes three times as long.
         numbers = [x for x in history.times if isinstance(x, float) and abs(x) < _TIME_LIMIT]
-        if len(numbers) == num_items:  # as read_moment has them, in a third of the time
+        if len(numbers) == num_items:
             times += numbers
         else:
             times += [read_moment(x, f"histories[{number}].times", unit) for x in history.times]
@@ -253,10 +313,17 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
 def _look_up_lists(
     lists: list[list[str | int] | None], item_ids: Mapping[str, int], first_ids: list[int]
 ) -> TokenLists | None:
-    """Return the ids of known items in the lists of names of histories; None if none has a list.
+    """Return the ids of the known items in a list of item names for each history.
 
-    ``first_ids`` stand before the ids of each list that a history has. With [0], which is the id of
-    no item, ["new", "i1"] becomes [0, 2], ["new"] becomes [0], and None becomes [].
+    Args:
+        lists: [b] a list of names for each history, or None where a history has no list.
+        item_ids: id of each known item by name; other names are left out.
+        first_ids: ids to put before the ids of each list, but not where a history has no list.
+            With [0], which is the id of no item, the lists [["new", "i1"], ["new"], None] become
+            [[0, 2], [0], []], so that a list of unknown names differs from no list.
+
+    Returns:
+        [b] lists of ids; None if no history has a list.
     """
     if all(names is None for names in lists):
         return None
@@ -268,7 +335,17 @@ def _look_up_lists(
 
 
 def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray) -> Features:
-    """Return the features of histories of ``lengths`` [b]; refuse a field that is not read."""
+    """Return the features of interactions and users that histories have beside their items.
+
+    Args:
+        histories: the b validated histories, with features under ``events`` and ``user``.
+        fields: the features that the model reads: ``events`` or ``user`` -> name of the feature ->
+            ids of its tokens, or None for numbers.
+        lengths: [b] number of items of each history.
+
+    Raises:
+        UsageError: if a history has a feature that the model does not read, or a wrong value.
+    """
     columns: dict[str, dict[str, Any]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
@@ -279,6 +356,8 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
                     f"histories[{number}].{table}: {shown(unread[0])} is not read by the model"
                     f"{nearest(unread[0], readable) if readable else ''}; leave it out"
                 )
+
+        # A feature of interactions has a value for each item, one of users a single value.
         counts = lengths if table == "events" else None
         columns[table] = {
             name: _read_column([row.get(name) for row in rows], tokens, f"{table}.{name}", counts)
@@ -290,10 +369,23 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
 def _read_column(
     values: list[Any], tokens: TokenIds | None, name: str, lengths: np.ndarray | None
 ) -> Tensor | TokenLists:
-    """Return a field of users or (given ``lengths``) interactions.
+    """Return the values of one feature of all histories as numbers or ids of tokens.
 
-    These are numbers [n], NaN if missing; ids [n], 0 if missing or unknown; or lists of known ids.
+    Args:
+        values: [b] what each history has for the feature; None if nothing.
+        tokens: the ids of the feature's tokens; None for a feature of numbers.
+        name: the feature as in messages, such as ``events.rating``.
+        lengths: [b] number of items of each history, for a feature that has a value for each
+            interaction; None for a feature of users, which has a single value for each history.
+
+    Returns:
+        n values, where n is b or the number of all interactions: numbers [n] float32, NaN if
+        missing; or ids [n] int64, 0 if missing or unknown; or n lists of the known ids.
+
+    Raises:
+        UsageError: if a value has the wrong type, or interactions have too many or few values.
     """
+    # Validate the values of each history, and put them one after the other.
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -314,6 +406,7 @@ def _read_column(
         except ValidationError as error:
             raise UsageError(describe_invalid(error, location)) from None
 
+    # Convert the values by the kind of the feature: number, token, or list of tokens.
     if tokens is None:
         numbers = [np.nan if value is None else value for value in flat]
         return torch.tensor(numbers, dtype=torch.float32)
@@ -335,32 +428,48 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
         time: a number in that unit, a datetime, a date (midnight), or text in ISO 8601; UTC if it
             names no zone.
         location: the time's field, for error messages.
-        unit: seconds in the unit; None if the field only orders interactions.
+        unit: seconds in the unit; None if the field only orders interactions, so that only numbers
+            are allowed.
+
+    Raises:
+        UsageError: for anything else.
     """
-    given, time = time, time if isinstance(time, float) else _to_plain(_to_datetime(time))
+    original, time = time, time if isinstance(time, float) else _to_plain(_to_datetime(time))
     if isinstance(time, (float, int)) and not isinstance(time, bool):
         if abs(time) < _TIME_LIMIT:  # false for NaN
             return float(time)
+
+    # Everything but a number becomes a datetime, without a zone in UTC. What is none fails by one
+    # of the exceptions below.
     try:
         if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
             time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)
         time = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
         since_epoch = (time - _EPOCH) / timedelta(microseconds=1)
-        if since_epoch != since_epoch or unit is None:  # NaT
+        is_missing = since_epoch != since_epoch  # pandas' NaT gives NaN, which differs from itself
+        if is_missing or unit is None:
             raise ValueError
     except (ValueError, TypeError, OverflowError, AttributeError):
         raise UsageError(
             f"{location}: expected finite numbers, or, if the time field of the data counts time, "
-            f"times such as '2026-01-31T09:30:00Z', found {shown(given)}"
+            f"times such as '2026-01-31T09:30:00Z', found {shown(original)}"
         ) from None
     return since_epoch / (unit * 1e6)
 
 
 def require_columns(names: list[str], location: Any) -> None:
-    """Raise a UsageError unless a table has the columns of histories, each once, none misspelt."""
+    """Raise a UsageError unless a table of histories has the columns that it needs.
+
+    It must have the column ``items``, no column of a history twice, and none that looks like a
+    misspelt one, such as ``item``. Any other column is allowed and not read.
+
+    Args:
+        names: names of the columns.
+        location: what has the columns, for the message: a file, or ``histories``.
+    """
     counts = {key: names.count(key) for key in KEYS}
     hints = (suggest(name, KEYS) for name in names if name not in KEYS)
-    hint = next(filter(None, hints), "")  # other columns are not of a history
+    hint = next(filter(None, hints), "")  # the first suggestion; empty if no name is like a key
     if hint or not counts["items"] or max(counts.values()) > 1:
         raise UsageError(
             f"{location}: expected the column items (lists of names) and perhaps id and times "
@@ -372,15 +481,30 @@ def require_columns(names: list[str], location: Any) -> None:
 def _read_columns(
     table: pa.Table, item_ids: Mapping[str, int], needs_time: bool, unit: float | None
 ) -> Histories | None:
-    """Return histories read without a Python object per item, or None if a column is unusual."""
+    """Return the histories of a table, read column by column without a Python object per item.
+
+    Args:
+        table: the columns ``items`` and perhaps ``id`` and ``times``, a history in each row.
+        item_ids: id of each known item by name.
+        needs_time: whether the model reads times.
+        unit: seconds in the unit of the time field; None if it only orders interactions.
+
+    Returns:
+        The histories; None if a column has nulls or another type than usual, or a number of times
+        or a time is wrong: then the slower reading, row by row, must say what is wrong.
+    """
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
         return None
+
+    # Names must be text or whole numbers; without ids, histories are numbered from 0.
     ids = columns.get("id", pa.array(range(len(table)), pa.int64()))
     names = columns["items"].flatten()
     if ids.null_count or not (_holds_names(ids) and _holds_names(names)):
         return None
+
+    # As many times as items in each history, all of them finite.
     lengths, *lengths_of_times = (
         pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists
     )
@@ -389,8 +513,9 @@ def _read_columns(
         times = _to_moments(columns["times"].flatten(), unit)
         if times is None or (lengths_of_times[0] != lengths).any():
             return None
-        if not (np.abs(times) < _TIME_LIMIT).all():  # nor NaN
+        if not (np.abs(times) < _TIME_LIMIT).all():  # false for NaN, too
             return None
+
     items = _look_up(names.cast(pa.large_string()), item_ids)
     return Histories.pack(ids.to_pylist(), items, lengths, times, None, Features())
 
@@ -416,7 +541,15 @@ def _holds_names(values: pa.Array) -> bool:
 
 
 def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
-    """Return times [m] in the unit of the time field; None for another type."""
+    """Return m times of a column as float64 in the unit of the time field of the data.
+
+    Args:
+        values: [m] timestamps, or numbers that are in that unit already.
+        unit: seconds in the unit; None if the field only orders interactions.
+
+    Returns:
+        [m] float64; None if the column is of another type, or has timestamps without a unit.
+    """
     if pa.types.is_timestamp(values.type) and unit is not None:
         since_epoch = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         return since_epoch.to_numpy() / (unit * 1e6)

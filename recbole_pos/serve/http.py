@@ -105,11 +105,17 @@ class Neighbours(BaseModel):
 
 
 def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]:
-    """Return the recommendations for each history or user, in the order of the request.
+    """Return the recommendations for each history or user of a request, in its order.
+
+    Args:
+        trained: the model.
+        body: the request.
 
     Raises:
-        UsageError: as :meth:`Recommender.recommend` does.
+        UsageError: unless it has either histories or users, and whatever else is wrong with it, as
+            in :meth:`Recommender.recommend`.
     """
+    # Read the histories.
     if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
@@ -120,6 +126,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
     packed = trained.add_request_time(packed, body.at)
     require_reasons(trained.scorer, body.because, packed)
 
+    # Rank the items: columns with an entry for each recommendation, history after history.
     hides_seen = trained.hides_seen(body.exclude_seen)
     row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
     names, scores = trained.items[item - 1].tolist(), score.tolist()
@@ -128,8 +135,8 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
         reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
 
+    # Divide the columns among the histories: entries bounds[1] to bounds[2] belong to the second.
     answers = []
-    # items of all histories follow one another: those of the second from bounds[1] to bounds[2]
     bounds = np.searchsorted(row, np.arange(len(packed) + 1)).tolist()
     for index, (start, end) in enumerate(pairwise(bounds)):
         error = packed.errors.get(index)
@@ -145,14 +152,20 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
                 error=error,
             )
         )
-    if body.users is not None:  # the model reads a name once, and it gets an answer each time
+
+    # read_users takes each name once, but a name that stands twice in the request gets two answers.
+    if body.users is not None:
         answer_by_name = {answer.id: answer for answer in answers}
         answers = [answer_by_name[name] for name in map(str, body.users)]
     return answers
 
 
 def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
-    """Return the neighbours of each item and their cosines, in the order of the request.
+    """Return the items most like each item of a request, and their cosines, in its order.
+
+    Args:
+        trained: the model.
+        body: the request.
 
     Raises:
         UsageError: for unknown items, or a model without vectors.
@@ -162,6 +175,8 @@ def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
         trained.require_id(name)
     choice = trained.choose_items(body.allowed, body.excluded)
     row, _, item, cosine = trained.find_nearest(names, body.k, choice)
+
+    # Divide the neighbours of all items: entries bounds[1] to bounds[2] belong to the second item.
     bounds = np.searchsorted(row, np.arange(len(names) + 1)).tolist()
     neighbours, cosines = trained.items[item - 1].tolist(), cosine.tolist()
     return [
@@ -171,12 +186,25 @@ def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
 
 
 def _list_reasons(trained: Recommender, reasons: Effects, num_items: int) -> list[list[Reason]]:
-    """Return the reasons of each of ``num_items`` recommended items, strongest first."""
+    """Return the reasons for each recommended item as the answer has them, strongest first.
+
+    A reason is a past interaction without which the score of the item falls.
+
+    Args:
+        trained: the model, which knows the names of items.
+        reasons: columns with an entry for each reason, as :func:`find_reasons` returns them;
+            ``pair`` is the index of the recommended item.
+        num_items: number of recommended items of all histories.
+
+    Returns:
+        A list for each recommended item, empty where no interaction is a reason.
+    """
     reasons_by_item: list[list[Reason]] = [[] for _ in range(num_items)]
     names = ("pair", "past", "steps_back", "score_change", "rank_change")
     columns = (reasons[name].tolist() for name in names)
     for pair, past, steps_back, score_change, rank_change in zip(*columns, strict=True):
-        is_only = math.isnan(score_change)  # no other interaction is left; json has no NaN
+        # Without the only interaction of a history there is no score; json has no NaN for that.
+        is_only = math.isnan(score_change)
         reason = Reason(
             item=trained.items[past - 1],
             steps_back=steps_back,
@@ -188,18 +216,24 @@ def _list_reasons(trained: Recommender, reasons: Effects, num_items: int) -> lis
 
 
 def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAPI:
-    """Return the application whose requests the model of a run answers.
+    """Return the web application that answers requests by a trained model.
 
-    They are computed one at a time, by ``num_threads`` threads of torch. Meanwhile others wait, and
-    /health and /metrics are answered.
+    Requests to the model are computed one at a time in a thread of their own. Others wait for it,
+    but /health and /metrics are answered meanwhile.
+
+    Args:
+        trained: the model.
+        run_dir: folder of its run, which /health names.
+        num_threads: number of threads in which torch computes an answer.
     """
     app = FastAPI(title="recbole-pos", version=__version__)
-    # set in the scoring thread itself: set elsewhere, its first products would take all cores
+    # The scoring thread sets torch's number of threads itself when it starts. Set elsewhere, the
+    # number would not hold for its first products, which would take all cores.
     worker = ThreadPoolExecutor(1, "scoring", torch.set_num_threads, (num_threads,))
     facts = {"run_dir": run_dir, **trained.collect_facts(), "version": __version__}
 
     async def compute(answer: Callable[[Recommender, Any], T], body: Any) -> T:
-        """Return the answer to a body, computed in the scoring thread."""
+        """Return ``answer(trained, body)``, computed in the scoring thread and timed."""
         with SECONDS.labels(answer.__name__).time():
             return await asyncio.get_running_loop().run_in_executor(worker, answer, trained, body)
 
@@ -229,7 +263,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        # FastAPI's own answer quotes what it found, and fails where that is NaN, which json lacks
+        # FastAPI's own answer quotes the wrong value, and fails if that is NaN, which json lacks.
         reasons = [{key: x[key] for key in ("type", "loc", "msg")} for x in error.errors()]
         return JSONResponse({"detail": reasons}, 422)
 
@@ -237,7 +271,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
 
 
 def serve(run_dir: str, settings: ServeArguments) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, then finish those under way.
+    """Answer requests over HTTP until Ctrl-C or SIGTERM, then finish those under way.
 
     Args:
         run_dir: folder of the run whose model answers.

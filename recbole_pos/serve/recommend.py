@@ -1,4 +1,8 @@
-"""Recommendations of a trained model for users or histories, as a table or a file."""
+"""Recommendations of a trained model for users or histories, as a table or a file.
+
+:func:`recommend` returns a table for users of the dataset, :func:`write_recommendations` writes
+those for users or for a file of histories, which is read by :func:`read_parts`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ from recbole_pos.serve.recommender import MODEL, Recommender, warn_of_errors
 from recbole_pos.values import escape_formula, shown
 
 PART = 1 << 14  # histories of a file that are read at once
-_MAX_PRINTED = 30  # recommendations
+_MAX_PRINTED = 30  # more recommendations than these are only in the file
+# Types of the columns of a parquet file, without and of each reason.
 _TYPES = (pa.string(), pa.int64(), pa.string(), pa.float32(), pa.string())  # id, ..., by
 _REASON_TYPES = (pa.string(), pa.int64(), pa.float32(), pa.int64())  # item, steps_back, ...
 
@@ -81,18 +86,27 @@ def write_recommendations(
     item_vectors: str | Path | None = None,
     because: int = 0,
 ) -> Path:
-    """Write recommendations to a file part by part, so that memory does not grow with histories.
+    """Write recommendations to a file, some histories at a time, so that memory does not grow.
 
     Args:
-        run_dir, users, k, data_path: as in :func:`recommend`.
+        run_dir: the folder of a run.
+        users: names of users in the dataset; by default all, unless there are ``histories``.
+        k: number of items for each.
+        data_path: the folder that holds the folder of the dataset; by default the run's.
         out: a file named ``.csv`` or ``.parquet``; by default ``recommendations.csv`` in the run
             folder. A name without an ending is csv, as is a pipe or ``/dev/stdout``, which is
-            written to directly. It is returned.
+            written to directly.
         histories: a file of histories instead of users, see :func:`read_parts`.
-        exclude_seen, because: as in :meth:`Recommender.recommend`.
-        items, exclude: files with names of the items to choose from and to leave out, one a line.
+        exclude_seen: whether items of a history are not recommended to it; by default as in
+            evaluation.
+        items: file with names of the only items to recommend, one a line.
+        exclude: file with names of items not to recommend, one a line.
         at: time of the requests, see :func:`read_at`.
         item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
+        because: number of past interactions to name as reasons for each item.
+
+    Returns:
+        The path of the file.
 
     Raises:
         UsageError: if an argument, the run or a history is wrong.
@@ -103,10 +117,12 @@ def write_recommendations(
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
     if file.suffix not in ("", ".csv", ".parquet") and not is_special:
         raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
+
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
-    with open_writer(file) as write:  # first: a path that cannot be written fails at once
+    with open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
+        # Load the model and the lists of items, and say what they do not know.
         allowed, excluded = read_names(items), read_names(exclude)
         trained = Recommender.load(run_dir, data_path, histories is not None)
         if item_vectors is not None:
@@ -118,6 +134,8 @@ def write_recommendations(
             parts = iter([trained.read_users(users)])
         else:
             parts = _read_file(trained, histories)
+
+        # Recommend to some histories at a time.
         with reporter.task("recommending") as task:
             for packed in parts:
                 packed = trained.add_request_time(packed, read_at(at))
@@ -127,11 +145,15 @@ def write_recommendations(
                     if histories is None:
                         table = rename_fields(table, trained)
                     write(table)
-                    by = table.loc[table["rank"] == 1, "by"]  # of each user or history
+
+                    # Count by the first row of each user or history.
+                    by = table.loc[table["rank"] == 1, "by"]
                     counts.update(rows=len(table), users=len(by), popular=int((by != MODEL).sum()))
                     if counts["rows"] <= _MAX_PRINTED:
                         printed.append(table)
                     task.advance(len(by))
+
+    # Print short results for chosen users or histories, and what the user should know of all.
     is_for_some = users is not None or histories is not None
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(pd.concat(printed).to_string(index=False))
@@ -150,7 +172,16 @@ def write_recommendations(
 
 
 def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
-    """Yield the histories of a file, a part at a time; an error names where its part begins."""
+    """Yield the histories of a file as arrays, some thousands at a time.
+
+    Args:
+        trained: the model, which knows the ids of items.
+        file: see :func:`read_parts`.
+
+    Raises:
+        UsageError: for a malformed history. Histories are read some thousands at a time, so its
+            number in the message counts from the first of these, whose number is there, too.
+    """
     num_read = 0
     for part in read_parts(file):
         try:
@@ -163,16 +194,25 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
 
 
 def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
-    """Yield the histories of a file, at most ``PART`` at a time; raise a UsageError for a fault.
+    """Yield the histories of a file, at most ``PART`` at a time.
 
-    A folder, or a file named ``.parquet``, is parquet; any other file has json lines. A history
-    without an id gets its number, from 0, and so do all of parquet files without a column id.
+    Args:
+        file: a folder or file of parquet, with a history in each row; or a file of another name,
+            with a history as json in each line.
+
+    Yields:
+        Lists of histories from json, tables of Arrow from parquet. A history without an id has its
+        number in the file, from 0, as ``id``.
+
+    Raises:
+        UsageError: if the file cannot be read, or a history is malformed.
     """
     if Path(file).suffix != ".parquet" and not os.path.isdir(file):
         histories = _read_lines(file)
         while part := list(islice(histories, PART)):
             yield part
         return
+
     with name_read_errors(file):
         data = ds.dataset(str(file), format="parquet")
         require_columns(data.schema.names, file)
@@ -190,7 +230,13 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
 
 
 def _read_lines(file: str | Path) -> Iterator[History]:
-    """Yield the histories of a file of json lines."""
+    """Yield the history in each line of a json lines file; empty lines are skipped.
+
+    A history without an id gets its number, from 0, as ``id``.
+
+    Raises:
+        UsageError: if the file cannot be read, or a line is no history.
+    """
     with name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
         num_histories = 0
         for number, line in enumerate(lines, start=1):
@@ -205,7 +251,7 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
-    """Print how the dataset has changed since training."""
+    """Print how many interactions, users and items the dataset has gained since training."""
     growth, start = trained.growth, "not in training (new, or left out by filters)"
     if growth.users or growth.events:
         reporter.line(
@@ -235,7 +281,14 @@ def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request from text: a number, a date (as it is), or ``now``."""
+    """Return the time of a request that the command line has as text.
+
+    Args:
+        text: a number, ``now``, a date in ISO 8601, or None.
+
+    Returns:
+        A float, the current time in UTC, the text of a date as it is, which is read later, or None.
+    """
     if text == "now":
         return datetime.now(timezone.utc)
     try:
@@ -256,7 +309,13 @@ def read_names(file: str | Path | None) -> list[str] | None:
 def report_unknown(
     trained: Recommender, reporter: Reporter, **names_by_option: list[str] | None
 ) -> None:
-    """Print how many names in the files of options such as ``items`` the model does not know."""
+    """Print how many names of items that the user gives are not known to the model.
+
+    Args:
+        trained: the model.
+        reporter: prints lines, unless it is switched off.
+        names_by_option: option such as ``items`` -> names; None if the option is not given.
+    """
     for option, names in names_by_option.items():
         unknown = [name for name in names or () if name not in trained.ids]
         if names and unknown:
@@ -277,7 +336,13 @@ def name_read_errors(file: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Yield a function that appends tables to a csv or parquet file, which appears at the end."""
+    """Yield a function that appends tables to a csv or parquet file.
+
+    The file appears, or replaces an earlier one, when the ``with`` block ends without an error.
+
+    Args:
+        file: parquet if its suffix is ``.parquet``, otherwise csv.
+    """
     is_parquet = file.suffix == ".parquet"
     with atomic_write(file, text=not is_parquet) as unfinished, ExitStack() as stack:
         has_header = False
@@ -291,6 +356,7 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         def write_parquet(table: pd.DataFrame) -> None:
             """Append recommendations; the first table opens the file and gives it its columns."""
             nonlocal writer
+            # The columns of recommendations are followed by as many for each reason.
             num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
             schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
             if writer is None:

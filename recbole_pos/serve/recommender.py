@@ -1,4 +1,9 @@
-"""A trained model in use: recommendations to its users and after any history."""
+"""A trained model in use: recommendations to its users and after any history.
+
+:class:`Recommender` takes histories of items by name, or names of users, and returns tables of
+items by name: recommended ones, explained ones, or those like others. ``histories.py`` reads what
+it is given, ``scorer.py`` asks the model.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +11,34 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import Growth, extend_log
-from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
-from recbole_pos.data.targets import masks_history
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import (
-    Catalogue,
-    NeedsDataset,
-    finds_dataset,
-    load,
-    load_without_data,
-)
-from recbole_pos.layers.catalogue import Choice, Scores, products
+from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
+from recbole_pos.layers.catalogue import Choice, Scores
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
-from recbole_pos.values import SECONDS, listed, read_names, shown
+from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
+from recbole_pos.values import listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
-MODEL, POPULARITY = "model", "popularity"
+MODEL, POPULARITY = "model", "popularity"  # what the items of a history are ranked by
 
 
 class Recommender(FittedModel):
@@ -71,7 +68,16 @@ class Recommender(FittedModel):
         folder: RunFolder | None = None,
         resources: Sequence[Any] = (),
     ) -> None:
-        """Index the items by name, and compute their shares of training interactions."""
+        """Index the items by name, and compute their shares of training interactions.
+
+        Args:
+            experiment: the trained model with its configuration and dataset.
+            growth: numbers of interactions, users and items that came after the training.
+            unknown_users: users who are in the dataset, but whom the model cannot recommend to by
+                their own interactions.
+            folder: folder of the run, if there is one.
+            resources: objects that must live as long as this one, such as temporary folders.
+        """
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
         dataset = experiment.dataset
@@ -111,14 +117,16 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
+        # Try without the dataset if that is requested, or if there is none.
         has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
         trained = None
         if histories_only or not has_data:
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
-            except NeedsDataset:
+            except NeedsDataset:  # the model reads more of the dataset than names of items
                 if not has_data:
                     raise
+
         if trained is None:
             trained = cls._load_with_data(run_dir, data_path)
         elif not histories_only:
@@ -129,7 +137,15 @@ class Recommender(FittedModel):
 
     @classmethod
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
-        """Load the model and its dataset, with the interactions added since training."""
+        """Load a trained model with its dataset, including interactions added since training.
+
+        The new interactions are appended to the histories of users. Models that score users by
+        their ids, and not by their histories, know no new users, who are left out then.
+
+        Args:
+            run_dir: the folder of the run.
+            data_path: the folder that holds the folder of the dataset; by default the run's.
+        """
 
         def is_by_user(dataset: Any) -> bool:
             return reads_users(dataset.config["model"], dataset.config.model_class)
@@ -144,6 +160,9 @@ class Recommender(FittedModel):
         folder = find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
+
+        # Users who get the most popular items: none of their items is known to the model, or they
+        # are new and the model scores users by their ids.
         unknown_users = list(held_out.users_without_items)
         if is_by_user(experiment.dataset):
             unknown_users = [*held_out.users, *unknown_users]
@@ -169,8 +188,9 @@ class Recommender(FittedModel):
                 f"item_vectors: {self.config['model']} was trained without the content of items; "
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
-        file = to_file(item_vectors)
-        names, vectors = read_new_vectors(file, self.ids, self.dataset.iid_field)
+
+        # Give the new items the ids after the known ones; all of it is undone if a step fails.
+        names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
@@ -179,11 +199,13 @@ class Recommender(FittedModel):
             self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
             self.scorer = Scorer(model, self.config, len(self.ids) + 1)
             self.num_added += len(names)
-            for cached in ("_all_items", "_unit_vectors"):
+            for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
                 self.__dict__.pop(cached, None)
+
+            # Recommend once, to see whether the model can score the new items.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
-            try:  # AttrFormer's relations read attributes, and a new item has none
-                self.rank_items(self.read([history]), 1, False, self._all_items)
+            try:  # AttrFormer compares attributes of items, and a new item has none
+                self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
             except IndexError as error:
                 raise UsageError(
                     f"item_vectors: {self.config['model']} reads attributes of items, which new "
@@ -222,19 +244,20 @@ class Recommender(FittedModel):
                 place of such a score, gets no boost.
             at: time of requests without one, as ``times``, for ``request_time: target``; by
                 default now, or the newest time of a history that is ahead of this machine's clock.
-            because: number of past interactions to name that carried an item; see :meth:`explain`.
+            because: number of reasons to name for each item: past interactions without which its
+                score falls; see :meth:`explain`.
 
         Warns:
             RunWarning: once, if a model that reads the time of the request gets none; and if some
-                histories have an error of their own (no times where the model needs them, or a
-                request before the newest interaction). They have no rows.
+                histories get no rows, since they have no times where the model needs them, or their
+                request is before their newest interaction.
 
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity for a history without a known
             item. With ``because``, for each reason, the strongest first: ``because_1``, the item of
             a past interaction, and ``steps_back_1``, ``score_change_1`` and ``rank_change_1`` as
-            in :meth:`explain`. They are empty where fewer interactions carried the item.
+            in :meth:`explain`. They are empty where an item has fewer reasons.
 
         Raises:
             UsageError: for users without an interaction, a malformed history, scores that are not
@@ -250,7 +273,7 @@ class Recommender(FittedModel):
         return pd.concat(tables, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Validate histories and look up the ids of their items; see :func:`read_histories`.
+        """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
@@ -267,16 +290,26 @@ class Recommender(FittedModel):
 
     @cached_property
     def _fields(self) -> Fields:
-        """Fields that histories may have: table -> name -> ids of tokens, None for numbers."""
+        """Feature fields that histories may have: events or user -> field -> ids of its names."""
         return self.scorer.list_fields(self.dataset.field2id_token)
 
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
-        """Return histories with a request time (their own, ``at`` or now), if the model reads it.
+        """Return histories with the time of their request, if the model reads it.
+
+        A history with a time of its own keeps it; others get ``at``, or now.
+
+        Args:
+            histories: the histories.
+            at: time of the requests, a number in the unit of the time field, text or a date.
+
+        Warns:
+            RunWarning: the first time that now is taken.
 
         Raises:
-            UsageError: for a time that the model does not read, or before the newest interaction.
+            UsageError: for a time that the model does not read, or in no year that can be meant,
+                or if every request is before the newest interaction of its history.
         """
         if not self.scorer.reads_request:
             if at is not None or histories.at is not None:
@@ -288,7 +321,7 @@ class Recommender(FittedModel):
         if at is not None:
             default: float | np.ndarray = read_moment(at, "at", self._unit)
         elif histories.at is not None and not np.isnan(histories.at).any():
-            default = 0.0  # it is not used
+            default = 0.0  # it is not used, since each history has a time
         elif self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
         else:
@@ -296,33 +329,22 @@ class Recommender(FittedModel):
                 self._has_warned = True
                 text = "at: the model reads the time of requests: now is taken"
                 warnings.warn(text, RunWarning, 3)
-            # the clock that gave a history its times may be ahead of the clock here
+            # The clock that gave a history its times may be ahead of this machine's clock.
             default = np.maximum(time.time() / self._unit, histories.newest)
         packed = histories.with_request_time(default)
         packed.require_before(self._latest, self.config["timestamp_unit"])
         return packed
 
-    @cached_property
-    def _counts_time(self) -> bool | None:
-        """Whether values of the time field are dates up to 2100; None if the run does not say."""
-        if isinstance(self.dataset, Catalogue):
-            return self.dataset.counts_time
-        return counts_time(self.dataset.log.times.numpy(), self.config["timestamp_unit"])
-
-    @property
-    def _unit(self) -> float | None:
-        """Seconds in the unit of the time field; None if it only orders interactions."""
-        return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
-
-    @property
-    def _latest(self) -> float:
-        """The year 2200 in the unit of the time field; infinite unless that counts time."""
-        if not self._counts_time:
-            return float("inf")
-        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
-
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
-        """Return the histories of users in the dataset, each once; by default of all that have any.
+        """Return the histories of users in the dataset.
+
+        Args:
+            users: names of users, of whom each is taken once; by default all users with an
+                interaction, whether the model knows an item of it or not.
+
+        Returns:
+            Histories with the names of the users as ``ids``; without interactions where the model
+            knows no item of a user.
 
         Raises:
             UsageError: if a user has no interaction.
@@ -333,6 +355,8 @@ class Recommender(FittedModel):
             names += self.unknown_users
         else:
             names = list(dict.fromkeys(read_names(users, "users")))
+
+        # A user without any interaction in the dataset is an error, one without known items is not.
         id_by_name = dataset.field2token_id[dataset.uid_field]
         ids = np.array([id_by_name.get(name, 0) for name in names], dtype=np.int64)
         lengths = log.lengths[ids]
@@ -343,6 +367,8 @@ class Recommender(FittedModel):
                 f"users: {len(absent)} of {len(names)} have no interaction in "
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
+
+        # The log holds the interactions of each user from ``offsets`` on; take those of the users.
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         features = read_history_features(dataset).map(
             lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
@@ -351,29 +377,23 @@ class Recommender(FittedModel):
         unknown = np.zeros_like(ids)
         return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
-    def choose_items(
-        self,
-        allowed: Iterable[str | int] | None = None,
-        excluded: Iterable[str | int] | None = None,
-        boosts: Mapping[str, float] | None = None,
-    ) -> Choice:
-        """Return the items that may be recommended and their boosts; unknown names are ignored.
-
-        Raises:
-            UsageError: if no item is left, or a boost is not a number.
-        """
-        if allowed is None and excluded is None and boosts is None:
-            return self._all_items
-        return make_choice(self.ids, allowed, excluded, boosts)
-
-    @cached_property
-    def _all_items(self) -> Choice:
-        return Choice(torch.arange(1, len(self.ids) + 1))
-
     def make_tables(
         self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[pd.DataFrame]:
-        """Yield the table of :meth:`recommend` in parts."""
+        """Yield the table of recommendations that :meth:`recommend` returns, in several parts.
+
+        Args:
+            packed: the histories to recommend to.
+            k: number of items for each history.
+            exclude_seen: whether items of a history are not recommended to it; None decides as in
+                evaluation.
+            choice: the items that may be recommended, and their boosts.
+            because: number of past interactions to name as reasons for each item.
+
+        Yields:
+            Tables with the columns ``id``, ``rank``, ``item``, ``score``, ``by`` (model or
+            popularity) and those of the reasons. Without histories it is one table without rows.
+        """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
         pool_size = EXPLAINED_POOL if because else POOL
@@ -394,33 +414,46 @@ class Recommender(FittedModel):
                 table = add_reasons(table, effects, because, self.items)
             yield table
 
-    def require_id(self, name: str) -> int:
-        """Return the id of an item; raise a UsageError if it is not known."""
-        if name not in self.ids:
-            raise UsageError(f"item {shown(name)} is not known")
-        return self.ids[name]
-
     @torch.inference_mode()
     def rank_items(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
     ) -> tuple[np.ndarray, ...]:
-        """Return columns [p], best first: index in ``histories``, rank from 1, item id, score."""
+        """Return the k items with the highest scores for each history.
+
+        Histories without a known item get the most popular items, and those with an error nothing.
+
+        Args:
+            histories: the histories.
+            k: number of items for each.
+            hides_seen: whether items of a history are not recommended to it.
+            choice: the items that may be recommended, and their boosts.
+
+        Returns:
+            Columns with an entry for each of p recommendations, in the order of the histories and
+            best first: index of the history, rank from 1, item id, score.
+        """
         k = require_k(k)
-        by_length = histories.lengths.argsort(kind="stable")  # batches with little padding
+
+        # Batches of histories of about the same length need little padding; empty ones are first.
+        by_length = histories.lengths.argsort(kind="stable")
         empty, not_empty = np.split(by_length, [np.count_nonzero(histories.lengths == 0)])
         empty = np.array([row for row in empty if row not in histories.errors], np.int64)
 
-        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]  # of no rows
-        most_popular = Choice(choice.items)  # boosts are for scores of the model
+        # Empty columns first, so that there is something to concatenate without recommendations.
+        rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
+        most_popular = Choice(choice.items)  # without boosts, which are for scores of the model
+
+        # All empty histories get the same items, unless they have lists of their own.
         if len(empty) and histories.allowed is None and histories.excluded is None:
             best = find_best_items(
                 self._score_by_popularity(histories.select(empty[:1])), most_popular, k
             )
-            score, item = (np.repeat(x, len(empty), 0) for x in best)  # all get the same
-            parts.append(to_columns(histories.ids, empty, score, item))
+            score, item = (np.repeat(x, len(empty), axis=0) for x in best)
+            rankings.append(to_columns(histories.ids, empty, score, item))
             empty = empty[:0]
 
-        for rows, ranked, make_scores in (
+        # Rank the others in batches: empty ones by popularity, not empty ones by the model.
+        for rows, candidates, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
         ):
@@ -428,10 +461,11 @@ class Recommender(FittedModel):
                 batch_rows = rows[start : start + BATCH]
                 batch = histories.select(batch_rows)
                 scores = batch.restrict(make_scores(batch))
-                best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
-                parts.append(to_columns(histories.ids, batch_rows, *best))
+                best = find_best_items(scores, candidates, k, batch.list_barred(hides_seen))
+                rankings.append(to_columns(histories.ids, batch_rows, *best))
 
-        row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
+        # Put the entries back into the order of the histories.
+        row, rank, item, score = map(np.concatenate, zip(*rankings, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
 
@@ -440,7 +474,11 @@ class Recommender(FittedModel):
         return lambda ids: self.popularity[ids].repeat(len(histories), 1)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Return whether seen items are excluded: as requested, or by default as in evaluation."""
+        """Return whether seen items are not recommended.
+
+        Args:
+            exclude_seen: what the user says; None for the same as in the evaluation of the run.
+        """
         if exclude_seen is None:
             return masks_history(self.config)
         return exclude_seen
@@ -472,12 +510,14 @@ class Recommender(FittedModel):
             A row for each item and each past interaction that the model reads: ``item``, ``rank``,
             ``score``; ``past``, the item of the interaction; ``steps_back``, 1 for the newest;
             ``score_change`` and ``rank_change``, values without it minus those with it (missing if
-            it is the only one). Interactions that carried an item most come first.
+            it is the only one). For each item, the interactions come first without which its score
+            falls most.
 
         Raises:
             UsageError: if no item of the history is known, the model reads no history, or an item
                 cannot be recommended.
         """
+        # The history, as a batch of one.
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
         packed = self.read([history]) if user is None else self.read_users([user])
@@ -487,6 +527,8 @@ class Recommender(FittedModel):
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
+
+        # The ids of the items to explain: the recommended ones, or the given ones.
         choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
         if items is None:
             _, _, item, _ = self.rank_items(packed, k, hides_seen, choice)
@@ -499,7 +541,9 @@ class Recommender(FittedModel):
                 f"items: {shown(self.items[seen_items[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
-        row = np.zeros_like(item)
+
+        # Leave out each interaction; of each item, the largest fall of the score comes first.
+        row = np.zeros_like(item)  # all items belong to the history 0
         effects = leave_one_out(self.scorer, packed, row, item, choice, hides_seen)
         table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
         table["item"] = self.items[item[table["pair"]] - 1]
@@ -510,9 +554,13 @@ class Recommender(FittedModel):
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:
-        """Return the vectors [b, d] of histories; products with item vectors are the scores.
+        """Return the vector of each history, whose products with item vectors are the scores.
 
-        A history without a known item, or with an error of its own, has the vector 0.
+        Args:
+            histories: b histories in the forms that :meth:`recommend` takes.
+
+        Returns:
+            [b, d] float32; zeros for a history without a known item, or one that gets no answer.
 
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
@@ -527,65 +575,9 @@ class Recommender(FittedModel):
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
 
-    def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
-        return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
-
-    def similar(
-        self,
-        items: str | Sequence[str],
-        k: int = 10,
-        allowed: Iterable[str] | None = None,
-        excluded: Iterable[str] | None = None,
-    ) -> pd.DataFrame:
-        """Return the items whose vectors have the highest cosine with vectors of given items.
-
-        Args:
-            items: names of items, or one name.
-            k: neighbours of each item; fewer if fewer are left.
-            allowed: names of the items to choose from; by default all.
-            excluded: names of items to leave out.
-
-        Returns:
-            A row per neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
-
-        Raises:
-            UsageError: for unknown items, or a model without item vectors.
-        """
-        names = read_names(items, "items")
-        for name in names:
-            self.require_id(name)
-        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
-        return pd.DataFrame(
-            {
-                "item": np.array(names, dtype=object)[row],
-                "rank": rank,
-                "similar": self.items[item - 1],
-                "cosine": cosine,
-            }
-        )
-
-    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return columns [p], nearest first: index in ``names``, rank, id of neighbour, cosine."""
-        k = require_k(k)
-        vectors = self._unit_vectors
-        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        parts = []
-        for rows in torch.arange(len(ids)).split(BATCH):
-            states = vectors[ids[rows]]
-            barred = rows - rows[:1], ids[rows]
-            best = find_best_items(partial(products, states, vectors), choice, k, barred)
-            parts.append(to_columns(names, rows.numpy(), *best))
-        return tuple(map(np.concatenate, zip(*parts, strict=True)))
-
-    @cached_property
-    def _unit_vectors(self) -> Tensor:
-        """Vectors of the items [items + 1, d], scaled to length 1."""
-        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-
 
 def warn_of_errors(histories: Histories) -> None:
-    """Warn of the histories that get no answer, with the first reason."""
+    """Warn if some histories get no answer, with their number and the first reason."""
     if histories.errors:
         first = next(iter(histories.errors.values()))
         text = f"{len(histories.errors):,} of {len(histories):,} histories get no answer: {first}"

@@ -35,13 +35,14 @@ LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
 
 
 class TokenIds(NamedTuple):
-    """Ids of a token field by name, and whether each of its values is a list of names."""
+    """Ids of the names of a categorical (token) field; ``is_list`` if its values are lists."""
 
     ids: Mapping[str, int]
     is_list: bool
 
 
-# by table (events or user) and field; None for a field of numbers
+# Feature fields that histories may have: events or user -> name of the field -> ids of its names;
+# None for a field of numbers.
 Fields = Mapping[str, Mapping[str, TokenIds | None]]
 NO_FIELDS: Fields = {"events": {}, "user": {}}
 
@@ -67,7 +68,7 @@ class TokenLists:
         return cls(ids, np.array([len(row) for row in lists], dtype=np.int64))
 
     def __getitem__(self, index: Tensor) -> TokenLists:
-        """Return the lists at ``index`` [k], in its order."""
+        """Return the lists at the places ``index`` [k], in this order."""
         start = np.cumsum(self.lengths) - self.lengths
         lengths = self.lengths[index.numpy()]
         return TokenLists(self.ids[gather_index(start[index.numpy()], lengths)], lengths)
@@ -77,7 +78,11 @@ class TokenLists:
         return torch.repeat_interleave(torch.from_numpy(self.lengths)), torch.from_numpy(self.ids)
 
     def pad(self) -> Tensor:
-        """Return the ids as a table [n, longest list] int64, padded with 0, at least one wide."""
+        """Return the lists as a table [n, length of the longest list] int64, padded with 0.
+
+        The lists [[5, 6], [], [7]] become [[5, 6], [0, 0], [7, 0]]. The table has at least one
+        column, even if all lists are empty.
+        """
         width = int(self.lengths.max(initial=1))
         table = np.zeros((len(self.lengths), width), dtype=np.int64)
         is_token = np.arange(width) < self.lengths[:, None]
@@ -87,7 +92,10 @@ class TokenLists:
 
 @dataclass(frozen=True)
 class Histories:
-    """Packed histories of b users, with m interactions of known items in all.
+    """The histories of b users as arrays, with m interactions of known items in all.
+
+    The interactions of all histories stand one after the other: lengths [2, 0, 1] say that the
+    first two of three interactions belong to the first history, and the last to the third.
 
     Attributes:
         ids: [b] names of the histories; by default numbers from 0.
@@ -129,18 +137,29 @@ class Histories:
         at: np.ndarray | None,
         features: Features,
     ) -> Histories:
-        """Return histories sorted by time, ties in their order, without unknown items (id 0).
+        """Return b histories sorted by time, without the interactions of unknown items.
 
-        Items, times and features are [m], histories one after the other; ids, lengths and ``at``,
-        the times of requests, are [b]. NaN is a missing time; ``times`` are kept only if no known
-        item lacks one.
+        Interactions at the same time keep their order, as all do without times.
+
+        Args:
+            ids: [b] names of the histories.
+            items: [m] item ids of all histories, one history after the other; 0 is an unknown item.
+            lengths: [b] number of items of each history.
+            times: [m] times of the interactions, NaN where one is missing; None if there are none.
+                They are kept only if no known item lacks one.
+            at: [b] times of the requests, NaN where one is missing; None if there are none.
+            features: features of the interactions [m, ...] and of the users [b, ...].
         """
+        # Sort by history and time, then leave out the unknown items.
         row = np.repeat(np.arange(len(ids)), lengths)
         order = np.arange(len(items)) if times is None else np.lexsort((times, row))
         order = order[items[order] > 0]
         num_known = np.bincount(row[order], minlength=len(ids))
+
+        # Times that are not complete, and request times of which there is none, are no use.
         times = None if times is None or np.isnan(times[order]).any() else times[order]
         at = None if at is None or np.isnan(at).all() else at
+
         index = torch.from_numpy(order)
         features = features.map(lambda x: x[index])
         return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
@@ -155,7 +174,10 @@ class Histories:
         return newest
 
     def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Return the histories with further ``errors``, by index; those have no interactions then.
+        """Return the histories of which some get no answer, but an error.
+
+        Args:
+            errors: index of a history -> why it gets no answer. It loses its interactions.
 
         Raises:
             UsageError: if no other history is left, with the first error.
@@ -165,15 +187,21 @@ class Histories:
         errors = {**self.errors, **errors}
         if len(errors) == len(self):
             raise UsageError(next(iter(errors.values())))
+
+        # Keep the interactions whose history is not emptied: its new length is repeated for each.
         lengths = self.lengths.copy()
         lengths[list(errors)] = 0
         index = np.flatnonzero(np.repeat(lengths, self.lengths))
         return replace(self._take_interactions(index, lengths), errors=errors)
 
     def with_request_time(self, default: float | np.ndarray) -> Histories:
-        """Return the histories with ``default`` (one, or [b]) as the time of requests without one.
+        """Return the histories, each with the time of its request.
 
-        A history that is requested before its newest interaction is an error of its own.
+        A history whose request is before its newest interaction loses its interactions and gets a
+        text in ``errors``, so that the others still get an answer.
+
+        Args:
+            default: time of the requests that have none; one for all, or [b].
         """
         at = np.full(len(self), np.nan) if self.at is None else self.at
         at, newest = np.where(np.isnan(at), default, at), self.newest
@@ -185,7 +213,12 @@ class Histories:
         return replace(self.refuse(errors), at=at)
 
     def require_before(self, latest: float, unit: str) -> None:
-        """Raise a UsageError for a time after ``latest``: it is in another unit than ``unit``."""
+        """Raise a UsageError if the newest time is so late that it must be in a wrong unit.
+
+        Args:
+            latest: the latest time that can be meant.
+            unit: unit of the time field, such as ``s``, for the message.
+        """
         for name, times in (("times", self.times), ("at", self.at)):
             if times is not None and len(times) and (newest := np.nanmax(times)) > latest:
                 raise UsageError(
@@ -194,7 +227,11 @@ class Histories:
                 )
 
     def select(self, rows: np.ndarray) -> Histories:
-        """Return the histories of the given rows [r], in the order of ``rows``."""
+        """Return some of the histories.
+
+        Args:
+            rows: [r] index of each history to return, in this order; one may repeat.
+        """
         start = (np.cumsum(self.lengths) - self.lengths)[rows]
         lengths = self.lengths[rows]
         selected = self._take_interactions(gather_index(start, lengths), lengths)
@@ -212,28 +249,42 @@ class Histories:
         )
 
     def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
-        """Return row [p] and item id [p] of pairs that are not recommended.
+        """Return p pairs of a history and an item that is not recommended to it.
 
-        They are the excluded items of each history and, with ``hides_seen``, its own.
+        These are the items that each history excludes.
+
+        Args:
+            hides_seen: whether the items of a history itself are among them.
+
+        Returns:
+            Index of the history [p] and id of the item [p], both int64.
         """
         lists = [self.excluded] if self.excluded is not None else []
         lists += [TokenLists(self.items, self.lengths)] if hides_seen else []
+        # Without any list, an empty one gives empty tensors of the right type.
         pairs = [one.list_pairs() for one in lists] or [TokenLists.from_lists([]).list_pairs()]
         rows, items = zip(*pairs, strict=True)
         return torch.cat(rows), torch.cat(items)
 
     def restrict(self, scores: Scores) -> Scores:
-        """Return a function of ascending ids like ``scores``, -inf for items not ``allowed``.
+        """Return a scoring function that gives -inf to items that a history may not get.
 
-        For two histories, of which only the second may get nothing but the item 3, the scores of
-        the items [2, 3] are [[5, 6], [7, 8]] before and [[5, 6], [-inf, 8]] after.
+        If the second of two histories may only get the item 3, the scores of the items [2, 3]
+        change from [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
+
+        Args:
+            scores: function from c item ids to the scores [b, c] of these items after b histories.
+
+        Returns:
+            A function like ``scores``, which needs the ids in ascending order.
         """
         if self.allowed is None:
             return scores
         rows, allowed_ids = self.allowed.list_pairs()
-        is_free = torch.from_numpy(self.allowed.lengths == 0)
+        is_free = torch.from_numpy(self.allowed.lengths == 0)  # histories that may get any item
 
         def restricted_scores(ids: Tensor) -> Tensor:
+            # Find each allowed item among the ids, where it may be missing.
             column = torch.searchsorted(ids, allowed_ids).clamp_(max=len(ids) - 1)
             is_here = ids[column] == allowed_ids
             is_allowed = is_free[:, None].repeat(1, len(ids))
@@ -248,9 +299,11 @@ class Histories:
         return self._take_interactions(index, np.minimum(self.lengths, limit))
 
     def leave_out(self, steps_back: np.ndarray) -> Histories:
-        """Return each history without its ``steps_back``-th newest interaction ([b], 0 for none).
+        """Return the histories, each without one of its interactions; the others keep their times.
 
-        The other interactions keep their times.
+        Args:
+            steps_back: [b] which interaction to leave out of each history: 1 is the newest, 2 the
+                one before it; 0 leaves out none.
         """
         index = np.flatnonzero(self._count_steps_back() != np.repeat(steps_back, self.lengths))
         return self._take_interactions(index, self.lengths - (steps_back > 0))
@@ -260,7 +313,13 @@ class Histories:
         return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.items))
 
     def _take_interactions(self, index: np.ndarray, lengths: np.ndarray) -> Histories:
-        """Return the histories with only the interactions at ``index``, ``lengths`` [b] of each."""
+        """Return the histories with only some of their interactions.
+
+        Args:
+            index: places of the interactions to keep, among those of all histories; ascending
+                within a history.
+            lengths: [b] how many of them belong to each history.
+        """
         times = None if self.times is None else self.times[index]
         tensor_index = torch.from_numpy(index)
         features = self.features.map(lambda x: x[tensor_index])
@@ -288,11 +347,15 @@ class Scorer:
     def __init__(self, model: Any, config: Options, num_items: int) -> None:
         """Read from the model what a history must have, and compute the item vectors once.
 
-        ``num_items`` is the size of the catalogue, padding included.
+        Args:
+            model: the trained model, the plugin's or RecBole's.
+            config: the options of its run.
+            num_items: number of items of the catalogue, the padding item 0 included.
         """
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
         self.reads_request = bool(getattr(model, "reads_request", False))
+        # AttrFormer with ``chunking`` reads whole histories, as linked chunks.
         reads_all = getattr(model, "linked", False)
         self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
         features = getattr(model, "event_features", None)
@@ -306,7 +369,14 @@ class Scorer:
         return bool(getattr(self.model, "histories_need_time", False))
 
     def list_fields(self, tokens: Mapping[str, np.ndarray]) -> Fields:
-        """Return the fields that histories may have, given the names by id of token fields."""
+        """Return the feature fields that histories may have, with the ids of their names.
+
+        Args:
+            tokens: categorical (token) field -> its names, in the order of their ids from 0.
+
+        Returns:
+            ``events`` or ``user`` -> field -> ids of its names; None for a field of numbers.
+        """
         fields: dict[str, dict[str, TokenIds | None]] = {}
         for table, embeds in self.fields.items():
             fields[table] = dict.fromkeys(embeds)  # None: numbers
@@ -317,7 +387,11 @@ class Scorer:
         return fields
 
     def require_vectors(self) -> Tensor:
-        """Return ``vectors``; raise a UsageError if the model has none."""
+        """Return the item vectors [items + 1, d], whose products with states are the scores.
+
+        Raises:
+            UsageError: if the model scores otherwise.
+        """
         if self.vectors is None:
             raise UsageError(
                 f"{self.config['model']} does not score by products of vectors; the models of the "
@@ -326,7 +400,15 @@ class Scorer:
         return self.vectors
 
     def make_scores(self, histories: Histories) -> Callable[[Tensor], Tensor]:
-        """Return a function from item ids [c] to scores [b, c] after b histories, none empty."""
+        """Return a function that scores items as the next one after each of b histories.
+
+        Args:
+            histories: the histories, none of which may be empty.
+
+        Returns:
+            Function from c item ids to float scores [b, c] on the CPU. Models that score by
+            products of vectors compute only these; others have scored all items already.
+        """
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
             return lambda items: products(states, vectors, items).cpu()
@@ -335,14 +417,26 @@ class Scorer:
         return lambda items: scores[:, items]
 
     def encode(self, histories: Histories) -> Tensor:
-        """Return the states [b, d] that predict the item after each history, none empty."""
+        """Return the vector of each history whose products with item vectors are the scores.
+
+        Args:
+            histories: b histories, none of which may be empty.
+
+        Returns:
+            [b, d] float32 on the device of the model.
+        """
+        # Such a model reads the histories of known users from the dataset, by their ids.
         if self.model.needs_events and histories.users is not None:
             return encode_queries(self.model, self.model.find_histories(histories.users))
+
+        # Others read the given arrays; None stands for times that the model has no use for.
         histories = self.drop_unread(histories)
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None
         arrays = (histories.items, histories.lengths, times, at)
         tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in arrays)
+
+        # Values that are lists are padded to the longest list of these histories.
         padded = histories.features.map(pad_lists, pad_lists)
         features = map_tensors(padded, lambda x: x.to(self.device))
         batch = self.model.make_batch(*tensors, features if any(self.fields.values()) else None)
@@ -351,21 +445,37 @@ class Scorer:
     def drop_unread(self, histories: Histories, extra: int = 0) -> Histories:
         """Return histories without the interactions that are older than the model reads.
 
-        ``extra`` more are kept, which are read once as many newer ones are left out.
+        Args:
+            histories: the histories.
+            extra: number of older interactions to keep nevertheless, for a caller who will leave
+                out as many newer ones.
         """
-        # such a model reads others by the place of an interaction in its whole history
+        # A model that needs events (the log of all users) relates an interaction to those of others
+        # by its place in its whole history, so nothing may be cut.
         if self.reach is None or getattr(self.model, "needs_events", False):
             return histories
         return histories.keep_newest(self.reach + extra)
 
     def make_rows(self, histories: Histories) -> Interaction:
-        """Return histories as rows of RecBole: users and lists padded on the right to [b, L]."""
+        """Return histories in the form that RecBole's models read, on the device of the model.
+
+        Args:
+            histories: b histories.
+
+        Returns:
+            The user ids [b] and, for a sequential model, the number of interactions [b], the items,
+            times and features of interactions as lists of the configured length L, [b, L], padded
+            with 0 on the right, and the features of users [b]. Longer histories are cut to their
+            newest L interactions.
+        """
         config = self.config
         users = np.zeros(len(histories), np.int64) if histories.users is None else histories.users
         columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             max_length = config["MAX_ITEM_LIST_LENGTH"]
             histories = histories.keep_newest(max_length)
+
+            # is_filled [b, L] is true where a list has a value; it takes the values in their order.
             lengths = torch.from_numpy(histories.lengths)
             is_filled = torch.arange(max_length) < lengths[:, None]
             lists = {config["ITEM_ID_FIELD"]: torch.from_numpy(histories.items)}
@@ -373,6 +483,7 @@ class Scorer:
             lists |= features.events
             if histories.times is not None:
                 lists[config["TIME_FIELD"]] = torch.from_numpy(histories.times)
+
             for field, values in lists.items():
                 padded = values.new_zeros(*is_filled.shape, *values.shape[1:])
                 padded[is_filled] = values
@@ -385,10 +496,16 @@ class Scorer:
 def find_best_items(
     scores: Scores, choice: Choice, k: int, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores and ids [rows, k'] of the best items of every row, best first.
+    """Return the k items with the highest scores for each of b histories, best first.
 
-    k' is the smaller of k and the number of items in ``choice``; the score is -inf where fewer are
-    left. ``scores`` and ``barred`` are the arguments of :func:`score_parts`.
+    Args:
+        scores: function from c item ids to the scores [b, c] of these items.
+        choice: the items that may be recommended, and numbers to add to their scores.
+        k: number of items for each history; all of ``choice`` if it has fewer.
+        barred: index of the history [p] and item id [p] of pairs that are not recommended.
+
+    Returns:
+        Scores and item ids, both [b, k]; the score is -inf where no further item is left.
     """
     best, items = select_best(score_parts(scores, choice, barred), k)
     return best.cpu().numpy(), items.cpu().numpy()
@@ -397,12 +514,22 @@ def find_best_items(
 def to_columns(
     names: Sequence[Any], rows: np.ndarray, score: np.ndarray, item: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Return row, rank, item and score [p] of the scores above -inf of ``rows`` [b, k].
+    """Return rankings [b, k] as columns with an entry for each of p recommendations.
+
+    Args:
+        names: names of all histories, for the message.
+        rows: [b] index in ``names`` of each ranking.
+        score: [b, k] scores, best first; -inf where there is no recommendation.
+        item: [b, k] item ids.
+
+    Returns:
+        Index in ``names``, rank from 1, item id and score, each [p], ranking after ranking. With
+        rows [7, 9] and scores [[5, 4], [6, -inf]] the indices are [7, 7, 9], the ranks [1, 2, 1].
 
     Raises:
-        UsageError: with the name of the first row that has scores which are not finite.
+        UsageError: with the name of the first history that has a score of NaN or infinity.
     """
-    is_finite = (score < np.inf).all(1)  # false for NaN, which is before all numbers
+    is_finite = (score < np.inf).all(1)  # [b]; false for NaN, too
     if not is_finite.all():
         name = names[rows[is_finite.argmin()]]
         raise UsageError(
@@ -423,11 +550,14 @@ def make_choice(
 
     Args:
         ids: id of each item by name, from 1.
-        allowed, excluded, boosts: see :meth:`Recommender.recommend`.
+        allowed: names of the only items that may be recommended; None allows all.
+        excluded: names of items that may not be recommended.
+        boosts: number to add to the score of an item, by name.
 
     Raises:
         UsageError: if no item is left, or a boost is not a number.
     """
+    # is_allowed [items + 1] by id; the id 0 is padding and never allowed.
     is_allowed = torch.zeros(len(ids) + 1, dtype=torch.bool)
     is_allowed[1:] = allowed is None
     if allowed is not None:
@@ -448,7 +578,19 @@ def require_k(k: int) -> int:
 
 
 def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:
-    """Return the boost of each item by id [items + 1]; boosts of unknown names go to id 0."""
+    """Return the number to add to the score of each item.
+
+    Args:
+        boosts: this number by name of an item.
+        ids: id of each item by name, from 1.
+
+    Returns:
+        [items + 1] float32 by id, 0 for items without a boost. Boosts of unknown names go to the id
+        0, which is padding.
+
+    Raises:
+        UsageError: if a boost is not a finite number.
+    """
     bonus = torch.zeros(len(ids) + 1)
     for name, boost in boosts.items():
         if not (is_number(boost) and abs(boost) < LARGEST_BOOST):

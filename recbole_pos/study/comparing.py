@@ -1,7 +1,8 @@
 """A study from beginning to end: check everything, train what is missing, write the results.
 
-:func:`compare` is the command and the public function. It takes models, a study's file or folder,
-or run folders, and returns a :class:`Compared`.
+:func:`compare` is the command ``recbole-pos compare`` and the public function of that name. It
+takes models, the file or folder of a study, or the folders of finished runs. It returns a
+:class:`Compared` and writes tables and a report into the folder of the study.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from recbole_pos.config.arguments import (
 from recbole_pos.config.checks import as_list, list_metrics
 from recbole_pos.config.plugins import allow
 from recbole_pos.conversion.convert import find_folder_beside, warn_if_temporary
+from recbole_pos.data.candidates import describe_candidates
 from recbole_pos.data.item_vectors import open_vectors
 from recbole_pos.data.location import locate_dataset, read_dataset_name, require_dataset
-from recbole_pos.data.targets import describe_candidates
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.folder import make_folder
 from recbole_pos.files import lock_folder
@@ -37,7 +38,7 @@ from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.local_runs import can_run_here, start_server
 from recbole_pos.study.configs import (
     check_plan,
-    note_unread,
+    exclude_unread,
     require_same_candidates,
     require_twins,
 )
@@ -62,14 +63,18 @@ class Compared:
     """The result of a comparison.
 
     Attributes:
-        runs: a line for each run, as :class:`~recbole_pos.study.results.Results` describes them.
-        pairs: a line for each row: difference from the reference, interval, p, star.
+        runs: one line per training run, as :class:`~recbole_pos.study.results.Results` describes
+            them.
+        pairs: one line per configuration: its difference from the reference, the 95% interval, the
+            p-value, and whether the difference is significant.
         folder: folder with table.md, table.csv, runs.csv and report.html.
-        table: a line for each row and metric: mean and deviation over seeds. Lines of the first
-            metric also have the difference from the reference, if the runs have ranks.
+        table: one line per configuration and metric: mean and standard deviation over seeds. Lines
+            of the first metric also have the difference from the reference, if the runs have saved
+            the ranks of their test targets.
         tables: tables of the report; the first is the text of this object.
         results: results that charts are drawn from.
-        source: the dataset, whose temporary files are deleted with this object.
+        source: the dataset that ``compare`` was called with. It is held because its temporary files
+            are deleted together with this object.
     """
 
     runs: pd.DataFrame
@@ -81,14 +86,18 @@ class Compared:
     source: Any = None
 
     def plot(self, kind: str = "differences") -> Figure:
-        """Draw the first table of the comparison.
+        """Draw one chart of the first table of the comparison.
 
         Args:
-            kind: ``differences`` to the reference, with 95% intervals; ``seconds`` or
-                ``parameters``, against which the first metric is drawn; ``curves`` of validation.
+            kind: ``differences`` (from the reference, with 95% intervals); ``seconds`` or
+                ``parameters`` (the first metric against training time or model size); or ``curves``
+                (validation by epoch).
+
+        Returns:
+            The matplotlib figure.
 
         Raises:
-            UsageError: for another kind, or one of which the results have no values.
+            UsageError: for another kind, or for a kind that the results have no values for.
         """
         charts = draw_charts(self.results, self.results.comparisons[0])
         figures = {chart.kind: chart.figure for chart in charts}
@@ -155,6 +164,7 @@ def compare(
     reporter = Reporter(args.verbose)
     name = read_dataset_name(dataset)
 
+    # Finished runs are compared as they are: options would have no effect on them.
     if runs := _find_run_folders(what):
         given = {argument for argument in list_changed(args) if argument != "verbose"}
         given |= ({"dataset"} if name else set()) | base.keys()
@@ -164,14 +174,15 @@ def compare(
                 "as they are; leave it out"
             )
         results = collect_runs(runs, args.reference)
-        return _show(results, reporter, Path(args.run_dir or "compared"), args.latex)
+        return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
+    # Models or a study: make the plan, and find its folder. A temporary dataset has it beside it.
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     else:
         warn_if_temporary(dataset, args.run_dir)
     plan, folder = _make_plan_and_folder(what, name, base, args)
-    note_unread(plan)
+    exclude_unread(plan)
     stored_plan = folder.read_plan()
     if stored_plan is not None and stored_plan.dataset != plan.dataset:
         raise UsageError(
@@ -179,6 +190,7 @@ def compare(
             "another --run_dir"
         )
 
+    # Train the runs that are missing; a report with packed studies only copies their runs.
     if args.plan:  # of what has run
         args = replace(args, report=True)
     judged = judge_rows(plan)
@@ -187,20 +199,21 @@ def compare(
         trains = not (args.report or args.dry_run)
         if trains and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
             start_server()  # it imports torch while this process reads the data
-        models = _check_rows(plan)
+        models = _check_configurations(plan)
         scheduler = Scheduler(plan, folder, args.rows, packed)
         if args.dry_run:
-            _preview(scheduler, reporter)
+            _print_preview(scheduler, reporter)
             return None
         _train_missing(scheduler, args, models, reporter)
 
+    # Write and print the results of all runs that are finished.
     results = add_judged(collect_results(plan, folder), judged)
     if args.report and results.done.empty:
         raise UsageError(f"--report: {folder.path} has no finished run of what is asked")
     if args.plan:
         reporter.line(make_power_table(results, args.difference))
         return None
-    compared = _show(results, reporter, folder.path, args.latex)
+    compared = _write_and_print(results, reporter, folder.path, args.latex)
     for study in packed:
         reporter.line(str(study))
     if args.pack:
@@ -213,10 +226,26 @@ def compare(
 
 
 def _find_run_folders(argument: Any) -> list[Path]:
-    """Return the folders of runs in an argument, two or more; empty for models or a study."""
+    """Return the run folders that ``compare`` is asked to compare, if it is asked for runs.
+
+    A folder of a run is recognised by its ``config.yaml``.
+
+    Args:
+        argument: what the user gave to ``compare``: a list of models, a study (a path or a dict),
+            or one or more folders.
+
+    Returns:
+        The folders if all given items are run folders; an empty list if none is, since the
+        argument then is a list of models or a study.
+
+    Raises:
+        UsageError: if only some of the items are run folders, or if there is only one.
+    """
     items = argument if isinstance(argument, (list, tuple)) else [argument]
     paths = [item for item in items if isinstance(item, (str, Path))]
     runs = [Path(path) for path in paths if os.path.isfile(os.path.join(path, "config.yaml"))]
+
+    # Either every item is a run, and there are two to compare, or no item is one.
     if runs and len(runs) < max(len(items), 2):
         raise UsageError(
             "compare: expected the folders of two runs or more, each with a config.yaml, or one "
@@ -228,14 +257,31 @@ def _find_run_folders(argument: Any) -> list[Path]:
 def _make_plan_and_folder(
     models_or_study: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
-    """Return the plan of models or a study, with its base changed by ``base``, and its folder."""
+    """Return the plan of a study (its configurations, seeds and tables) and its folder.
+
+    Args:
+        models_or_study: a list of models, each of which becomes a configuration of a new study; or
+            a study, as a dict, as the path of its yaml file, or as the folder of an earlier call.
+        dataset: name of the dataset. It is required for a list of models, and replaces the dataset
+            of a study.
+        base: options of all configurations. They win over the options in the base of a study.
+        args: the other arguments of ``compare``; seeds and reference win over those of a study.
+
+    Raises:
+        UsageError: if a list of models has no dataset, if ``vary`` is given for a study, or if a
+            folder is not that of a study.
+    """
+    # Keys of the study that the call changes.
     given = {"seeds": args.seeds, "reference": args.reference}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+
+    # A dataset may be given as a path; then its parent folder becomes the option data_path.
     if dataset:
         dataset, data_path = locate_dataset(dataset, base.get("data_path") or "dataset/")
         if data_path is not None:
             base = {**base, "data_path": data_path}
 
+    # A list of models: make a study of them.
     if isinstance(models_or_study, (list, tuple)):
         if not dataset:
             raise UsageError("no dataset (-d) given")
@@ -246,6 +292,7 @@ def _make_plan_and_folder(
         plan = plan_models(dataset, models, args.vary, base=base, **changes)
         return plan, StudyFolder.from_plan(plan, args.run_dir)
 
+    # A study: read it from a dict, from the folder of an earlier call, or from its yaml file.
     if args.vary:
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
@@ -264,6 +311,8 @@ def _make_plan_and_folder(
         plan = stored_plan
     else:
         plan = read_plan(study)
+
+    # Apply what the call changes: the dataset, keys of the study, and options of its base.
     if dataset and dataset != plan.dataset:
         changes["dataset"] = dataset
     if base or changes:
@@ -271,33 +320,64 @@ def _make_plan_and_folder(
     return plan, folder or StudyFolder.from_plan(plan, args.run_dir)
 
 
-def _check_rows(plan: Plan) -> set[str]:
-    """Raise a UsageError if a row or its data is wrong; return the names of the models."""
+def _check_configurations(plan: Plan) -> set[str]:
+    """Check all configurations of a study and their data before anything is trained.
+
+    The checks, in this order: options and models; metrics; whether all models know the time of the
+    request, or none does; whether the configurations of one table rank the same items; and whether
+    the files of the dataset and of the item vectors exist.
+
+    Returns:
+        Names of the models, without repetition.
+
+    Raises:
+        UsageError: for the first check that fails.
+    """
     configs = check_plan(plan)
     _require_metrics(plan, configs)
     require_twins(configs)
+
+    # Metrics are comparable only if the configurations of a table rank the same items. Those with
+    # predictions of another system have no options, and are checked when the files are read.
     for table in plan.tables:
         candidates = {}
-        for row in configs.keys() & table.rows:
-            config = configs[row]  # without the option mask_history, all rows rank all items
+        for row in filter(configs.__contains__, table.rows):
+            config = configs[row]
+            # None if neither user nor model sets the option, and then all items are ranked.
             excludes_seen = bool(config["mask_history"])
             candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
         if candidates:
             require_same_candidates(candidates)
+
+    # The files must exist.
     for config in configs.values():
-        parts = config["benchmark_filename"]
-        require_dataset(plan.dataset, Path(config["data_path"]), parts)
+        split_files = config["benchmark_filename"]  # RecBole's name of a split made beforehand
+        require_dataset(plan.dataset, Path(config["data_path"]), split_files)
         if config["item_vectors"]:
             open_vectors(config["item_vectors"], config["ITEM_ID_FIELD"])
     return {config["model"] for config in configs.values()}
 
 
 def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Require that every metric of the tables follows from ranks, or is computed for every row."""
+    """Require that every metric that the tables show can be computed for every configuration.
+
+    Metrics such as ``ndcg@10`` are computed from the saved ranks of the test targets, whatever
+    metrics a run has computed itself. All other metrics, and the validation metric of a table that
+    shows it, must be among the ``metrics`` that each run computes.
+
+    Args:
+        plan: the study, with the metrics of its tables.
+        configs: name of a configuration -> its complete options.
+
+    Raises:
+        UsageError: naming the metric and a configuration that does not compute it.
+    """
+    # Metrics that cannot be computed from ranks, so that the runs have to.
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
     required = [metric for metric in metrics if not is_from_ranks(metric)]
     if any(table.validation for table in plan.tables):
         required.append(plan.metrics[0])
+
     for row, config in configs.items():
         computed = [name.lower() for name in list_metrics(config)]
         for metric in required:
@@ -309,9 +389,16 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
                 )
 
 
-def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
-    """Print the configurations of a study, and how many of their runs are finished."""
+def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
+    """Print the configurations of a study, and how many of their runs are finished; train nothing.
+
+    Args:
+        scheduler: knows the runs of the study, those that are finished, and the packed studies
+            (``--known``) that finished runs can be taken from.
+        reporter: prints the lines.
+    """
     plan, folder = scheduler.plan, scheduler.folder
+    # A fit (a training run of the plan) that repeats a trial of a search trains nothing.
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
@@ -325,7 +412,8 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
 
     if folder.runs.is_dir() or scheduler.packed:
-        scheduler.take_finished(restore=False)  # reads the data, on which the names of runs depend
+        # This reads the data, since a run's folder is named by a hash of its options and data.
+        scheduler.record_finished(restore=False)
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
         reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
     for study in scheduler.packed:
@@ -335,9 +423,19 @@ def _preview(scheduler: Scheduler, reporter: Reporter) -> None:
 def _train_missing(
     scheduler: Scheduler, args: CompareArguments, models: set[str], reporter: Reporter
 ) -> None:
-    """Train the fits without a finished run; with ``--report`` only copy kept runs."""
+    """Train all runs of the study that have no finished run yet, in the folder of the study.
+
+    With ``--report`` nothing is trained; finished runs of packed studies (``--known``) are only
+    copied into the folder of the study.
+
+    Args:
+        scheduler: decides which run is next.
+        args: arguments of ``compare``: the address of a Ray cluster, resources, ``report``.
+        models: names of the models that are trained.
+        reporter: prints progress.
+    """
     folder = scheduler.folder
-    # connected before the folder is made, since the cluster may not answer
+    # Connect before the folder is made: the cluster may not answer, and no folder should be left.
     is_started = False
     if args.address is not None and not args.report:
         from recbole_pos.runs.cluster import connect  # imports Ray, which takes a second
@@ -348,7 +446,7 @@ def _train_missing(
         with lock_folder(folder.path, "compared"):
             folder.write_plan(scheduler.plan)
             if args.report:
-                scheduler.take_finished()
+                scheduler.record_finished()
                 write_state(scheduler)
             else:
                 ActiveRuns(scheduler, args, reporter, models).train()
@@ -359,11 +457,20 @@ def _train_missing(
             stop(is_started)
 
 
-def _show(results: Results, reporter: Reporter, folder: Path, for_paper: bool) -> Compared:
-    """Write the files of a comparison, also those for a paper, print its tables, and return it."""
+def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
+    """Write the files of a comparison, print its tables, and return it.
+
+    Args:
+        results: results of the runs.
+        reporter: prints tables, warnings and the paths of the files.
+        folder: folder that table.md, table.csv, runs.csv and report.html are written into.
+        latex: whether files for a paper, in LaTeX, are written as well.
+    """
     files = write_results(results, folder)
-    if for_paper:
+    if latex:
         files += write_paper_files(results, folder)
+
+    # Print the tables, the warnings, and the paths of the files.
     tables = make_tables(results)
     for table in tables:
         reporter.line(table)
@@ -373,6 +480,7 @@ def _show(results: Results, reporter: Reporter, folder: Path, for_paper: bool) -
     for file in files:
         reporter.line(str(file))
 
+    # The table of the returned object has only lines over all targets, without those of bins.
     all_lines = tabulate(results.comparisons)
     table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = concatenate([comparison.differences for comparison in results.comparisons])
@@ -380,7 +488,13 @@ def _show(results: Results, reporter: Reporter, folder: Path, for_paper: bool) -
 
 
 def _warn_of_failures(runs: pd.DataFrame) -> None:
-    """Warn the caller's caller of the runs that failed, with the first reason of each row."""
+    """Warn of failed runs, with the reason of the first failed run of each configuration.
+
+    The warning points at the line of the user who called ``compare``, two calls above.
+
+    Args:
+        runs: one line per run with the columns row (its configuration), seed, status and reason.
+    """
     failed = runs[runs["status"] == FAILED]
     if len(failed):
         reasons = [

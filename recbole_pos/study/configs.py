@@ -1,8 +1,9 @@
-"""The configurations of a study's runs: made from options, checked, and named by digests.
+"""The configurations of a study's runs: made from options, checked, and named by hashes.
 
-:func:`make_row_config` makes one configuration, :func:`check_plan` those of all rows before the
-first run. :func:`digest_run` names the folder of a run by its options, its data and the code of
-custom models, so that a changed option makes a new run, and nothing is trained twice.
+:func:`make_row_config` makes one configuration from the options of a plan, :func:`check_plan`
+those of all rows (the configurations that a study compares) before the first run.
+:func:`digest_run` returns the name of a run's folder: a hash of its options, its data and the code
+of custom models. A changed option thus makes a new run, and nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ from typing import Any
 from recbole_pos.config.options import DATA, find_option
 from recbole_pos.config.posconfig import STARTS, PosConfig
 from recbole_pos.config.sources import list_positions
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.item_vectors import digest_content
-from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.runs.worker import QUIET
 from recbole_pos.study.plan import Plan, list_fits
 
-REVISION = 1  # raised if a changed default or formula gives the same digest other numbers
-# Options that decide where and how a run is reported, and do not change its results.
+# Part of every digest (the hash that names a run's folder). It is raised when a changed default or
+# formula of the package gives the same options other results.
+REVISION = 1
+# Options that decide where a run is trained and how it is reported, and do not change its results.
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
     "memory_limit",
 )
-# Options with the role of data that do not change what is read.
+# Options that are listed as options of the data, but do not change what is read from files.
 _NOT_READ = (
     *("model", "init_from", "mask_history"),
     *("metrics", "topk", "valid_metric", "metric_decimal_place", "valid_users"),
 )
-_PROCESS = uuid.uuid4().hex  # in the digest of code whose text cannot be read
+# Stands for code whose text cannot be read, so that its digest is another in every process.
+_PROCESS = uuid.uuid4().hex
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that are not the user's
+# Top-level packages whose code is never hashed, since their version says what it is.
 _VERSIONED = {"recbole_pos", "recbole", "torch", *sys.stdlib_module_names}
 
 
@@ -51,13 +56,14 @@ _VERSIONED = {"recbole_pos", "recbole", "torch", *sys.stdlib_module_names}
 def make_row_config(
     options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, strict: bool = False
 ) -> PosConfig:
-    """Return the configuration of a row.
+    """Return the configuration of a run from the options that a study has for it.
 
     Args:
-        options: model, dataset, config_files and options, as a plan has them. The schemes under
-            ``attach`` are added to the position schemes of the other options.
+        options: model, dataset, config_files (paths of yaml files) and further options. The
+            position schemes under the key ``attach`` are added to those that the other options
+            give.
         overrides: options that win over ``options``.
-        strict: whether an option without an effect is an error.
+        strict: whether an option that has no effect on the model is an error.
 
     Raises:
         UsageError: for an option that is wrong.
@@ -65,24 +71,36 @@ def make_row_config(
     merged = {**options, **(overrides or {})}
     model, dataset = merged.pop("model", None), merged.pop("dataset", None)
     files = list(merged.pop("config_files", ()))
+
+    # Attach schemes to those of the model, which are known only from a configuration without them.
     if schemes := merged.pop("attach", None):
         config = PosConfig(model, dataset, files, merged, strict=False)
         if "position" not in config.plain:
             raise UsageError(f"attach: {config['model']} takes no position schemes")
         merged["position"] = attach_schemes(config.plain["position"], schemes)
 
-    merged |= QUIET
+    merged |= QUIET  # no progress bars
     config = PosConfig(model, dataset, files, merged, strict=strict)
+
+    # For general models (not sequential ones) RecBole excludes seen items by default. All rows of a
+    # table must rank the same items, so the default is here that of sequential models: all items.
     if config["mask_history"] is None and masks_history(config):
-        # A general model, for which RecBole would exclude seen items; a table has one set of
-        # candidates, by default that of the sequential models.
         merged["mask_history"] = False
         config = PosConfig(model, dataset, files, merged, strict=strict)
     return config
 
 
 def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
-    """Return the schemes of a model's option ``position``, with further schemes attached."""
+    """Return the position schemes of a model, followed by the schemes to attach to it.
+
+    Args:
+        position: value of the model's option ``position``, for example ``[rope]`` or ``nope``. The
+            name ``nope`` means no scheme, so it is left out.
+        schemes: names of the schemes to attach.
+
+    Raises:
+        UsageError: for a name that is not a position scheme.
+    """
     model_schemes = [name for name in scheme_names(position) if name != "nope"]
     return [*model_schemes, *scheme_names(list(schemes), "attach")]
 
@@ -93,8 +111,15 @@ def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
 def complete_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the complete options of a row, with the defaults of its model and of the package.
 
+    Args:
+        options: model, dataset and options of a row (a configuration of the study).
+
+    Returns:
+        Option -> value, as plain values; ``data_path`` is absolute.
+
     Raises:
-        UsageError: for an option that is wrong, or that a study sets itself.
+        UsageError: for an option that is wrong, or for weights to start from, which a study sets
+            itself (``init_from`` and the like).
     """
     config = make_row_config(options, strict=True)
     for key in STARTS:
@@ -106,41 +131,63 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**config.plain, "data_path": config["data_path"]}
 
 
-def note_unread(plan: Plan) -> None:
-    """Note in each row which options of the base its model does not read (``unread``).
+def exclude_unread(plan: Plan) -> None:
+    """Leave out, for each row of a study, the options of the base that its model does not read.
 
-    The row is then made without them. An option that no row reads stays in all rows, so that
-    :func:`check_plan` refuses it.
+    The base of a study has the options of all rows (the configurations it compares). A model such
+    as Pop reads only some of them. The names of the others are stored in ``row.unread``, and the
+    row is then made without them. An option that no row reads is likely a misspelling. It stays in
+    all rows, so that :func:`check_plan` refuses it.
     """
     trained_rows = [plan.rows[name] for name in plan.sort_rows()]
     if not trained_rows:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
+
+    # Each check finds one unread option; repeat it without that option until all are read.
     for name in plan.sort_rows():
         row = plan.rows[name]
-        while key := _find_unread(plan, name):
+        while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
+
+    # Restore the options that no row reads. A row that starts from another row's trained models
+    # (its parent) does not count, since it has that row's options.
     unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
     for row in trained_rows:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
 
 
-def _find_unread(plan: Plan, name: str) -> str:
-    """Return an option of the base that the model of a row does not read; empty if it reads all."""
+def _find_unread_option(plan: Plan, name: str) -> str:
+    """Return an option of the study's base that the model of a row does not read.
+
+    Args:
+        plan: the study; its base has the options of all rows.
+        name: name of the row (a configuration of the study).
+
+    Returns:
+        Name of the first such option; empty if the model reads all options of the base. It is also
+        empty if the row has another mistake, which :func:`check_plan` reports later.
+    """
     try:
         complete_options(plan.make_first_options(name))
     except UnknownKey as error:
         if error.key in plan.base.options and error.key not in plan.rows[name].options:
             return error.key
     except UsageError:
-        pass  # check_plan raises it again, with file and line
+        pass  # another mistake: check_plan finds it again, and reports it with file and line
     return ""
 
 
 def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Check every row, and every value of a grid, against the models; nothing is trained.
+    """Check every row of a study, and every value that a search tries; nothing is trained.
+
+    A row is a configuration that the study compares; its grid (option -> values to try) is
+    searched. Each value of the grid is checked together with the first values of the other options.
 
     Returns:
-        Row -> its complete options, with the first values of a grid.
+        Name of a row -> its complete options, with the first value of each searched option.
+
+    Raises:
+        UsageError: for a wrong option, with the file and line of the row.
     """
     configs = {}
     for name in plan.sort_rows():
@@ -149,7 +196,7 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
         try:
             configs[name] = complete_options(options)
             for option, values in grid.items():
-                for value in values[1:]:
+                for value in values[1:]:  # the first values have just been checked
                     complete_options({**options, option: value})
         except UsageError as error:
             problem = str(error).removeprefix("configuration: ")
@@ -158,19 +205,27 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Require that all models of a table know the time of the request, or none does.
+    """Require that all models of a comparison know the time of the request, or none does.
 
-    A model that knows it may also have a twin that differs in nothing else, since the table then
-    measures the effect of that knowledge. ``configs`` are name -> complete options.
+    A model with the option ``request_time: target`` knows when the interaction happens that it has
+    to predict, which other models do not. Both kinds may still be in one comparison if each such
+    model has a twin, a configuration that differs in nothing but ``request_time``: the comparison
+    then measures the effect of that knowledge.
+
+    Args:
+        configs: name of a configuration -> its complete options.
 
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    twins: dict[str, dict[str, str]] = {}  # digest of the shared options -> request_time -> name
+    # Group the configurations by a hash of all options in which twins are equal.
+    twins: dict[str, dict[str, str]] = {}  # hash -> value of request_time -> name
     ignored = {*INDIFFERENT, "seed", "request_time"}
     for name, config in configs.items():
         shared = digest({key: value for key, value in config.items() if key not in ignored})
         twins.setdefault(shared, {})[config.get("request_time", "none")] = name
+
+    # A group with only the value "target" has no twin.
     without_twin = [names["target"] for names in twins.values() if set(names) == {"target"}]
     if without_twin and any("none" in names for names in twins.values()):
         raise UsageError(
@@ -181,13 +236,17 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_same_candidates(candidates: Mapping[str, str]) -> None:
-    """Require that the models of one table rank the same items.
+    """Require that the models of one table rank the same items (their candidates).
 
-    Among fewer candidates every model has higher metrics, so a difference would say nothing about
-    the models. ``candidates`` are name of a row -> which items it ranks, in words.
+    A model that ranks fewer candidates has higher metrics, so a difference between models with
+    different candidates would say nothing about the models.
+
+    Args:
+        candidates: name of a configuration -> which items it ranks, in words, for example
+            ``all items`` or ``items not in the user's past``.
 
     Raises:
-        UsageError: naming two rows that differ.
+        UsageError: naming two configurations that rank different items.
     """
     first_row, first_candidates = next(iter(candidates.items()))
     for row, row_candidates in candidates.items():
@@ -203,20 +262,30 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
 
 
 def digest(*values: Any) -> str:
-    """Return a digest of plain values: 16 hex digits. The order of keys does not matter."""
+    """Return a hash of plain values: 16 hex digits.
+
+    The order of the keys of a mapping does not matter; values that json does not know are hashed as
+    their text.
+    """
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | str) -> str:
-    """Return the digest of a run, which is the name of its folder.
+    """Return the digest of a run: a hash of what decides its results, and the name of its folder.
 
-    Options at the default of their model are left out, so that an option that the package gains or
-    loses changes no digest. A changed default raises ``REVISION``.
+    Hashed are the options, the data, the code of custom models and schemes, and ``origin``. Options
+    at the default of their model are left out, so that an option that the package gains or loses
+    changes no digest. If a default changes, ``REVISION`` is raised instead.
 
     Args:
-        identity: identity of its data and split.
-        origin: whether it is a trial; or the digest of the run that it starts from.
+        config: configuration of the run.
+        identity: hashes of the data and the split that the run reads.
+        origin: True for a trial of a search and False for another run, which tests as well; or the
+            digest of the run whose weights this run starts from.
+
+    Returns:
+        16 hex digits.
     """
     defaults = config.internal_config_dict
     options = {
@@ -224,13 +293,17 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
         for key, value in config.plain.items()
         if key not in INDIFFERENT and value != defaults.get(key)
     }
-    if options.get("item_vectors"):
+    if options.get("item_vectors"):  # hash what is in the file, not its path
         options["item_vectors"] = digest_content(options["item_vectors"])
     return digest(options, identity, REVISION, digest_code(config), *origin)
 
 
 def digest_data_options(config: PosConfig) -> str:
-    """Return a digest of the data options, equal for configurations that read the same data."""
+    """Return a hash of the options that decide which data are read and how.
+
+    Configurations with equal hashes read the same data, so that one dataset in memory serves them
+    all. The type of the model is included, since RecBole reads data for some types differently.
+    """
     options = {
         key: value
         for key, value in config.plain.items()
@@ -240,17 +313,32 @@ def digest_data_options(config: PosConfig) -> str:
 
 
 def digest_requests(plan: Plan) -> dict[str, str]:
-    """Return name of a fit -> digest of what a plan asks of it.
+    """Return, for each training run of a plan, a hash of everything that the plan asks of it.
 
-    A run that was made for another digest no longer belongs to the fit. The digest covers the
-    search, which decides later runs, and all options of the base but ``data_path``.
+    The study's folder keeps this hash with each run. When the plan changes and with it the hash,
+    the run no longer belongs to the study. The hash covers the options of the base but
+    ``data_path``, those of the row (the configuration of the run), the search, which decides later
+    runs, and the seed.
+
+    Returns:
+        Name of a run (such as ``SASRec, seed 2020``) -> hash of 16 hex digits.
     """
     requests = {row: _collect_request(plan, row) for row in plan.rows}
     return {fit.name: digest(requests[fit.row], fit.seed) for fit in list_fits(plan)}
 
 
 def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
-    """Return what a plan asks of a row: options, files, search, and the same of its parent."""
+    """Return everything that a plan asks of a row, to be hashed.
+
+    Args:
+        plan: the study.
+        name: name of the row (a configuration of the study).
+
+    Returns:
+        Dataset, options, config files, order of equal times, and the search of the row, if any. A
+        row that starts from the models of another row (its parent) also has the request of that
+        one.
+    """
     row = plan.rows[name]
     request: dict[str, Any] = {
         "dataset": plan.dataset,
@@ -270,31 +358,42 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def digest_code(config: PosConfig) -> list[str]:
-    """Return digests of the code of a custom model and schemes, so that edits make new runs.
+    """Return hashes of the code of a custom model and of custom position schemes.
 
-    Code without a file, such as that of a notebook, gets another digest in each process, and for
-    each execution of its class.
+    They are part of the name of a run's folder, so that edited code makes a new run. Classes of
+    this package and of RecBole are left out. Code without a file, such as that of a notebook, gets
+    another hash in each process, and each time its class is executed.
+
+    Returns:
+        One hash (16 hex digits) for each file of code.
     """
     names = list_positions(config.plain.get("position"), None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []
     for cls in (config.model_class, *schemes):
         if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
-            continue
+            continue  # not custom
+        # Without a file, the process and the address of the class stand for the code.
         contents = _read_code(cls) or [f"{_PROCESS}{id(cls)}".encode()]
         digests += [hashlib.sha256(content).hexdigest()[:16] for content in contents]
     return digests
 
 
 def _read_code(cls: type) -> list[bytes]:
-    """Return the content of the user's modules that a class is made of; none if it has no file.
+    """Return the content of the user's files of code that a class depends on.
 
-    They are the modules of the class and its bases and all that these import, also within
-    functions. Versions stand for packages that are installed.
+    These are the modules of the class, of its base classes, and of everything that they import,
+    also within functions. Installed packages are left out, since their versions stand for them.
+
+    Returns:
+        Bytes of each file, in the order of the names of the modules; an empty list if the class has
+        no file.
     """
     if _find_file(cls.__module__) is None:
         return []
-    contents: dict[str, bytes] = {}
+
+    # Follow imports from module to module until no new file is found.
+    contents: dict[str, bytes] = {}  # name of a module -> bytes of its file
     waiting = [base.__module__ for base in cls.__mro__]
     while waiting:
         name = waiting.pop()
@@ -307,26 +406,49 @@ def _read_code(cls: type) -> list[bytes]:
 
 
 def _find_file(name: str) -> Path | None:
-    """Return the file of a module of the user's; None if it is installed, or has no file."""
+    """Return the file of a module that the user has written.
+
+    Args:
+        name: full name of the module, such as ``models.mine``. Names of classes or functions may be
+            given, too, since an import does not show which is which.
+
+    Returns:
+        Path of the file; None if the module belongs to an installed package, if its version is
+        known anyway, if it has no file, or if the name is not that of a module.
+    """
     top = name.partition(".")[0]
     if top in _VERSIONED:
         return None
-    # the top-level package first: looking for a module in it imports the package
+
+    # Look for the top-level package first. If it is installed we stop there: to look for a module
+    # within a package would import the package.
     for searched in (top, name):
+        # The file of the module, and the folders of a package.
         places = [getattr(sys.modules.get(searched), "__file__", None)]
-        if places == [None]:
+        if places == [None]:  # not imported yet
             with suppress(ImportError, ValueError):  # the name is not of a module
                 spec = importlib.util.find_spec(searched)
                 if spec is not None:
                     places = [spec.origin, *(spec.submodule_search_locations or ())]
         if any(_INSTALLED & set(Path(place).parts) for place in places if place):
             return None
+
+    # A package without an __init__.py has no file.
     file = places[0]
     return Path(file) if file and Path(file).is_file() else None
 
 
 def _list_imports(content: bytes, package: str) -> set[str]:
-    """Return the names that a module of ``package`` imports, some of which may be no modules."""
+    """Return the names of everything that a module imports, also within its functions.
+
+    For ``from shop.models import GRU`` these are ``shop``, ``shop.models`` and ``shop.models.GRU``,
+    since the text does not show which of them are modules.
+
+    Args:
+        content: bytes of the module's file. A file that is not Python, such as a compiled
+            extension, has no names.
+        package: name of the package of the module, to which its relative imports refer.
+    """
     names: set[str] = set()
     with suppress(SyntaxError, ValueError):  # an extension in another language
         for node in ast.walk(ast.parse(content)):

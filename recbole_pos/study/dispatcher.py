@@ -1,7 +1,8 @@
-"""The runs in training: they are started, recorded when they end, and shown meanwhile.
+"""The training runs of a study: started, recorded when they end, and shown meanwhile.
 
-:class:`ActiveRuns` takes jobs from a scheduler; :func:`write_state` writes what the study's folder
-says of them, so that a report can be made meanwhile, or after a kill.
+:class:`ActiveRuns` takes jobs (runs to train) from a scheduler and trains them. :func:`write_state`
+writes what the study's folder says of the runs, so that a report can be made while they are
+trained, or after the command was killed.
 """
 
 from __future__ import annotations
@@ -30,30 +31,39 @@ from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
 
-_CHECKSUM_DIGITS = 16
+_CHECKSUM_DIGITS = 16  # hex digits of the checksum of the data that a report shows
 _PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
 
 
 class ActiveRuns:
-    """The runs that processes of this machine, or tasks of Ray, are training.
-
-    Args:
-        args: arguments of the command, with resources and limits.
-        models: names of the models, whose custom code other processes need.
+    """The training runs of a study that are in progress, as processes here or as tasks of Ray.
 
     Attributes:
-        resources: resources of each run.
-        processes: starts runs: ``LocalRuns``, or ``RayRuns`` of a cluster.
-        running: process or Ray task of an active run -> its job and start time.
-        durations: seconds of the runs that are done.
-        code: name of a model -> its packed custom code.
-        shared: data of runs -> the form in which processes get them.
+        scheduler: decides which run is next, and records how runs ended.
+        folder: folder of the study.
+        args: arguments of the command: the address of a cluster, and the resources of a run.
+        reporter: prints a line for each run that ends, and the progress.
+        resources: CPUs and GPUs of a run.
+        commit: commit of this package, which runs are marked with.
+        processes: starts runs: ``LocalRuns`` on this machine, or ``RayRuns`` of a cluster.
+        running: process or Ray task of a run in progress -> its job and its start time.
+        durations: training times in seconds of the runs that this call has finished.
+        code: name of a model -> its custom code as bytes (empty for models of this package).
+        shared: (hash of the data options, whether test interactions are in it) -> the dataset, in
+            the form in which processes get it.
     """
 
     def __init__(
         self, scheduler: Scheduler, args: ClusterArguments, reporter: Reporter, models: set[str]
     ) -> None:
-        """Pack the custom code of the models, and note resources and version; no run is active."""
+        """Pack the custom code of the models, and note resources and commit; no run is active.
+
+        Args:
+            scheduler: decides which run is next, and records how runs ended.
+            args: arguments of the command: the address of a cluster, and the resources of a run.
+            reporter: prints a line for each run that ends, and the progress.
+            models: names of the models. Other processes need their code if they are custom models.
+        """
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
@@ -65,11 +75,17 @@ class ActiveRuns:
         self.durations: list[float] = []
 
     def train(self) -> None:
-        """Train all fits; a KeyboardInterrupt has the command that resumes them."""
+        """Train all unfinished runs of the study, as many at a time as the machines allow.
+
+        Raises:
+            KeyboardInterrupt: if it was interrupted; the message has the command that resumes.
+        """
         job = self.scheduler.next_job()
         write_state(self.scheduler)
         if job is None:
             return
+
+        # Start processes of this machine or join a cluster, and find out how many runs fit on it.
         args, uses_gpu = self.args, bool(job.config["use_gpu"])
         self.processes = make_processes(args, uses_gpu)
         try:
@@ -79,15 +95,20 @@ class ActiveRuns:
             num_fitting = self.processes.count_concurrent_runs(self.resources)
             max_running = args.max_concurrent or num_fitting
             self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
+
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
+                    # Start runs until the machines are full, or the others wait for these.
                     while job is not None and len(self.running) < max_running:
                         self.start(job)
                         job = self._next_job()
+
+                    # Record those that have ended; others may only be possible now.
                     for task, facts in self.processes.wait(self.running):
                         self.end(task, facts)
                     job = job or self._next_job()
         except KeyboardInterrupt:
+            # The command that resumes has to name the modules with custom models again.
             configs = self.scheduler.configs.values()
             plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
             command = make_resume_command(self.folder.path, plugins, "compare")
@@ -101,22 +122,31 @@ class ActiveRuns:
             self.processes.stop()
 
     def _next_job(self) -> Job | None:
-        """Return the next job of the scheduler; None if none can be trained now."""
+        """Return the next run to train; None if none can be trained until another has ended."""
         return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
 
     def start(self, job: Job) -> None:
-        """Start the Ray task of a run, which starts again if its process is lost."""
+        """Start the training of a run as a task of Ray, which starts again if its process is lost.
+
+        Args:
+            job: the run: its configuration, its fit (which run of the plan it is) and its digest
+                (the hash that names its folder).
+        """
+        # Note in the study's folder that the run is in progress.
         facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
         self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
 
-        # runs of the same data share them; trials must not have test interactions
+        # Runs of the same data share them. Trials of a search must not see test interactions, so
+        # they share another copy without those.
         data_key = digest_data_options(job.config), job.fit.stage != "trial"
         if data_key not in self.shared:
             _, includes_test = data_key
             dataset = self.scheduler.prepare(job.config)
             self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
+        # The arguments are those of train_run, in its order; the last is the folder of a trained
+        # run whose weights are only tested.
         task = self.processes.start(
             self.resources,
             job.config.plain,
@@ -129,15 +159,23 @@ class ActiveRuns:
         self.running[task] = job, time.monotonic()
 
     def end(self, task: Any, facts: dict[str, Any]) -> None:
-        """Record the facts of a run that has ended, and print a line about it."""
+        """Record that a run has ended, and print a line about it.
+
+        Args:
+            task: Ray task of the run.
+            facts: what :func:`train_run` returned: ``status`` (done or failed), the ``reason`` of a
+                failure, and the content of ``result.json`` of a finished run.
+        """
         job, start = self.running.pop(task)
         status, reason = facts["status"], facts.get("reason", "")
-        # the run itself has written its result into its folder
+
+        # Note how it ended. The run itself has written its result into its folder.
         self.folder.write_fit(job.digest, {"status": status, "reason": reason})
         self.scheduler.end(job.fit, status, reason, facts)
-        # written after every run, since a report may be made meanwhile, or after a kill
+        # Write the outcomes after every run: a report may be made meanwhile, or after a kill.
         _write_outcomes(self.scheduler, self.folder.read_facts())
 
+        # Describe the outcome: epochs, best validation value and time, or the reason of a failure.
         text = f"failed: {reason}"
         if status == DONE:
             seconds = time.monotonic() - start
@@ -146,30 +184,41 @@ class ActiveRuns:
             best_valid = facts.get("best_valid") or {}
             valid = f"  valid {metric} {best_valid[metric]:.4f}" if metric in best_valid else ""
             text = f"{facts['epochs']} epochs{valid}  {format_duration(seconds)}"
+
+        # Print it with the number of ended runs, and with the options that a search has tried.
         options = format_options(self.scheduler.describe(job.fit).get("searched") or {})
         num_ended, num_fits = len(self.scheduler.status), len(self.scheduler.fits)
         line = f"[{num_ended} of {num_fits}] {job.fit.name}: {text}  {options}"
         self.reporter.line(line.rstrip())
 
     def describe_progress(self) -> list[str]:
-        """Return the lines of the progress: an overview, and one for each active run."""
+        """Return the lines of the progress display: an overview, and one line for each active run.
+
+        The overview says how many runs are done, running and failed, and estimates the time left.
+        """
         statuses = list(self.scheduler.status.values())
         running = list(self.running.values())
+
+        # The overview. A fit is one run of the plan.
         num_fits, num_failed = len(self.scheduler.fits), statuses.count(FAILED)
         states = [f"{statuses.count(DONE)} of {num_fits} runs done", f"{len(running)} running"]
         if num_failed:
             states.append(f"{num_failed} failed")
         if self.durations and running:
+            # Assume that as many runs are trained at a time as now, each for the mean duration.
             num_rounds = (num_fits - len(statuses)) / len(running)
             left = format_duration(statistics.mean(self.durations) * num_rounds)
             states.append(f"about {left} left")
 
+        # A line for each active run, with its epoch.
         lines = []
         num_waiting = 0
         for job, start in running:
             run, seconds = self.folder.run(job.digest), time.monotonic() - start
             state = f"epoch {len(read_epochs(run))} of {job.config['epochs']}"
-            if not run.config.is_file() and seconds > _PATIENCE:  # a process writes it first
+            # The process of a run writes its config.yaml first of all: without the file, Ray has
+            # not started the process yet.
+            if not run.config.is_file() and seconds > _PATIENCE:
                 num_waiting += 1
                 state = "waits for its process"
             lines.append(f"  {job.fit.name}: {state}, {format_duration(seconds)}")
@@ -181,7 +230,12 @@ class ActiveRuns:
 def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
     """Return what trains runs: processes of this machine, or Ray where a cluster or GPU is used.
 
-    ``uses_gpu`` is whether the configuration leaves GPUs on.
+    Args:
+        args: arguments of the command: the address of a cluster, and the GPUs of a run.
+        uses_gpu: whether the configuration leaves GPUs on.
+
+    Returns:
+        ``LocalRuns`` or ``RayRuns``, which have the same methods.
     """
     if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
         return LocalRuns()
@@ -191,7 +245,14 @@ def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
 
 
 def write_state(scheduler: Scheduler) -> None:
-    """Write which runs belong to the study, and its facts, into its folder."""
+    """Write into the study's folder which runs belong to the study, and facts about its data.
+
+    The facts are the versions of packages, and, if a dataset has been read, its counts, a checksum,
+    warnings about it, and its split.
+
+    Args:
+        scheduler: knows the folder, the runs by their names, and the datasets that were read.
+    """
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)
     facts = StudyFacts(versions=find_versions())
     first_dataset = next(iter(scheduler.datasets.values()), None)
@@ -205,8 +266,16 @@ def write_state(scheduler: Scheduler) -> None:
 
 
 def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
-    """Write facts with the metrics of searches, kept for rows not asked for, and unmade fits."""
+    """Write the facts of a study, completed with the outcomes of its searches and of failed runs.
+
+    Args:
+        scheduler: knows the metrics of the searches, and the runs that failed before they had a
+            folder of their own.
+        facts: facts of the study, which are changed: ``chosen_by`` (configuration -> metric of its
+            search) and ``unmade`` (run that failed without a folder -> reason).
+    """
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
+    # Metrics of earlier calls stay, since this call may be asked for some configurations only.
     facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}
-    facts.unmade = scheduler.explain_unmade()
+    facts.unmade = scheduler.explain_failures_without_run()
     scheduler.folder.write_facts(facts)

@@ -27,11 +27,23 @@ _LATEX = str.maketrans(
 
 
 def write_paper_files(results: Results, folder: Path) -> list[Path]:
-    """Write table.tex and a pdf of every chart; return their paths."""
+    """Write the tables of a study in LaTeX, and each of its charts as pdf.
+
+    Args:
+        results: results of the study.
+        folder: folder to write into, which is made if it does not exist.
+
+    Returns:
+        Paths of table.tex and of the pdf files. With several tables in a study, the names of the
+        pdf files end with the number of the table.
+    """
+    # All tables in one file.
     make_folder(folder)
     text = "\n\n".join(render_latex(table) for table in make_tables(results))
     files = [folder / "table.tex"]
     write_text(files[0], f"% needs \\usepackage{{booktabs}}\n{text}\n")
+
+    # A file for each chart; without a date, the same results give the same bytes.
     for number, comparison in enumerate(results.comparisons, 1):
         for chart in draw_charts(results, comparison):
             suffix = f"-{number}" if len(results.comparisons) > 1 else ""
@@ -43,7 +55,13 @@ def write_paper_files(results: Results, folder: Path) -> list[Path]:
 
 
 def render_latex(table: RenderedTable) -> str:
-    """Return a table in LaTeX with booktabs: the best values bold, the notes in the caption."""
+    """Return a table in LaTeX, for the package booktabs.
+
+    The best values are bold, and the notes of the table are in its caption.
+
+    Args:
+        table: the table as people read it.
+    """
     alignment = "".join("l" if i in table.text_columns else "r" for i in range(len(table.columns)))
     lines = [" & ".join(map(_format_cell, line)) for line in table.lines]
     caption = " ".join([f"{table.title}.", *table.notes]).translate(_LATEX)
@@ -67,6 +85,7 @@ def render_latex(table: RenderedTable) -> str:
 def _format_cell(cell: Cell) -> str:
     """Return a cell in LaTeX, with its detail in small letters."""
     text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
-    # a row of a table that begins with [ or * would be read as an argument of \\
+    # A row that begins with [ or * would be read as an argument of the \\ before it, so every text
+    # is in braces.
     text = rf"\textbf{{{text}}}" if cell.bold and text else text
     return rf"{text} {{\scriptsize {detail}}}".strip() if detail else f"{{{text}}}"

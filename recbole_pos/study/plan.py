@@ -1,6 +1,7 @@
-"""The plan of a study: the keys of its file with their types, and the fits that they ask for.
+"""The plan of a study: the keys of its yaml file with their types, and the runs that they ask for.
 
-:class:`Plan` is what the file says; :func:`list_fits` returns the training runs that follow.
+:class:`Plan` is what the file says: the rows (configurations to compare), their options, seeds and
+tables. :func:`list_fits` returns the fits, the training runs that follow from it.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from recbole_pos.study.rendered_table import format_duration
 from recbole_pos.values import is_number, is_whole, nearest, shown, suggest
 
 FIRST_SEED = 2020  # RecBole's default
-KINDS = ("history", "age", "popularity")  # kinds of bins of targets that have edges
-COLD = "cold"  # kind of the two bins of cold and of other items
-METRICS = ("ndcg@10", "hit@10", "mrr@10")
-_RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")
+# What test targets can be grouped into bins by: the length of the user's history, the age of its
+# newest interaction, or the number of training interactions of the target item.
+KINDS = ("history", "age", "popularity")
+COLD = "cold"  # the kind of two further bins: items without any training interaction, and others
+METRICS = ("ndcg@10", "hit@10", "mrr@10")  # metrics of a study that names none
+_RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")  # not allowed in the name of a row
 
-PartPath = tuple[Any, ...]  # of a part of a study: keys, and indices of lists
+PartPath = tuple[Any, ...]  # keys and list indices that lead to a value: ("tables", 0, "rows")
 Grid = dict[str, list[Any]]  # option -> values, of which a search tries every combination
 
 
 @dataclass(frozen=True)
 class Source:
-    """A study as it was written.
+    """The content of a study as it was written.
 
     Attributes:
         name: the file, or another word for where the study is from.
-        content: values of the study.
-        lines: path of a part (keys, and indices of lists) -> its file and line.
+        content: keys and values of the study, before they are checked.
+        lines: path of a value (keys and list indices, as in ``("tables", 0, "rows")``) -> the file
+            and line where it is written.
     """
 
     name: str
@@ -51,9 +55,14 @@ class Source:
     lines: dict[PartPath, str] = field(default_factory=dict)
 
     def locate(self, *path: Any) -> str:
-        """Return the file and line of a part, for a message.
+        """Return the file and line of a value of the study, to begin a message with.
 
-        Of a part without a line it is that of the nearest part around it, or else the file's name.
+        Args:
+            path: keys and list indices that lead to the value.
+
+        Returns:
+            ``FILE, line N`` of the value, or of the nearest value around it whose line is known;
+            the name of the file if there is none.
         """
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
@@ -61,11 +70,20 @@ class Source:
         return self.name
 
     def error(self, path: PartPath, problem: str) -> UsageError:
-        """Return a UsageError whose message begins with file and line of a part."""
+        """Return a UsageError whose message begins with the file and line of a value."""
         return UsageError(f"{self.locate(*path)}: {problem}")
 
     def require_choice(self, path: PartPath, name: Any, rows: Collection[str]) -> None:
-        """Raise a UsageError, with the line of ``path``, if ``name`` is not the name of a row."""
+        """Require that a name is the name of a row (a configuration of the study).
+
+        Args:
+            path: keys and list indices of the place where the name is written.
+            name: the name, as the user has written it.
+            rows: names of the rows.
+
+        Raises:
+            UsageError: with the file and line, and the most similar name, if there is no such row.
+        """
         if not isinstance(name, str) or name not in rows:
             raise self.error(
                 path, f"there is no configuration {shown(name)}{nearest(str(name), rows)}"
@@ -73,12 +91,19 @@ class Source:
 
 
 def list_points(grid: Grid) -> list[dict[str, Any]]:
-    """Return the options of all points of a grid, the last option changing first."""
+    """Return the options of all points of a grid; the last option changes first.
+
+    For ``{"n_heads": [1, 2], "dropout": [0.1, 0.2]}`` the first two points are
+    ``{"n_heads": 1, "dropout": 0.1}`` and ``{"n_heads": 1, "dropout": 0.2}``.
+    """
     return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
 
 def _parse_names(value: Any) -> tuple[str, ...]:
-    """Return different names from a list, a single name, or None for no names."""
+    """Return names as a tuple, from a list of different names or from a single name.
+
+    None, a yaml key without a value, gives no names. A ValueError refuses everything else.
+    """
     if value is None:
         return ()
     names = [value] if isinstance(value, str) else value
@@ -89,7 +114,7 @@ def _parse_names(value: Any) -> tuple[str, ...]:
 
 
 def find_repeated(values: Sequence[Any]) -> list[Any]:
-    """Return the values that also occur earlier in the list."""
+    """Return the values of a list that also occur earlier in it."""
     return [value for index, value in enumerate(values) if value in values[:index]]
 
 
@@ -101,7 +126,13 @@ def _check_row_name(name: str) -> str:
 
 
 def _parse_seeds(value: Any) -> tuple[int, ...]:
-    """Return the seeds from a list of them, or from their number."""
+    """Return the seeds that the key ``seeds`` of a study gives, as a list or as their number.
+
+    A number n, such as 3, means the first n seeds from RecBole's default on: 2020, 2021, 2022.
+
+    Raises:
+        ValueError: for anything but a number from 1 to 1000, or a list of different seeds.
+    """
     if is_whole(value) and 1 <= value <= 1000:
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
     is_list = isinstance(value, list) and len(value) > 0
@@ -112,7 +143,19 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
 
 
 def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
-    """Return kind -> edges, or True for cold items, without ``cold: false``."""
+    """Check the key ``bins`` of a study, which groups the test targets.
+
+    Args:
+        bins: ``history``, ``age`` or ``popularity`` -> ascending edges between the bins, such as
+            ``[5, 15]``; or ``cold`` -> whether cold items (never seen in training) are a bin.
+
+    Returns:
+        The same bins, without those that are switched off by ``cold: false``.
+
+    Raises:
+        ValueError: for an unknown kind, or for edges that are not ascending numbers. Edges so close
+            that two bins would have the same name are refused, too.
+    """
     for kind, edges in bins.items():
         if kind not in (*KINDS, COLD):
             raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
@@ -129,7 +172,18 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_grid(value: Any) -> Grid | Literal[True] | None:
-    """Return a grid, ``option: [values]``; True for the study's, and None for no search."""
+    """Check the key ``search`` of a study or of one of its rows (configurations).
+
+    Args:
+        value: a grid (option -> list of different values, of which all combinations are tried), or
+            true or false.
+
+    Returns:
+        The grid; True, with which a row takes the grid of the study; or None for no search.
+
+    Raises:
+        ValueError: for anything else.
+    """
     if value is None or isinstance(value, bool) or value == {}:
         return value or None
     is_grid = isinstance(value, dict) and all(
@@ -194,16 +248,16 @@ class Attach(_Layout):
 
 
 class Row(Options):
-    """A line of the comparison: model and options, which win over those of the base.
+    """One configuration that the study compares: a model, and options that win over the base's.
 
     Attributes:
-        attach: schemes to add to the trained models of another row.
+        attach: position schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
         predictions: seed -> file with the lists of another system; empty for a row that is trained.
         of: the part of the split that the predictions answer.
-        search: grid of the row; True for that of the study, until the plan is complete; None for
-            no search.
-        unread: options of the base that only models of other rows read.
+        search: grid of the row (option -> values to try). True stands for the grid of the study,
+            until the plan is complete. None means that nothing is searched.
+        unread: options of the base that the model of this row does not read.
     """
 
     attach: Attach | None = None
@@ -220,7 +274,7 @@ class Row(Options):
 
     @property
     def parent(self) -> str | None:
-        """Name of the row whose trained models it starts from; None if it is trained."""
+        """Name of the row whose trained models this row starts from; None if from scratch."""
         return self.attach.to if self.attach else self.retest
 
     @property
@@ -230,9 +284,15 @@ class Row(Options):
 
 
 class TablePlan(_Layout):
-    """A table of the report, with differences in its first metric; an empty key is the study's.
+    """A table of the report, with differences in its first metric.
+
+    A key that is left empty gets the value of the study.
 
     Attributes:
+        title: title above the table.
+        rows: names of the rows (configurations) in it.
+        metrics: metrics in it, a column each; differences are computed for the first.
+        reference: row that the others are compared to.
         validation: whether the table has a column of the validation metric, to choose rows by.
     """
 
@@ -247,10 +307,21 @@ class Plan(_Layout):
     """A study, checked as far as possible without its models and data.
 
     Attributes:
+        title, question, protocol: texts of the report.
+        dataset: name of the dataset.
+        base: options of all rows.
+        rows: name -> row, a configuration that the study compares.
+        search: grid (option -> values to try) of all rows that have none of their own.
+        seeds: seeds that every row is trained with.
         search_seeds: number of seeds that every trial of a search is trained with, from the first.
+        reference: row that the others are compared to.
+        metrics: metrics such as ``ndcg@10``; the first one is compared.
+        bins: how test targets are grouped: kind -> edges between the bins.
+        paper: row -> metric -> value in the paper.
+        tables: tables of the report.
+        split: RecBole's option of that name, for all rows.
         ties: order of the interactions of a user with equal times: ``file``, ``random(SEED)`` or
             ``drop`` (users whose test item depends on it are left out).
-        paper: row -> metric -> value in the paper.
         unit: word for what the dataset has as users; targets of one unit are not independent.
         source: what the plan was read from, for messages.
     """
@@ -284,9 +355,15 @@ class Plan(_Layout):
         return self.seeds[: self.search_seeds]
 
     def make_options(self, name: str) -> dict[str, Any]:
-        """Return model, dataset, config files and options of a row, without those of a search.
+        """Return the options of a row (a configuration), without those that a search tries.
 
-        A row with a parent has only the options of its own, and the schemes under ``attach``.
+        Args:
+            name: name of the row.
+
+        Returns:
+            Model, dataset, config_files and further options; those of the row win over those of the
+            base. A row that starts from the models of another row has only its own options, and
+            under ``attach`` the position schemes to add.
         """
         row = self.rows[name]
         if row.parent:
@@ -301,17 +378,23 @@ class Plan(_Layout):
         return options
 
     def make_first_options(self, name: str) -> dict[str, Any]:
-        """Return the options of a row over its parent's, with the first seed and grid point."""
+        """Return the complete options of a row's first run: the first seed and grid point.
+
+        Args:
+            name: name of the row (a configuration). If it starts from the models of another row,
+                its own options win over those of that row.
+        """
         row, options = self.rows[name], self.make_options(name)
         if row.parent:
             return {**self.make_first_options(row.parent), **options}
-        point = list_points(row.grid or {})[0]
+        point = list_points(row.grid or {})[0]  # {} if nothing is searched
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of the rows that are trained, each after its parent.
+        """Return the names of the trained rows, each after the row whose models it starts from.
 
-        graphlib refuses a circle.
+        Rows with predictions of another system are not trained. Rows that start from each other in
+        a circle raise graphlib's ``CycleError``.
         """
         parents = {
             name: [row.parent] if row.parent else []
@@ -325,25 +408,30 @@ class Plan(_Layout):
         return len(self.rows[name].predictions or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
-        """Return the names of a row, its parent, and so on up to a row without a parent."""
+        """Return a row, the row whose models it starts from, and so on, up to a first row."""
         parent = self.rows[name].parent
         return [name, *(self.list_ancestors(parent) if parent else [])]
 
     def are_coupled(self, row: str, other: str) -> bool:
-        """Return whether two rows share the noise of a seed, since they start from one model."""
+        """Return whether two rows share the noise of a seed: both start from one row's models."""
         return self.list_ancestors(row)[-1] == self.list_ancestors(other)[-1]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One training, or one test of what another fit has trained.
+    """One run that a plan asks for: a training, or a test of a model that another fit has trained.
 
     Attributes:
-        stage: ``trial`` (of a search), ``final``, ``attach`` or ``retest``.
+        row: name of the row (the configuration).
+        seed: seed of the training.
+        stage: ``trial`` (of a search), ``final``, ``attach`` (position schemes are added to a
+            trained model) or ``retest`` (a trained model is tested with other options).
         trial: number of the trial, from 0; None in the other stages.
         options: model, dataset, options and config_files that the plan gives. They lack what a
             search chooses for a final fit.
-        after: names of fits that must have ended: all trials of the row, or the fit of its parent.
+        name: name of the fit, such as ``SASRec, seed 2020``.
+        after: names of fits that must have ended: all trials of the row, or the fit whose weights
+            it starts from.
         repeats: whether a trial trains the same run: this fit has a seed of the trials, and the
             configuration that their search chooses.
     """
@@ -364,46 +452,69 @@ class Fit:
 
 
 def list_fits(plan: Plan) -> list[Fit]:
-    """Return all fits of a plan, each after the fits it depends on.
+    """Return all fits (training runs) of a plan, each after the fits it depends on.
 
-    The trials of all rows come first. Then all rows have their first seed before any has its
-    second, so that an interrupted study has all rows with the same seeds.
+    The trials of all searches come first. Then all rows (configurations) have their first seed
+    before any has its second, so that an interrupted study has all rows with the same seeds.
     """
     row_names = plan.sort_rows()
     trials = {name: _list_trials(plan, name) for name in row_names}
     fits = list(itertools.chain.from_iterable(trials.values()))
     for seed, name in itertools.product(plan.seeds, row_names):
+        # A fit waits for the trials of its row, or for the fit whose weights it starts from.
         row = plan.rows[name]
         stage, after = "final", tuple(trial.name for trial in trials[name])
         if row.parent:
             stage = "attach" if row.attach else "retest"
             after = (f"{row.parent}, seed {seed}",)
+
         options = {**plan.make_options(name), "seed": seed}
+        # The best trial has been trained with this seed, so that it only has to be tested.
         repeats = bool(trials[name]) and seed in plan.trial_seeds
         fits.append(Fit(name, seed, stage, None, options, f"{name}, seed {seed}", after, repeats))
     return fits
 
 
 def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
-    """Return a fit for each trial and trial seed of a row; none if the row is not searched."""
+    """Return the trials of a row's search: a training run for each grid point and each seed.
+
+    Args:
+        plan: the study.
+        row_name: name of the row (a configuration of the study).
+
+    Returns:
+        The trials by number, each with all its seeds; an empty list if the row is not searched.
+    """
     grid = plan.rows[row_name].grid
     fits = []
     for trial, point in enumerate(list_points(grid) if grid else []):
         for seed in plan.trial_seeds:
             options = {**plan.make_options(row_name), **point, "seed": seed}
-            suffix = f", seed {seed}" if seed != plan.seeds[0] else ""
+            suffix = f", seed {seed}" if seed != plan.seeds[0] else ""  # usually there is one seed
             name = f"{row_name}, trial {trial}{suffix}"
             fits.append(Fit(row_name, seed, "trial", trial, options, name))
     return fits
 
 
 def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
-    """Return names of the bins between ascending edges: ``history up to 5``, ``history 6 to 15``"""
+    """Return names of the bins between ascending edges.
+
+    Edges [5, 15] of the kind ``history`` give ``history up to 5``, ``history 6 to 15`` and
+    ``history over 15``. A bin has the values above one edge and up to the next.
+
+    Args:
+        kind: ``history``, ``age`` or ``popularity``. Edges of an age are seconds, shown as
+            durations.
+        edges: at least one edge, ascending.
+
+    Returns:
+        One name more than there are edges.
+    """
     texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
     names = [f"{kind} up to {texts[0]}"]
     for i in range(1, len(edges)):
-        lowest = math.floor(edges[i - 1]) + 1  # whole number in the bin
-        if lowest >= edges[i]:
+        lowest = math.floor(edges[i - 1]) + 1  # the lowest whole number in the bin
+        if lowest >= edges[i]:  # the bin has a single whole number, or none
             names.append(f"{kind} {texts[i]}")
         else:
             lowest_text = texts[i - 1] if kind == "age" else f"{lowest:,g}"

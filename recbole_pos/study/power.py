@@ -23,20 +23,21 @@ from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Results
 from recbole_pos.study.statistics import Estimate, SeedNoise, compute_pseudo_values
 
-_MOST_SEEDS = 10  # of the table
-_MOST_SEARCHED = 500  # seeds that are tried for a wanted difference
-_MOST_ROWS = 4  # other rows of the table
+_MOST_SEEDS = 10  # lines of the table
+_MOST_SEARCHED = 500  # numbers of seeds that are tried for a wanted difference
+_MOST_ROWS = 4  # columns of the table for rows besides the reference
 
 
 @dataclass(frozen=True)
 class PairNoise:
-    """The noise of a difference of two rows, of which the formula above is made.
+    """The noise of the difference of two rows (configurations), as in the formula of this module.
 
     Attributes:
-        num_units: U.
-        difference: d.
-        within: e1 + e2.
-        between: a1 and a2, each with the noise of its estimate, e / U.
+        num_units: number of units (users), U in the formula.
+        difference: variance of the units' true differences, d.
+        within: variance of a unit's value within a seed, summed over both rows, e1 + e2.
+        between: variance between the seeds of each row, a1 and a2, each with the noise of its
+            estimate, e / U.
     """
 
     num_units: int
@@ -46,32 +47,48 @@ class PairNoise:
 
     @classmethod
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
-        """Estimate the noise from values [seeds, units] of two rows with two seeds or more."""
+        """Estimate the noise of the difference of two rows (configurations of a study).
+
+        Args:
+            row, reference: [seeds, units] values of the same units, with two seeds or more.
+        """
+        # The noise of the seeds of each row, and of a unit within a seed.
         num_units = row.shape[1]
         row_noise = SeedNoise.from_values(row)
         reference_noise = SeedNoise.from_values(reference)
         assert row_noise is not None and reference_noise is not None  # they have two seeds
         row_within = row_noise.within * num_units
         reference_within = reference_noise.within * num_units
+
+        # What units differ by truly: a mean over seeds still has a part of the variance within
+        # seeds, which is subtracted.
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
-        # the mean over seeds still has a part of the variance within seeds
         explained = row_within / len(row) + reference_within / len(reference)
         difference = max(unit_variance - explained, 0.0)
         between = row_noise.between, reference_noise.between
         return cls(num_units, difference, row_within + reference_within, between)
 
     def predict_detectable(self, num_seeds: int) -> float:
-        """Return the minimum detectable difference with n seeds on both sides; nan for one seed,
-        which gets no star."""
+        """Return the minimum detectable difference of a study with some number of seeds.
+
+        Args:
+            num_seeds: number of seeds of both rows.
+
+        Returns:
+            The difference that 80% of such studies find significant. It is nan for one seed, with
+            which no difference counts as significant, and if nothing varies.
+        """
         if num_seeds < 2:
             return math.nan
+
+        # The variance of the difference, by the formula of this module.
         unit_variance = (self.difference + self.within / num_seeds) / self.num_units
         seed_variance = (sum(self.between) - self.within / self.num_units) / num_seeds
         variance = unit_variance + max(seed_variance, 0.0)
         if variance == 0:
             return math.nan
 
-        # degrees of freedom by Satterthwaite, as of an estimated difference
+        # Its degrees of freedom, by Satterthwaite, as for an estimated difference.
         parts = [unit_variance**2 / (self.num_units - 1)]
         parts += [(between / num_seeds) ** 2 / (num_seeds - 1) for between in self.between]
         df = max(variance**2 / sum(parts), min(self.num_units, num_seeds) - 1)
@@ -86,18 +103,23 @@ class PairNoise:
 
 
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
-    """Return the minimum detectable differences of a study by its number of seeds.
+    """Return a table of the minimum detectable differences of a study, by its number of seeds.
+
+    The first column is for a row (configuration) that is as noisy as the reference, the others are
+    for rows that have been trained.
 
     Args:
         results: results with at least two seeds of the reference.
         wanted: a difference, for which a line says how many seeds it takes; None for no such line.
 
     Raises:
-        UsageError: if the reference has no two seeds with ranks.
+        UsageError: if the reference does not have two seeds with ranks of the test targets.
     """
     table = results.plan.tables[0]
     metric, reference = table.metrics[0], table.reference
     noises = _estimate_noises(results, metric, reference)
+
+    # A line for each number of seeds, and one for the wanted difference.
     seeds = range(1, _MOST_SEEDS + 1)
     columns = {"seeds of each": [Cell(f"{number}") for number in seeds]}
     for name, noise in noises.items():
@@ -121,7 +143,20 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
 
 
 def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str, PairNoise]:
-    """Return name of a column -> noise of a difference from the reference."""
+    """Estimate the noise of differences from the reference, for each column of the table.
+
+    Args:
+        results: results of the study, with the ranks of its runs.
+        metric: metric that is compared, such as ``ndcg@10``.
+        reference: name of the row (configuration) that others are compared to.
+
+    Returns:
+        Name of a column -> noise. The first is of a row like the reference, the others of up to
+        four rows with two seeds or more.
+
+    Raises:
+        UsageError: if the reference does not have two seeds with ranks; says how to train them.
+    """
     ranks = results.ranks
     num_seeds = 0 if ranks is None else len(ranks.list_seeds(reference))
     if ranks is None or num_seeds < 2:
@@ -129,6 +164,8 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"--plan: {reference} has {num_seeds} finished runs, and two seeds show its noise; "
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
+
+    # Values [seeds, users] of each row.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     own = values[reference]

@@ -1,7 +1,7 @@
-"""Tables of a report in markdown, html and on a terminal of any width, and numbers in them.
+"""Tables of a report in markdown, html and on a terminal of any width, and the numbers in them.
 
-A :class:`RenderedTable` is made of :class:`Cell` objects; ``format_...`` make the text of numbers,
-durations, counts and intervals.
+A :class:`RenderedTable` is made of :class:`Cell` objects. The functions ``format_...`` return the
+text of numbers, durations, counts and intervals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1
 
 
 def _keep_together(text: str) -> str:
-    """Return text with no-break spaces between numbers and their units or signs."""
+    """Return text whose numbers are not separated from their units or signs at the end of a line.
+
+    The spaces in ``± 0.002``, ``< 0.001``, ``3 min`` and ``41 s`` become no-break spaces.
+    """
     return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
 
 
@@ -42,7 +45,13 @@ PAGES.filters["keep_together"] = _keep_together
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: main text, further text in smaller letters, and whether the main text is bold."""
+    """A cell of a table.
+
+    Attributes:
+        text: main text.
+        detail: further text, shown in smaller letters, in brackets or on a line of its own.
+        bold: whether the main text is bold.
+    """
 
     text: str = ""
     detail: str = ""
@@ -54,6 +63,8 @@ class RenderedTable:
     """A table as people read it.
 
     Attributes:
+        title: heading above the table.
+        columns: names of the columns.
         lines: cells, line by line.
         notes: sentences below the table.
         text_columns: indices of the columns of words, aligned left; the others have numbers.
@@ -66,7 +77,10 @@ class RenderedTable:
     text_columns: tuple[int, ...] = (0,)
 
     def markdown(self) -> str:
-        """Return the table in markdown, with its title as a heading and its notes as a list."""
+        """Return the table in markdown, with its title as a heading and its notes as a list.
+
+        Columns of words are aligned left, columns of numbers right.
+        """
         rules = ["---" if i in self.text_columns else "---:" for i in range(len(self.columns))]
         cells = [[_format_markdown_cell(cell) for cell in line] for line in self.lines]
         lines = [[_escape_markdown(name) for name in self.columns], rules, *cells]
@@ -78,11 +92,21 @@ class RenderedTable:
         return PAGES.get_template("table.html.jinja").render(table=self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table in the width of the console; a note names columns that do not fit."""
+        """Yield the table in a width that fits the console, as rich asks for it.
+
+        If not all columns fit, those on the right are left out, and a note names them. The first
+        two columns always stay.
+
+        Args:
+            console: console that the table is printed on.
+            options: rich's options, with the width in characters.
+        """
+        # Leave out columns from the right until the rest fits. Beside its text, a column takes a
+        # border and two spaces, and the table one more border.
         widths = [self._compute_width(column) for column in range(len(self.columns))]
         num_shown = len(widths)
         while num_shown > 2 and sum(widths[:num_shown]) + 3 * num_shown + 1 > options.max_width:
-            num_shown -= 1  # a narrow terminal omits columns from the right
+            num_shown -= 1
         notes = [*self.notes]
         if omitted := self.columns[num_shown:]:
             names = join_names(omitted)
@@ -99,7 +123,7 @@ class RenderedTable:
         yield table
 
     def _compute_width(self, column: int) -> int:
-        """Return the least width in which no word and no number of a column is broken."""
+        """Return the smallest width of a column, in characters, that breaks no word."""
         words = self.columns[column].split()
         for line in self.lines:
             words += f"{line[column].text} {line[column].detail}".split(" ")
@@ -112,7 +136,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def _format_markdown_cell(cell: Cell) -> str:
-    """Return a cell in markdown, with its detail in brackets."""
+    """Return a cell in markdown, such as ``0.0425``, ``**0.0425**`` or ``0.0425 (detail)``."""
     text, detail = _escape_markdown(cell.text), _escape_markdown(cell.detail)
     if cell.bold and text:
         text = f"**{text}**"
@@ -126,7 +150,15 @@ def _make_rich_cell(cell: Cell) -> Text:
 
 
 def format_number(value: float, sign: bool = False) -> str:
-    """Return a metric with four decimals; ``sign`` is for all but zero, and nan is empty."""
+    """Return a metric with four decimals.
+
+    Args:
+        value: the metric, or a difference of metrics.
+        sign: whether a positive value begins with a plus, as differences do.
+
+    Returns:
+        ``0.0425`` or ``+0.0042``. A value that is rounded to zero has no sign, and nan is empty.
+    """
     if math.isnan(value):
         return ""
     text = f"{value:+.4f}" if sign else f"{value:.4f}"
@@ -148,10 +180,14 @@ def format_interval(low: float, high: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as ``41 s``, ``3 min 20 s`` or ``2 h 5 min``; empty for nan."""
+    """Return a duration as ``41 s``, ``3 min 20 s`` or ``2 h 5 min``; empty for nan.
+
+    The two largest units are shown, and durations below ten seconds with one decimal, as ``4.2 s``.
+    """
     if math.isnan(seconds):
         return ""
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
+        # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s.
         number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
         if number:
             return f"{number} {name}" + (f" {remainder} {smaller_name}" if remainder else "")
@@ -159,7 +195,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Return a count as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan."""
+    """Return a count in three digits, as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan."""
     if math.isnan(value):
         return ""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -169,7 +205,10 @@ def format_count(value: float) -> str:
 
 
 def join_names(names: Iterable[str], limit: int = 6) -> str:
-    """Return ``a, b and c``; of more than ``limit`` names the first, and the number of others."""
+    """Return names in a sentence: ``a, b and c``.
+
+    Of more than ``limit`` names, the last ones are counted: ``a, b, c, d, e and 7 more``.
+    """
     names = list(names)
     if len(names) > limit:
         names = [*names[: limit - 1], f"{len(names) - limit + 1} more"]
@@ -179,10 +218,16 @@ def join_names(names: Iterable[str], limit: int = 6) -> str:
 
 
 def format_options(options: Mapping[str, Any]) -> str:
-    """Return options in one line, with real numbers to three digits."""
+    """Return options in one line, as ``learning_rate 0.001  n_heads 2``.
+
+    Real numbers have three significant digits. Long values, such as lists of many, are shortened.
+
+    Args:
+        options: option -> value.
+    """
     texts = []
     for name, value in options.items():
         is_short_text = isinstance(value, str) and len(value) < 100
-        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
+        text = f"{value:.3g}" if isinstance(value, float) else shown(value)  # shown quotes a text
         texts.append(f"{name} {value if is_short_text else text}")
     return "  ".join(texts)

@@ -1,7 +1,8 @@
 """The tables of a study: metrics with their seeds, differences, bins, failures, searches.
 
-From :class:`Results` to :class:`RenderedTable` objects (:func:`make_tables`), to ``table.md``
-(:func:`render_markdown`) and to the lines of ``table.csv`` (:func:`tabulate`).
+They are made from :class:`Results`: as :class:`RenderedTable` objects (:func:`make_tables`), as the
+text of ``table.md`` (:func:`render_markdown`), and as the lines of ``table.csv``
+(:func:`tabulate`). A row of a study is one of the configurations that it compares.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from recbole_pos.data.targets import WITHOUT_SEEN
+from recbole_pos.data.candidates import WITHOUT_SEEN
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.plan import TablePlan
 from recbole_pos.study.rendered_table import (
@@ -27,8 +28,10 @@ from recbole_pos.study.rendered_table import (
 from recbole_pos.study.results import COLD_TARGETS, VALIDATION, Comparison, Results, concatenate
 from recbole_pos.study.statistics import ALL
 
+# Names of metrics as papers write them, where they are not the upper case of RecBole's names.
 _NAMES = {"hit": "HR", "recall": "Recall", "precision": "Precision", "itemcoverage": "Coverage"}
-# Source of an interval's noise between seeds -> note, whose first character marks the interval.
+# How the noise between seeds of an interval was estimated, where a configuration has one seed ->
+# note below the table. The first character of the note marks the interval.
 SEED_NOISE_NOTES = {
     "pooled": (
         "† one seed: the interval takes the noise between seeds of the study's other "
@@ -51,7 +54,12 @@ def make_tables(results: Results) -> list[RenderedTable]:
 
 
 def make_comparison_tables(results: Results, comparison: Comparison) -> list[RenderedTable]:
-    """Return the tables for one table of the plan: metrics, differences, bins."""
+    """Return the tables for one table of the plan: metrics, differences, and each kind of bins.
+
+    Args:
+        results: results of the study.
+        comparison: the numbers of the table. Differences and bins may be missing from it.
+    """
     tables = [make_metrics_table(results, comparison)]
     if not comparison.differences.empty:
         tables.append(make_differences_table(comparison))
@@ -60,20 +68,31 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
 
 
 def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
-    """Return the main table: seeds, metrics, the paper's values, difference and cost of rows."""
+    """Return the main table of a comparison, one line per row (a configuration of the study).
+
+    Its columns are the number of seeds; the metrics, with their deviation over seeds and the values
+    of the paper; the difference from the reference with its interval; and the costs of training.
+
+    Args:
+        results: results of the study.
+        comparison: the numbers of one of its tables: means and differences.
+    """
     table, unit = comparison.table, results.plan.unit
     means, differences = comparison.means, comparison.differences
     columns = {
         "configuration": [Cell(row) for row in table.rows],
         "seeds": [_make_seeds_cell(results, row) for row in table.rows],
     }
+
+    # Notes on what was predicted and ranked, and on how many targets.
     notes = describe_targets(results, table)
     notes.append("Mean ± standard deviation over seeds; bold is the highest of a column.")
-    from_ranks = means.dropna(subset=["targets"])
+    from_ranks = means.dropna(subset=["targets"])  # metrics computed from the ranks of targets
     if len(from_ranks):
         size = _describe_size(from_ranks.iloc[0], unit)
         notes.append(f"{size}; {unit}s are taken as independent.")
 
+    # A column for each metric: first those of the table, then validation, then cold items.
     cold_metrics = [metric for metric in means["metric"].unique() if metric.endswith(COLD_TARGETS)]
     titles = {metric: format_metric(metric) for metric in table.metrics}
     if table.validation:
@@ -82,6 +101,7 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
     for metric, title in titles.items():
         columns[title] = _make_metric_cells(results, comparison, metric)
 
+    # A column of the differences from the reference, and notes that explain their marks.
     if not differences.empty:
         title = f"{format_metric(table.metrics[0])} - {table.reference}"
         columns[title] = [_make_difference_cell(differences, row) for row in table.rows]
@@ -99,10 +119,22 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
 
 
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
-    """Return sentences on what was predicted and ranked in a table; what is unknown is left out."""
+    """Return sentences on what was predicted in a table, and among which items it was ranked.
+
+    The first sentence has the split, the number of test targets, the candidates (the items that are
+    ranked), and how many targets their user has had before. The second sentence, if any, is on
+    targets whose order is arbitrary, since another interaction of the user has the same time. What
+    is not known is left out.
+
+    Args:
+        results: results of the study, with the summary of its split.
+        table: the table; only runs of its rows are considered.
+    """
     plan, split = results.plan, results.split
     runs = results.done[results.done["row"].isin(table.rows)]
     candidates = [text for text in runs.get("candidates", pd.Series(dtype=str)).unique() if text]
+
+    # The first sentence.
     facts = []
     if split:
         ((kind, value),) = split["split"].items()
@@ -112,9 +144,11 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
         facts.append(f"ranked among {join_names(candidates)}")
     if "repeated_targets" in split:
         repeated = f"{split['repeated_targets']['test']:,}"
+        # If seen items are not ranked, a model cannot find a target that was seen before.
         outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
         facts.append(f"{repeated} of them items that their user has had before{outcome}")
 
+    # The second sentence.
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
     if "valid_users" in split:
         sentences.append(
@@ -130,7 +164,11 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
 
 
 def _make_seeds_cell(results: Results, row: str) -> Cell:
-    """Return a cell with the number of a row's finished runs, and as detail of the failed ones."""
+    """Return a cell with the number of finished runs of a row (a configuration of the study).
+
+    If runs are missing, the text is ``3 of 5``. The detail is the number of failed runs, if any.
+    Results without a plan (of any run folders) have no number of runs to reach.
+    """
     num_seeds = results.plan.count_runs(row)
     status = results.runs.loc[results.runs["row"] == row, "status"]
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
@@ -140,7 +178,11 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
 
 
 def _make_metric_cells(results: Results, comparison: Comparison, metric: str) -> list[Cell]:
-    """Return a cell for each row: the mean of a metric, and as detail the value of the paper."""
+    """Return the cells of a metric's column, one for each row (configuration) of the table.
+
+    A cell has the mean and the deviation over seeds, and as detail the value of the paper, if the
+    study gives it. The best mean is bold. The cell of a row without finished runs is empty.
+    """
     means = comparison.means[comparison.means["metric"] == metric].set_index("row")
     best = _format_best(means["mean"])
     cells = []
@@ -151,6 +193,7 @@ def _make_metric_cells(results: Results, comparison: Comparison, metric: str) ->
         if row in means.index:
             mean, deviation = means.loc[row, ["mean", "deviation"]]
             text = format_mean(mean, deviation)
+            # Compare as text: rows that look equally good are all bold.
             is_best = best != "" and format_number(mean) == best
         cells.append(Cell(text, paper, is_best))
     return cells
@@ -163,23 +206,39 @@ def _format_best(means: pd.Series) -> str:
 
 
 def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
-    """Return a cell with a row's difference, starred if significant, and its marked interval."""
+    """Return a cell with the difference of a row from the reference, and its 95% interval.
+
+    A significant difference has a star. A sign after the interval (``†`` or ``‡``) says that the
+    noise between seeds could not be estimated from the row's own seeds.
+
+    Args:
+        differences: one line per row, as :func:`.statistics.compute_differences` returns them.
+        row: name of the row (a configuration). The cell of the reference itself is empty.
+    """
     for line in differences[differences["row"] == row].to_dict("records"):
         text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
         interval = format_interval(line["low"], line["high"])
         mark = SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
         return Cell(text, interval + mark)
-    return Cell()  # of the reference
+    return Cell()
 
 
 def _select_seed_noise_notes(differences: pd.DataFrame) -> list[str]:
-    """Return the notes that explain the marks of a table's intervals."""
+    """Return the notes that explain the marks ``†`` and ``‡`` of a table's intervals."""
     sources = set(differences["seed_noise"])
     return [note for source, note in SEED_NOISE_NOTES.items() if source in sources]
 
 
 def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[Cell]]:
-    """Return title -> a cell for each row with its median cost, for the costs that are known."""
+    """Return columns with the median epochs, training time and number of parameters of each row.
+
+    Args:
+        results: results of the study.
+        rows: names of the rows (configurations) of the table, in its order.
+
+    Returns:
+        Title of a column -> its cells. A cost that no finished run has is left out.
+    """
     columns = {}
     for name, title, format_cost in (
         ("epochs", "epochs", lambda value: "" if math.isnan(value) else f"{value:g}"),
@@ -193,7 +252,11 @@ def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[
 
 
 def make_differences_table(comparison: Comparison) -> RenderedTable:
-    """Return the differences from the reference with intervals and p-values."""
+    """Return a table of the differences from the reference, with intervals and p-values.
+
+    Args:
+        comparison: the numbers of one table of the study, of which ``differences`` are shown.
+    """
     differences, table = comparison.differences, comparison.table
     columns: dict[str, list[Cell]] = {}
     for line in differences.to_dict("records"):
@@ -228,11 +291,19 @@ def _format_p(value: float) -> str:
 
 
 def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> RenderedTable:
-    """Return the main metric of every row in each bin, with the difference from the reference."""
+    """Return a table with the main metric of every row (configuration) in each bin of test targets.
+
+    Below each value is the difference from the reference, with its interval.
+
+    Args:
+        comparison: the numbers of one table of the study.
+        kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
+        unit: word for what the dataset has as users, ``user`` or ``session``.
+    """
     means, differences = comparison.bins[kind]
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
-    for name, bin_means in means.groupby("bin", sort=False):
+    for name, bin_means in means.groupby("bin", sort=False):  # bins in their order
         best = _format_best(bin_means["mean"])
         bin_differences = differences[differences["bin"] == name]
         cells = []
@@ -250,13 +321,18 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
 
 
 def _describe_size(line: pd.Series, unit: str) -> str:
-    """Return ``900 targets``, or ``900 targets of 300 users`` where users have several."""
+    """Return ``900 targets``, or ``900 targets of 300 users`` where users have several targets.
+
+    Args:
+        line: a line of means, with the number of ``targets`` and of ``units`` (users or sessions).
+        unit: word for a unit, ``user`` or ``session``.
+    """
     targets, units = line["targets"], line["units"]
     return f"{targets:,.0f} targets" + (f" of {units:,.0f} {unit}s" if targets != units else "")
 
 
 def make_failures_table(results: Results) -> RenderedTable | None:
-    """Return a table of the runs that failed, with their reasons; None if none failed."""
+    """Return a table of the runs that failed, with their reasons; None if no run failed."""
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
@@ -266,14 +342,19 @@ def make_failures_table(results: Results) -> RenderedTable | None:
 
 
 def make_search_table(results: Results) -> RenderedTable | None:
-    """Return a table of the options that each search chose; None if nothing was searched."""
+    """Return a table of the options that each search has chosen; None if nothing was searched.
+
+    A line is a searched row (configuration): its number of trials, the options of the best trial,
+    and its validation value. The metric of the value is in the cell if the searches have several.
+    """
     if results.searches.empty:
         return None
+
     metrics = [format_metric(metric) for metric in results.searches["metric"].unique()]
     value_title = f"{join_names(metrics)}, validation"
     columns: dict[str, list[Cell]] = {}
     for row, trials in results.searches.groupby("row", sort=False):
-        options, value = "not yet", ""
+        options, value = "not yet", ""  # shown until all trials have ended and one is chosen
         for trial in trials[trials["chosen"].astype(bool)].to_dict("records"):
             options, value = trial["options"], format_number(trial["value"])
         metric = format_metric(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
@@ -294,7 +375,14 @@ def _make_table(
     notes: Sequence[str] = (),
     text_columns: tuple[int, ...] = (0,),
 ) -> RenderedTable:
-    """Return a table from its columns by name."""
+    """Return a table made of columns.
+
+    Args:
+        title: heading of the table.
+        columns: name -> cells of a column, from top to bottom; all have the same number.
+        notes: sentences below the table.
+        text_columns: indices of the columns of words, which are aligned left.
+    """
     lines = tuple(zip(*columns.values(), strict=True))
     return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns)
 
@@ -313,14 +401,21 @@ def render_markdown(results: Results) -> str:
 
 
 def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Return the content of ``table.csv``: mean and difference from the reference, a line for each
-    table, row, metric and bin."""
+    """Return the content of ``table.csv``: means and differences from the reference.
+
+    Args:
+        comparisons: the numbers of all tables of the study.
+
+    Returns:
+        One line per table, row (configuration), metric and bin. Metrics over all test targets have
+        the bin ``all targets``. Lines without a difference have no values in its columns.
+    """
     keys = ["row", "metric", "bin"]
     frames = []
     for comparison in comparisons:
         overall = comparison.means.assign(bin=ALL), comparison.differences
         for means, differences in [overall, *comparison.bins.values()]:
-            if not differences.empty:
+            if not differences.empty:  # both count seeds and targets; keep the numbers of the means
                 differences = differences.drop(columns=["seeds", "targets", "units"])
                 means = means.merge(differences, on=keys, how="left")
             frames.append(means.assign(table=comparison.table.title))

@@ -1,8 +1,8 @@
 """The results of a study so far, read from run folders: the only input of its tables and report.
 
-:func:`collect_results` reads the runs of a study's folder, :func:`collect_runs` any run folders, by
-their config.yaml, result.json, metrics.jsonl and ranks. :func:`compare_rows` makes the numbers of a
-table from them.
+:func:`collect_results` reads the runs of a study's folder, :func:`collect_runs` any finished run
+folders. They read config.yaml, result.json, metrics.jsonl and the ranks of the test targets, and
+return :class:`Results`. :func:`compare_rows` computes the numbers of one table from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
-from recbole_pos.data.targets import warn_of_repeats
+from recbole_pos.data.candidates import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment.folder import KNOWS_WHEN, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
@@ -38,34 +38,41 @@ from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import KNOWN_FROM, StudyFacts, StudyFolder, read_curve
 from recbole_pos.yaml_files import read_yaml
 
-RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of runs
+RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of finished runs
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
-COLD_TARGETS = ", cold targets"  # suffix of a metric of targets without a training interaction
-_CONTENT = ("item_vectors", "item_features")  # options to score cold items by
+# Suffix of a metric that is computed over cold targets only, items without training interactions.
+COLD_TARGETS = ", cold targets"
+_CONTENT = ("item_vectors", "item_features")  # options with which a model can score cold items
+# Columns of a table of means.
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
-# Options that runs must share, to be compared without a plan.
+# Options in which runs must be equal, if they are compared without a plan that says so.
 _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
 
 def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those facts of a split's summary that tables show; empty for an unknown split."""
+    """Return the facts of a split that the tables show: what was split how, and how many targets.
+
+    Args:
+        summary: facts of the split by name; empty if unknown.
+    """
     keys = ("split", "target", "targets", "repeated_targets", "tied_targets", "valid_users")
     return {key: summary[key] for key in keys if key in summary}
 
 
 @dataclass(frozen=True)
 class Results:
-    """Runs of a study, finished or not.
+    """Runs of a study, finished or not. A row of the study is a configuration that it compares.
 
     Attributes:
-        runs: a line for each run: row, seed, status (``done``, ``failed``, or any other word while
-            it is trained), and where known reason (of a failure), a column for each metric of the
+        plan: the study.
+        runs: one line per run: row, seed, status (``done``, ``failed``, or any other word while it
+            is trained), and where known reason (of a failure), a column for each metric of the
             test, validation (the first metric, at the best epoch), seconds (of training),
             parameters (their number), epochs, candidates, device, commit, digest and path.
-        ranks: ranks of the finished runs; None if no run has written them.
-        curves: a line for each epoch: row, seed, epoch, value (the first metric in validation).
-        searches: a line for each trial: row, trial, options (text), value (in validation), metric
+        ranks: ranks of the test targets in the finished runs; None if no run has saved them.
+        curves: one line per epoch: row, seed, epoch, value (the first metric in validation).
+        searches: one line per trial: row, trial, options (text), value (in validation), metric
             (of the value), chosen (bool).
         command: command that repeats the study.
         split: split, target, and by phase targets, repeated_targets and tied_targets, as
@@ -97,7 +104,7 @@ class Results:
         return self.plan.source.name != RUN_FOLDERS
 
     def is_ranked(self, row: str) -> bool:
-        """Return whether a row can be compared by target: all of its finished runs have ranks."""
+        """Return whether a row can be compared by target: all its finished runs have ranks."""
         num_done = int((self.done["row"] == row).sum())
         return self.ranks is not None and 0 < num_done == len(self.ranks.list_seeds(row))
 
@@ -112,14 +119,16 @@ class Results:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The numbers of one table.
+    """The numbers of one table of the study, whose rows are configurations.
 
     Attributes:
-        means: a line for each row and metric (and validation, if the table has it): row, metric,
-            mean, deviation, seeds; and targets and units, if they come from ranks.
+        table: the table of the plan.
+        means: one line per row and metric (and validation, if the table has it): row, metric, mean,
+            deviation, seeds; and targets and units, if they are computed from ranks.
         differences: differences in the first metric, as ``statistics.compute_differences`` returns
             them; empty if no row can be compared.
-        bins: kind -> means and differences by bin, of the first metric.
+        bins: kind (such as ``history``) -> means and differences of the first metric, in each bin
+            of test targets.
     """
 
     table: TablePlan
@@ -129,8 +138,18 @@ class Comparison:
 
 
 def compare_rows(results: Results, table: TablePlan) -> Comparison:
-    """Return the numbers of one table; no differences or bins if the reference has no ranks."""
+    """Compute the numbers of one table: means of its metrics, differences, and both by bin.
+
+    Differences need the ranks of the test targets. So there are none, and no bins, if the runs of
+    the reference have not saved ranks, or if the first metric is not computed from ranks.
+
+    Args:
+        results: results of the study.
+        table: a table of its plan.
+    """
     main, ranks = table.metrics[0], results.ranks
+
+    # Means of all metrics. A table with cold targets also has the recall of those.
     metrics = list(table.metrics)
     if table.validation:
         metrics.append(VALIDATION)
@@ -138,6 +157,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         metrics.append(f"recall@{main.partition('@')[2]}{COLD_TARGETS}")
     means = concatenate([_average_metric(results, table, metric) for metric in metrics])
 
+    # Differences of the first metric, over all targets.
     rows = [row for row in table.rows if results.is_ranked(row)]
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
@@ -149,8 +169,11 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         rows=[row for row in rows if row != table.reference],
         are_coupled=results.plan.are_coupled,
     )
+
+    # Means and differences of the first metric in each bin of targets.
     bins = {}
     for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
+        # The ranks are of all rows of the study, this table may have fewer.
         bin_means = compute_means(ranks, main, masks)
         bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
         bins[kind] = bin_means, compare(bins=masks)
@@ -158,15 +181,18 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
 
 
 def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Assign targets to the bins of a study.
+    """Assign test targets to the bins of a study.
+
+    With the edges [5, 15] of ``history``, histories of lengths [3, 5, 6, 20] are in the bins
+    ``history up to 5`` (the first two), ``history 6 to 15`` and ``history over 15``.
 
     Args:
-        targets: targets of a :class:`RankTable`.
-        bins: history, age or popularity -> ascending edges; a bin has the values above one edge and
-            up to the next. Or cold -> True; cold items have a popularity of 0.
+        targets: one line per target, as in a :class:`RankTable`.
+        bins: ``history``, ``age`` or ``popularity`` -> ascending edges; a bin has the values above
+            one edge and up to the next. Or ``cold`` -> True; cold items have a popularity of 0.
 
     Returns:
-        Kind -> name of the bin -> [targets] whether a target is in it.
+        Kind -> name of the bin -> [targets] bool, whether a target is in it.
     """
     masks: dict[str, dict[str, np.ndarray]] = {}
     for kind, edges in bins.items():
@@ -174,13 +200,17 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
         if kind == COLD:
             masks[kind] = {"cold items": values == 0, "other items": values != 0}
         else:
-            bin_index = np.searchsorted(edges, values)
+            bin_index = np.searchsorted(edges, values)  # a value equal to an edge is below it
             masks[kind] = {name: bin_index == i for i, name in enumerate(name_bins(kind, edges))}
     return masks
 
 
 def _has_cold_targets(results: Results, table: TablePlan) -> bool:
-    """Return whether targets are cold, and a configuration of the table can score their items."""
+    """Return whether a table gets a column of cold targets, items without training interactions.
+
+    It does if some test targets are cold, and if a configuration of the table can score their items
+    from content (vectors or features of items). Without content no model can find them.
+    """
     ranks = results.ranks
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
@@ -190,8 +220,23 @@ def _has_cold_targets(results: Results, table: TablePlan) -> bool:
 
 
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
-    """Return a line for each row with its mean of a metric: from ranks, or else as reported."""
-    frames = [pd.DataFrame(columns=_MEANS)]
+    """Return the mean of a metric over the seeds, one line for each row (configuration) of a table.
+
+    If all runs of a row have saved ranks, the mean is computed from them. Otherwise, or if the
+    metric does not follow from ranks, it is the mean of what the runs have reported.
+
+    Args:
+        results: results of the study.
+        table: the table, whose rows are averaged.
+        metric: such as ``ndcg@10``; with the suffix ``, cold targets``, it is computed over those.
+
+    Returns:
+        Columns row, metric, mean, deviation, seeds, targets, units. The last two are empty for
+        reported values, and rows without values are left out.
+    """
+    frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
+
+    # Rows whose runs have ranks. Cold targets are a bin of their own.
     base_metric = metric.removesuffix(COLD_TARGETS)
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
@@ -199,6 +244,8 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
         bins = {metric: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
         means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
+
+    # The other rows, if their runs have reported the metric.
     if metric in results.runs.columns:
         reported = results.done[results.done["row"].isin(set(table.rows) - set(ranked))]
         by_row = reported.dropna(subset=[metric]).groupby("row", sort=False)[metric]
@@ -208,7 +255,10 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
 
 
 def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return frames one below the other, with the column types of those that are not empty."""
+    """Return frames one below the other, as one frame with a new index.
+
+    Empty frames are left out if others are not, since their columns have no types.
+    """
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled or frames, ignore_index=True)
 
@@ -217,11 +267,15 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 class _Collector:
-    """Collects what the run folders of a study say, and makes its results of it.
+    """Collects the facts, ranks and learning curves of runs, to make the results of a study.
 
-    Args:
+    Attributes:
         metric: the study's first metric, whose validation values are collected.
         root: folder that paths of runs are relative to.
+        lines: facts of each run, the lines of ``Results.runs``.
+        ranks: (row, seed) of a run -> ranks of its test targets.
+        curves: lines of ``Results.curves``.
+        rows_by_version: package -> version -> rows with a run of that version.
     """
 
     def __init__(self, metric: str, root: Path) -> None:
@@ -229,18 +283,23 @@ class _Collector:
         self.lines: list[dict[str, Any]] = []
         self.ranks: dict[tuple[str, int], pd.DataFrame] = {}
         self.curves: list[dict[str, Any]] = []
-        # package -> version -> rows with a run of it
         self.rows_by_version: dict[str, dict[str, list[str]]] = {}
 
     def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
-        """Add a run: its facts as a line of ``runs``, its ranks and its learning curve.
+        """Add a run: its facts as a line of the table of runs, its ranks and its learning curve.
 
-        A run that was only tested (``is_trained`` is false) has no cost and no curve.
+        Args:
+            facts: facts of the run by name, as in its ``result.json``, with its row (the
+                configuration), seed and status.
+            run: folder of the run.
+            is_trained: False for a run that only tests a model that another run has trained. Such a
+                run has no costs of training and no learning curve.
         """
         row, seed, path = facts["row"], facts["seed"], run.path
+
+        # The line of the table of runs.
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
-
         line = {
             **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
             **(facts.get("test") or {}),
@@ -254,8 +313,9 @@ class _Collector:
             "request_time": facts.get("request_time", "none"),
             "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
         }
-
         self.lines.append(line)
+
+        # Versions of packages, ranks, and the learning curve.
         for package, version in (facts.get("versions") or {}).items():
             rows = self.rows_by_version.setdefault(package, {}).setdefault(version, [])
             rows.append(row)
@@ -268,7 +328,17 @@ class _Collector:
     def make_results(
         self, plan: Plan, facts: StudyFacts, command: str, searches: pd.DataFrame
     ) -> Results:
-        """Return the results of the runs in the order of rows and seeds."""
+        """Return the results of a study from the collected runs, sorted by row and seed.
+
+        Args:
+            plan: the study; its rows (configurations) give the order.
+            facts: facts about its data and split.
+            command: command that repeats the study.
+            searches: one line per trial of its searches.
+
+        Raises:
+            UsageError: if the runs have ranks of different test targets.
+        """
         row_order = {row: index for index, row in enumerate(plan.rows)}
         lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
         ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
@@ -288,14 +358,24 @@ class _Collector:
         )
 
     def _list_warnings(self, lines: list[dict[str, Any]], facts: StudyFacts) -> list[str]:
-        """Return sentences on what makes metrics too good, or runs not comparable."""
+        """Return warnings about what makes the metrics too good, or the runs not comparable.
+
+        These are models that know the time of the request, targets that their user has had before,
+        and runs that were made with different versions of a package.
+
+        Args:
+            lines: facts of the runs.
+            facts: facts of the study, with the summary of its split.
+        """
         warnings = []
+        # The keys of a dict are an ordered set.
         time_aware = {line["row"]: 1 for line in lines if line.get("request_time") == "target"}
         if time_aware:
             warnings.append(f"{', '.join(time_aware)}: {KNOWS_WHEN}")
         if facts.split:
             for candidates in sorted({str(line.get("candidates") or "") for line in lines} - {""}):
                 warnings += warn_of_repeats(facts.split, candidates)
+
         for package in _VERSIONED:
             by_version = self.rows_by_version.get(package, {})
             if len(by_version) > 1:
@@ -311,18 +391,27 @@ class _Collector:
 
 
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
-    """Return the results of a study so far, from its runs; a UsageError names a damaged file."""
+    """Return the results of a study so far, from the run folders in its folder.
+
+    Args:
+        plan: the study, whose runs are looked for.
+        folder: folder of the study.
+
+    Raises:
+        UsageError: naming a file that is damaged.
+    """
     collector = _Collector(plan.metrics[0], folder.path)
     facts = folder.read_facts()
     digests = folder.find_current_digests(plan)
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
 
+    # A fit is a run that the plan asks for; its digest is the name of the run's folder, if any.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
         run_facts = folder.read_fit(digest)
         identity = {"row": fit.row, "seed": fit.seed}
-        if not run_facts:  # the run has no folder
+        if not run_facts:  # no folder: not trained yet, or failed before it had one
             if fit.name in facts.unmade and fit.trial is None:
                 failure = {"status": FAILED, "reason": facts.unmade[fit.name], "path": ""}
                 collector.lines.append({**identity, **failure})
@@ -333,6 +422,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             run_facts = {"status": "", **run_facts, **identity}
             collector.add(run_facts, folder.run(digest), is_trained=fit.stage != "retest")
 
+    # The command that repeats the study; it imports modules with custom models again.
     plugins = [str(name) for name in as_list(plan.base.options.get(PLUGINS) or [])]
     command = make_resume_command(folder.path, plugins, "compare")
     return collector.make_results(
@@ -346,7 +436,19 @@ def _tabulate_trials(
     trials: Mapping[tuple[str, int], list[dict[str, Any]]],
     chosen: Mapping[str, Any],
 ) -> pd.DataFrame:
-    """Return a line for each trial, given row and trial -> facts of its run with each seed."""
+    """Return the table of all trials of the searches of a study.
+
+    Args:
+        plan: the study.
+        facts: facts of the study; ``chosen_by`` has the metric of each search.
+        trials: (row, number of the trial) -> facts of its runs, one for each seed. A row is a
+            configuration of the study.
+        chosen: row -> options that its search has chosen.
+
+    Returns:
+        One line per trial: row, trial, metric, value (the mean of the best validation values over
+        seeds; NaN until all seeds have one), options (text), chosen (bool).
+    """
     lines = []
     for (row, trial), runs in sorted(trials.items()):
         metric = facts.chosen_by.get(row, plan.metrics[0])
@@ -357,11 +459,15 @@ def _tabulate_trials(
         line["options"] = ", ".join(f"{name}: {value}" for name, value in options.items())
         lines.append({**line, "chosen": chosen.get(row) == options})
     frame = pd.DataFrame(lines)
-    return frame.astype({"value": float}) if lines else frame
+    return frame.astype({"value": float}) if lines else frame  # values that are all None are NaN
 
 
 def _describe_device(device: Mapping[str, Any]) -> str:
-    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; empty for an unknown device."""
+    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; empty for an unknown device.
+
+    Args:
+        device: facts of a run: name, processor, threads and precision.
+    """
     if not device:
         return ""
     processor = f" ({device['processor']})" if device.get("processor") else ""
@@ -370,17 +476,23 @@ def _describe_device(device: Mapping[str, Any]) -> str:
 
 
 def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
-    """Return the results of runs in folders, which must be finished, of the same data and split.
+    """Return the results of finished runs in any folders, to be compared as a study.
 
-    ``reference`` is the row that others are compared to; the first if None.
+    Runs that differ in nothing but the seed become one row (configuration) of the comparison.
+
+    Args:
+        paths: folders of the runs, which must have the same data and split.
+        reference: name of the row that others are compared to; the first if None.
 
     Raises:
-        UsageError: naming a run that is not finished, or two of different data or splits.
+        UsageError: naming a run that is not finished, or two that cannot be compared.
     """
     configs = [_read_finished_config(path) for path in paths]
     names = _name_rows(configs)
     results = [read_result(RunFolder(path)) for path in paths]
     first_config, first_result = configs[0], results[0]
+
+    # Refuse runs whose metrics are not comparable.
     require_twins(dict(zip(names, configs, strict=True)))
     require_same_candidates(
         {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
@@ -393,8 +505,11 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
+    # The metric of early stopping comes first, if it can be computed from ranks.
     metric = str(first_config.get("valid_metric")).lower()
     metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
+
+    # Collect the runs by row and seed.
     collector = _Collector(metrics[0], Path())
     rows: dict[str, dict[str, Any]] = {}
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
@@ -406,13 +521,14 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
         if config.get("item_vectors"):
             rows[name]["item_vectors"] = config["item_vectors"]
 
+    # Describe the runs as a study, so that tables and report are made as usual.
     dataset = str(first_config["dataset"])
     study: dict[str, Any] = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}"}
     study |= {"rows": rows, "metrics": metrics}
     study["seeds"] = sorted({config["seed"] for config in configs})
     study |= {"reference": reference} if reference else {}
     chosen = ["--reference", reference] if reference else []
-    facts = StudyFacts(  # all runs have the same data
+    facts = StudyFacts(  # those of the first run, since all runs have the same data
         versions=first_result.versions,
         warnings=[text for text in first_result.warnings if text != KNOWS_WHEN],
         split=select_protocol(first_result.split),
@@ -423,7 +539,14 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
-    """Return the configuration of a run; a UsageError if it has no weights, ranks or result."""
+    """Return the configuration of a finished run.
+
+    Args:
+        path: folder of the run.
+
+    Raises:
+        UsageError: if the folder is not that of a run, or has no results or ranks yet.
+    """
     run = RunFolder(path).require()
     for file in (run.result, run.ranks):
         if not file.is_file():
@@ -435,12 +558,24 @@ def _read_finished_config(path: Path) -> dict[str, Any]:
 
 
 def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a row name for each run: its model, and options in which the model's runs differ."""
-    unnamed = {*INDIFFERENT, "seed"}  # options in which runs of one row may differ
+    """Return a name for each run: its model, and the options in which that model's runs differ.
+
+    Two SASRec runs with one and two heads are named ``SASRec (n_heads: 1)`` and ``SASRec (n_heads:
+    2)``. Runs that differ only in the seed, or in options without an effect on results, get the
+    same name.
+
+    Args:
+        configs: options of each run.
+    """
+    # Options that may be part of a name. For weights to start from (init_from), it only matters
+    # whether there are any, since runs with different seeds start from different ones.
+    unnamed = {*INDIFFERENT, "seed"}
     named = []
     for config in configs:
         options = {key: value for key, value in config.items() if key not in unnamed}
         named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
+
+    # Name those that differ between runs of the same model.
     names = []
     for options in named:
         same_model = [other for other in named if other["model"] == options["model"]]

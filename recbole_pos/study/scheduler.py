@@ -1,8 +1,9 @@
-"""Which fits of a study are trained next, each after the fits it depends on.
+"""Which training run of a study is next, each after the runs it depends on.
 
-:meth:`Scheduler.next_job` returns a fit to train with its configuration; the caller trains it and
-reports its end by :meth:`Scheduler.end`. Finished runs of the study's folder, or of kept studies,
-end without training.
+A fit is one training run that the plan of a study asks for. :meth:`Scheduler.next_job` returns a
+fit to train, with its configuration; the caller trains it and reports how it ended by
+:meth:`Scheduler.end`. Runs that are finished already, in the folder of the study or in a packed
+study (``--known``), end without training.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
 
 @dataclass(frozen=True)
 class Job:
-    """A fit that can be trained now, and its run.
+    """A fit (a training run of the plan) that can be trained now.
 
     Attributes:
-        digest: digest of the run.
-        tested_run: digest of a trained run whose weights are only tested; None to train.
+        fit: the training run of the plan.
+        config: its configuration.
+        digest: hash of options, data and code, which is the name of the run's folder.
+        tested_run: digest of a trained run. If given, its weights are tested and nothing is
+            trained.
     """
 
     fit: Fit
@@ -45,18 +49,22 @@ class Job:
 
 
 class Scheduler:
-    """Decides which fit of a plan is trained next, and records how fits ended.
-
-    Args:
-        rows: names of rows to train, besides the rows they start from; all if empty.
-        packed: kept studies, whose runs need no training.
+    """Decides which fit (training run of a plan) is trained next, and records how fits ended.
 
     Attributes:
-        status: name of a fit that has ended -> done or failed.
+        plan: the study: its rows (configurations to compare), seeds and tables.
+        folder: folder of the study.
+        packed: packed studies (``--known``), whose runs need no training.
+        rows: names of the rows that are trained.
+        fits: all fits of these rows, each after those it depends on.
+        waiting: fits that have not ended and are not in training.
+        status: name of a fit that has ended -> ``done`` or ``failed``.
         reasons: name of a fit that has failed -> why.
-        digests: name of a fit -> digest of its run.
+        digests: name of a fit -> digest of its run (the hash that names the run's folder).
         configs: digest of a run -> its configuration.
-        datasets: digest of data options -> dataset, of those that have been read.
+        datasets: hash of the data options -> dataset, of those that have been read.
+        trains: whether fits are trained; False for a report, which only reads finished runs.
+        searches: name of a searched row -> its trials.
     """
 
     def __init__(
@@ -66,36 +74,55 @@ class Scheduler:
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
-        """List the runs of the rows to train and of all rows that these start from; all wait."""
+        """List the training runs of the rows (configurations), and of the rows they start from.
+
+        Args:
+            plan: the study.
+            folder: folder of the study.
+            rows: names of rows to train, besides the rows whose weights they start from; all if
+                empty.
+            packed: packed studies (``--known``), whose runs need no training.
+
+        Raises:
+            UsageError: for the name of a row that the plan does not have.
+        """
         self.plan, self.folder, self.packed = plan, folder, packed
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
+
+        # A row may start from the weights of another (its parent), which then is required, too.
         required = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
         self.rows = [name for name in plan.rows if name in required]
         self.fits = [fit for fit in list_fits(plan) if fit.row in required]
+
+        # At first all fits wait, and nothing is known about them.
         self.waiting = list(self.fits)
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
         self.configs: dict[str, PosConfig] = {}
         self.datasets: dict[str, Any] = {}
-        self.trains = True  # False for a report, which tries no fit
+        self.trains = True
         self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
     # --- the next job ---
 
     def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
-        """Return the next fit that can be trained; None if none can until others have ended.
+        """Return the next training run that can start; None if none can until others have ended.
 
-        Fits that an earlier call has trained, or that cannot be trained, are recorded as ended.
+        Fits (training runs of the plan) that are passed on the way are recorded as ended: those
+        that an earlier call has finished as done, and those that cannot be trained as failed.
 
         Args:
-            running: digests of runs in training, whose other fits wait for them.
-            restore: whether runs of kept studies are copied into the folder.
+            running: digests (hashes that name run folders) of the runs in training. Two fits can
+                have the same run; the second then waits until the run has ended.
+            restore: whether finished runs of packed studies are copied into the study's folder.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
-                continue
+                continue  # a fit that it depends on has not ended
+
+            # Make its configuration, unless a fit that it depends on has failed.
             reason = self._explain_failure(fit)
             job = None
             if not reason:
@@ -104,16 +131,19 @@ class Scheduler:
                 except UsageError as error:
                     reason = str(error)
             if job is not None and job.digest in running:
-                continue
+                continue  # it has the same run as a fit in training, so wait for that one
 
+            # From here on the fit is done, fails, or is returned. Look for a finished run first.
             self.waiting.remove(fit)
             facts = self._find_facts(job, restore) if job is not None else {}
             is_done = facts.get("status") == DONE
             if not is_done:  # a run that failed before is trained again
                 reason = reason or self._explain_no_weights(fit)
             if job is None or reason:
-                self.end(fit, FAILED, reason)  # without a digest, since it has no run to show
+                self.end(fit, FAILED, reason)  # no digest is noted, since there is no run to show
                 continue
+
+            # A fit without a finished run is returned to be trained.
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
             if not is_done:
@@ -122,21 +152,44 @@ class Scheduler:
         return None
 
     def _explain_failure(self, fit: Fit) -> str:
-        """Return why a fit cannot be trained after those it depends on; empty if it can."""
+        """Return why a fit cannot be trained, because of the fits that it depends on.
+
+        A fit with a parent depends on the run whose weights it starts from; the final fit of a
+        searched row depends on all trials of the search.
+
+        Args:
+            fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.
+
+        Returns:
+            The reason in words; empty if the fit can be trained.
+        """
         failed = [name for name in fit.after if self.status[name] == FAILED]
+
+        # It starts from the weights of a run that failed, or that was not even tried.
         if fit.has_parent and failed:
             (parent,) = fit.after
             reason = self.reasons[parent]
             return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
+
+        # A trial has not been trained, so that the best trial is not known.
         if any(self.reasons[name] == _UNTRAINED for name in failed):
-            return _UNTRAINED  # the best trial may be among those not trained
+            return _UNTRAINED
+
+        # It needs the best trial of a search, and every trial failed.
         if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
             first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first_reason}"
         return ""
 
     def _explain_no_weights(self, fit: Fit) -> str:
-        """Return why a fit cannot start from its parent's weights; empty if it can or need not."""
+        """Return why a fit cannot start from its parent's weights, though that run is done.
+
+        The parent is the run whose weights the fit starts from. If that run was taken from a packed
+        study (``--known``), it has results but no weights.
+
+        Returns:
+            The reason in words; empty if the weights are there, or if the fit has no parent.
+        """
         if not fit.has_parent:
             return ""
         (parent,) = fit.after
@@ -150,11 +203,22 @@ class Scheduler:
         )
 
     def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
-        """Return the facts of a run: of the folder if it is finished there, else as kept."""
+        """Return what is known of a run: its status and, if it is finished, its results.
+
+        The study's folder is searched first, then the packed studies (``--known``).
+
+        Args:
+            job: the run.
+            restore: whether a run found in a packed study is copied into the study's folder.
+
+        Returns:
+            The facts of the run by name, as in ``fit.json`` and ``result.json``; empty for a new
+            run.
+        """
         facts = self.folder.read_fit(job.digest)
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
-            packed.used.add(job.digest)
+            packed.used.add(job.digest)  # to report at the end how many of its runs were of use
         if facts.get("status") == DONE or not packed_studies:
             return facts
         if restore:
@@ -163,29 +227,49 @@ class Scheduler:
         return packed_studies[0].fits[job.digest]
 
     def _make_job(self, fit: Fit) -> Job:
-        """Return the job of a fit, once the fits it depends on have ended."""
-        search, tested_run, origin = self.searches.get(fit.row), None, fit.trial is not None
+        """Return a fit (a training run of the plan) with its configuration and the name of its run.
+
+        A fit of a searched row is either a trial, which has the options of its point of the grid,
+        or a final fit, which has those of the best trial. If the best trial has been trained with
+        the seed of the final fit, its weights only need to be tested.
+
+        Args:
+            fit: the training run. All fits that it depends on have ended, and have not failed.
+        """
         if fit.has_parent:
             return self._make_child_job(fit)
+        search, is_trial = self.searches.get(fit.row), fit.trial is not None
+        tested_run: str | None = None
         if search is None:
             config = make_row_config(fit.options)
         elif fit.trial is not None:
             config = make_row_config(fit.options, search.points[fit.trial])
         else:
             best_trial = search.find_best()
-            assert best_trial is not None  # else the fit has failed
+            assert best_trial is not None  # else _explain_failure has a reason
             config = make_row_config(fit.options, search.points[best_trial])
-            # the trial with the same seed needs only a test
+            # Look for the best trial with this seed; its weights may have been deleted since.
             for trial in self.fits:
                 if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
                     digest = self.digests.get(trial.name, "")
                     tested_run = digest if self.folder.has_weights(digest) else None
-        digest = digest_run(config, self.prepare(config).identity, origin)
+
+        # A trial has no test interactions, so its run is another one than that of a final fit.
+        digest = digest_run(config, self.prepare(config).identity, is_trial)
         return Job(fit, config, digest, tested_run)
 
     def _make_child_job(self, fit: Fit) -> Job:
-        """Return the job of a fit that starts from the weights of its parent."""
-        parent_run = self.digests[fit.after[0]]
+        """Return the job of a fit that starts from the weights of its parent, a fit of another row.
+
+        If the fit attaches position schemes, they are added to the model of the parent, and only
+        their parameters are trained. Otherwise the parent's weights are tested again with other
+        options.
+
+        Args:
+            fit: a training run of the plan, whose parent has been trained.
+        """
+        (parent,) = fit.after
+        parent_run = self.digests[parent]
         parent_options = self.configs[parent_run].plain
         schemes = fit.options["attach"]
         options = {key: value for key, value in fit.options.items() if key != "attach"}
@@ -199,7 +283,11 @@ class Scheduler:
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def prepare(self, config: PosConfig) -> Any:
-        """Return the dataset of a configuration; each is read once."""
+        """Return the dataset of a configuration, with its split; each dataset is read only once.
+
+        Args:
+            config: configuration of a run. Those with equal data options get the same dataset.
+        """
         key = digest_data_options(config)
         if key not in self.datasets:
             dataset = read_dataset(config)
@@ -210,33 +298,55 @@ class Scheduler:
     # --- how fits ended ---
 
     def end(self, fit: Fit, status: str, reason: str = "", facts: Any = None) -> None:
-        """Record how a fit ended; a trial's search gets the validation value in ``facts``."""
+        """Record how a fit (a training run of the plan) ended.
+
+        Args:
+            fit: the training run.
+            status: ``done`` or ``failed``.
+            reason: why it failed; empty if it is done.
+            facts: results of a finished run by name, as in ``result.json``. If the fit is a trial,
+                the search of its row gets its best validation value from them.
+        """
         self.status[fit.name] = status
         if reason:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
             search = self.searches[fit.row]
             best_valid = facts.get("best_valid") if status == DONE else None
-            search.tell(fit.trial, (best_valid or {}).get(search.metric))
+            search.record_value(fit.trial, (best_valid or {}).get(search.metric))
 
-    def take_finished(self, restore: bool = True) -> None:
-        """Record finished runs, also of kept studies; others count as failed."""
+    def record_finished(self, restore: bool = True) -> None:
+        """Record all finished runs without training any; the other fits count as failed.
+
+        Args:
+            restore: whether finished runs of packed studies are copied into the study's folder.
+        """
         while job := self.next_job(restore=restore):
             self.end(job.fit, FAILED, _UNTRAINED)
         self.trains = False
 
-    def explain_unmade(self) -> dict[str, str]:
-        """Return name -> reason of the fits that failed without a run; empty for a report."""
+    def explain_failures_without_run(self) -> dict[str, str]:
+        """Return the fits that failed before they had a run folder, with the reasons.
+
+        Returns:
+            Name of a fit -> reason. Empty for a report, which trains nothing, so that fits without
+            a finished run have not really failed.
+        """
         if not self.trains:
             return {}
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def find_metric(self, row: str) -> str:
-        """Return the validation metric of a row: that of its search, else the study's first."""
+        """Return the validation metric of a row: of its search, else the study's first metric."""
         return self.searches[row].metric if row in self.searches else self.plan.metrics[0]
 
     def describe(self, fit: Fit) -> dict[str, Any]:
-        """Return the facts of a fit that are known before it is trained, by name."""
+        """Return what is known of a fit (a training run of the plan) before it is trained.
+
+        Returns:
+            Its row (the configuration), seed, stage and trial. For a searched row also
+            ``searched``: the options of the trial, or those of the best trial for a final fit.
+        """
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
             trial = search.find_best() if fit.trial is None else fit.trial
@@ -245,23 +355,36 @@ class Scheduler:
 
 
 class RowSearch:
-    """The trials of a row, which have no test interactions and are compared by validation.
+    """The trials of a searched row (a configuration of a study), one for each point of its grid.
+
+    Trials have no test interactions. They are compared by their best validation value.
 
     Attributes:
-        num_seeds: number of seeds of every trial.
+        num_seeds: number of seeds that every trial is trained with.
         metric: validation metric of early stopping, by which trials are compared.
-        mode: max or min, whichever is better.
-        points: options of each trial.
-        values: trial -> best validation value of each seed that has ended, None if it failed.
-
-    Raises:
-        UsageError: for options that the row's model does not take, or that are given and searched.
+        mode: ``max`` or ``min``, whichever is better.
+        points: options of each trial, one point of the grid each.
+        values: number of a trial -> its best validation value for each seed that has ended, None
+            for a seed that failed.
     """
 
     def __init__(self, plan: Plan, name: str) -> None:
-        """Read the metric and the grid from which the options of trials are taken."""
+        """Read the metric of the row's model, and the options of the trials from the row's grid.
+
+        A row is a configuration of the study; its grid has a list of values for each searched
+        option.
+
+        Args:
+            plan: the study.
+            name: name of the row.
+
+        Raises:
+            UsageError: if an option is searched and also given, in the base of the study or in the
+                row; or for an option that the row's model does not take.
+        """
         grid = plan.rows[name].grid
         assert grid is not None
+        # An option that is searched must not be given as well, in the base or in the row.
         for path, layer in ((("base",), plan.base), (("rows", name), plan.rows[name])):
             for option in grid.keys() & layer.options.keys():
                 raise plan.source.error(
@@ -269,6 +392,7 @@ class RowSearch:
                     f"{name}: {option} is given here, and its search tries it as well; take it out "
                     "of one (`search: false` for a configuration that is not searched)",
                 )
+
         config = make_row_config(plan.make_first_options(name))
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
@@ -276,12 +400,19 @@ class RowSearch:
         self.points = list_points(grid)
         self.values: dict[int, list[float | None]] = {}
 
-    def tell(self, trial: int, value: float | None) -> None:
-        """Record the best validation value of a trial with one of its seeds; None if it failed."""
+    def record_value(self, trial: int, value: float | None) -> None:
+        """Record the best validation value of a trial with one of its seeds.
+
+        The value is None if that run failed.
+        """
         self.values.setdefault(trial, []).append(value)
 
     def find_best(self) -> int | None:
-        """Return the trial with the best mean of all its seeds, the first of equals; or None."""
+        """Return the number of the best trial, by the mean of its validation values over all seeds.
+
+        Trials with a failed or missing seed do not count. Of equal trials the first is returned,
+        and None if no trial counts.
+        """
         means = {}
         for trial, values in sorted(self.values.items()):
             mean = average_seeds(values, self.num_seeds)

@@ -1,8 +1,9 @@
 """Predictions of other systems in the tables of this package.
 
-:func:`score` is the command and the public function: files or frames, by themselves or beside runs.
-:func:`judge_rows` and :func:`add_judged` put the rows ``predictions: FILE`` of a study into its
-results, where they get the same intervals and corrections as rows that are trained.
+:func:`score` is the command and the public function: it takes files or frames with recommended
+lists, by themselves or beside runs. :func:`judge_rows` and :func:`add_judged` put the rows
+``predictions: FILE`` of a study into its results, where they get the same intervals and corrections
+as rows that are trained.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_report import write_results
 
-_METRICS = ("ndcg", "hit", "mrr")
-_MAIN_CUTOFF = 10
+_METRICS = ("ndcg", "hit", "mrr")  # metrics by default
+_MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
 
 
-Judged = Mapping[tuple[str, int], Judgement]  # by row and seed
+Judged = Mapping[tuple[str, int], Judgement]  # (row, seed) -> ranks and faults of its predictions
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,12 +67,12 @@ class Scored:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A line for each row and metric: mean and deviation over seeds."""
+        """One line per row (system or run) and metric: mean and standard deviation over seeds."""
         return self.results.comparisons[0].means
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A line for each row: difference from the reference, interval, p, star."""
+        """One line per row (system or run): difference from the reference, interval, p, star."""
         return self.results.comparisons[0].differences
 
     @property
@@ -80,7 +81,7 @@ class Scored:
         return [text for judgement in self.judgements for text in judgement.list_faults()]
 
     def show(self, reporter: Reporter) -> None:
-        """Print the tables, the warnings, and the faults that are too few for a warning."""
+        """Print the tables, the warnings, and the faults of the lists that no warning names."""
         for table in self.tables:
             reporter.line(table)
             reporter.line("")
@@ -139,6 +140,7 @@ def score(
     Raises:
         UsageError: if predictions cannot be read, or were made for another split.
     """
+    # Judge the lists: find the rank of each target in them.
     if data is None and runs:
         dataset = read_run_data(runs[0], options.get("data_path"))
     else:
@@ -150,6 +152,7 @@ def score(
         for seed, source in enumerate(sources, 1)
     }
 
+    # Make a study of the system and the runs, if there are any.
     results = collect_runs([Path(run) for run in runs]) if runs else None
     study = results.plan.source.content if results else {"dataset": dataset.dataset_name}
     rows = study.get("rows", {})
@@ -172,7 +175,15 @@ def score(
 
 
 def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
-    """Return the metrics up to a length of lists, those at 10 first, or at the longest cutoff."""
+    """Return the metrics that lists are scored with by default.
+
+    Cutoffs above the length of the lists are left out. The metrics at 10 come first, or else those
+    at the longest cutoff. If no cutoff is short enough, the length itself is one.
+
+    Args:
+        cutoffs: the option ``topk``.
+        length: number of items of the shortest list.
+    """
     known = sorted(cutoff for cutoff in cutoffs if cutoff <= length) or [length]
     main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
     ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
@@ -180,7 +191,12 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
 
 
 def _make_results(plan: Plan, requests: Requests) -> Results:
-    """Return results without a run, with what is known of the split."""
+    """Return results without a run, with what is known of the split.
+
+    Args:
+        plan: the study, which only has predictions of other systems.
+        requests: what the systems had to answer: the targets, their users, and their candidates.
+    """
     summary = requests.dataset.split.summary
     return Results(
         plan,
@@ -191,7 +207,12 @@ def _make_results(plan: Plan, requests: Requests) -> Results:
 
 
 def judge_rows(plan: Plan) -> Judged:
-    """Judge the files of all rows of a study that have predictions."""
+    """Judge the predictions of all rows of a study that have some.
+
+    Returns:
+        (row, seed) -> judgement: the ranks of the targets in a file, and what is wrong with it. It
+        is empty if all rows are trained.
+    """
     files = {
         (name, seed): file
         for name, row in plan.rows.items()
@@ -199,21 +220,29 @@ def judge_rows(plan: Plan) -> Judged:
     }
     if not files:
         return {}
+
+    # The split is the same for all rows, so read it with the options of the first.
     first_row, _ = next(iter(files))
     requests = make_requests(read_plan_data(plan.make_options(first_row)))
     return {run: judge(open_predictions(file), requests) for run, file in files.items()}
 
 
 def add_judged(results: Results, judged: Judged) -> Results:
-    """Return results with the runs, ranks and warnings of predictions.
+    """Return results to which predictions of other systems are added, as if they were runs.
+
+    Args:
+        results: results of the runs of a study; there may be none.
+        judged: (row, seed) -> judgement of its predictions: ranks, candidates and warnings.
 
     Raises:
-        UsageError: if the lists are too short for a metric of the study, or other rows have other
-            targets or rank other items.
+        UsageError: if the lists are too short for a metric of the study, or if other rows of a
+            table have other targets or rank other items.
     """
     if not judged:
         return results
     _require_lengths(results.plan, judged)
+
+    # A line and ranks for each file.
     frames = {} if results.ranks is None else dict(_list_ranks(results.ranks))
     lines, warnings = [], list(results.warnings)
     for (row, seed), judgement in judged.items():
@@ -223,6 +252,7 @@ def add_judged(results: Results, judged: Judged) -> Results:
         lines.append({**line, **dict.fromkeys(("reason", "device", "commit", "digest"), "")})
         warnings += judgement.warnings
 
+    # Rows of one table must rank the same items.
     runs = concatenate([results.runs, pd.DataFrame(lines)])
     ranked = runs[runs["status"] == DONE]
     candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
@@ -233,17 +263,25 @@ def add_judged(results: Results, judged: Judged) -> Results:
 
 
 def _list_ranks(ranks: RankTable) -> Iterator[tuple[tuple[str, int], pd.DataFrame]]:
-    """Yield row and seed of each run, and the table of its ranks."""
+    """Yield (row, seed) of each run, and the table of its targets with their ranks."""
     for run, run_ranks in zip(ranks.runs.itertuples(), ranks.rank, strict=True):
         yield (str(run.row), int(run.seed)), ranks.targets.assign(rank=run_ranks)
 
 
 def _require_lengths(plan: Plan, judged: Judged) -> None:
-    """Refuse lists that are shorter than a metric of a table of their row."""
+    """Require that the lists are as long as the metrics of the tables need.
+
+    Args:
+        plan: the study.
+        judged: (row, seed) -> judgement of the lists, with their length.
+
+    Raises:
+        UsageError: naming the metric and the file with shorter lists.
+    """
     for (row, _), judgement in judged.items():
         for table in plan.tables:
             for metric in table.metrics if row in table.rows else ():
-                if int(metric.partition("@")[2]) > judgement.length:
+                if int(metric.partition("@")[2]) > judgement.length:  # the cutoff of ndcg@10 is 10
                     raise UsageError(
                         f"metrics: {metric}: {judgement.name} has {judgement.length} items a "
                         f"request; give longer lists, or metrics up to @{judgement.length}"

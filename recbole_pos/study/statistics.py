@@ -1,7 +1,7 @@
 """Statistics of a study: metrics from ranks, means over seeds, differences and their errors.
 
 Input are the ranks of the test targets in several runs (:class:`RankTable`). Output are tables with
-a line for each row of the study: :func:`compute_means` and :func:`compute_differences`.
+one line per row of the study (a configuration): :func:`compute_means`, :func:`compute_differences`.
 
 Runs with several seeds on the same units (users, sessions) are a two-way layout with crossed random
 effects. The value of seed s and unit u is ``mean + a[s] + b[u] + e[s, u]``, and the grand mean over
@@ -25,13 +25,13 @@ from scipy import stats
 
 from recbole_pos.errors import UsageError
 
-LEVEL = 0.95
-POWER = 0.8
+LEVEL = 0.95  # of confidence intervals
+POWER = 0.8  # of the minimum detectable difference
 ALL = "all targets"  # the bin that has every target
 EVERY = slice(None)  # mask of all targets
-ONE_BIN = {ALL: EVERY}
-_FEW = 13  # units of which all 2^13 flips are tried
-_ROUNDS = 9_999  # random flips for more units
+ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
+_FEW = 13  # up to so many units, all 2^13 sign flips are tried
+_ROUNDS = 9_999  # number of random sign flips of more units
 _CELLS = 20_000_000  # most signs in memory at a time
 # Columns of a table of differences.
 DIFFERENCES = [
@@ -60,28 +60,30 @@ def is_from_ranks(metric: str) -> bool:
 
 
 def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
-    """Return the gain of each target [..., targets], whose mean is the metric.
+    """Return how much each test target adds to a metric; the mean over targets is the metric.
+
+    For ``ndcg@2``, targets at the ranks [0, 1, 2] have the gains [1, 0.63, 0].
 
     Args:
         rank: [..., targets] ranks among all items, 0 for the first; a half rank is allowed for
-            ties, infinity for a target that cannot be ranked.
+            ties, infinity for a target that cannot be ranked. The gains have the same shape.
         metric: name and cutoff, such as ``ndcg@10``, for which :func:`is_from_ranks` is true.
     """
     name, _, cutoff = metric.lower().partition("@")
     rank, k = np.asarray(rank, dtype=float), int(cutoff)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # of infinite ranks, whose gain is 0 whatever comes out
         return np.where(rank < k, _GAINS[name](rank, k), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class RankTable:
-    """Ranks of the same targets in several runs.
+    """Ranks of the same test targets in several runs.
 
     Attributes:
-        runs: a line for each run: row (str) and seed (int).
-        targets: a line for each target: user (or session; users are independent), and where
-            known item, history (its length), age (of its newest interaction, in seconds) and
-            popularity (training interactions of the item; 0 for a cold item).
+        runs: one line per run: row (str, the configuration) and seed (int).
+        targets: one line per target: user (or session; users are independent), and where known
+            item, history (its length), age (of its newest interaction, in seconds) and popularity
+            (training interactions of the item; 0 for a cold item).
         rank: [runs, targets] rank of a target among all items in a run, 0 for the first.
     """
 
@@ -91,11 +93,14 @@ class RankTable:
 
     @classmethod
     def from_runs(cls, frames: Mapping[tuple[str, int], pd.DataFrame]) -> RankTable:
-        """Align the ranks of runs by target; a UsageError names runs of different targets.
+        """Align the ranks of several runs by target.
 
         Args:
-            frames: row and seed -> a line for each test target, in any order, with the columns
-                user and rank, and perhaps item, history, age and popularity.
+            frames: row (configuration) and seed of a run -> one line per test target, in any order,
+                with the columns user and rank, and perhaps item, history, age and popularity.
+
+        Raises:
+            UsageError: naming two runs that have different targets.
         """
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         targets = pd.DataFrame()
@@ -120,21 +125,23 @@ class RankTable:
     def sum_gains(
         self, metric: str, mask: np.ndarray | slice = EVERY
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Sum the gains of each user's targets in every run.
+        """Sum the gains (what a target adds to a metric) of each user's targets in every run.
 
         Args:
             metric: as in :func:`compute_gains`.
             mask: [targets] whether a target counts.
 
         Returns:
-            Row -> sums [seeds, users], seeds ascending; and the number of targets of each user
-            [users]. Users without a target that counts are left out.
+            by_row: row (configuration) -> sums [seeds, users], seeds ascending.
+            num_targets: [users] number of targets; users without one that counts are left out.
         """
         _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
         num_targets = np.bincount(user_index)
         gains = compute_gains(self.rank[:, mask], metric)
         sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
-        totals = np.stack(sums)
+        totals = np.stack(sums)  # [runs, users]
+
+        # Sort the runs by seed, then separate them by row.
         runs = self.runs.sort_values("seed", kind="stable")
         rows = self.runs["row"].unique()
         by_row = {row: totals[runs.index[runs["row"] == row]] for row in rows}
@@ -142,33 +149,45 @@ class RankTable:
 
 
 def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the targets of a run in an order that all runs share, and their ranks [targets]."""
+    """Sort the test targets of a run in an order that is the same for all runs of a dataset.
+
+    Args:
+        frame: one line per target: user and rank, and perhaps item, history, age and popularity.
+        row, seed: name of the configuration and seed of the run, for the error of a bad rank.
+
+    Returns:
+        targets: the columns but ``rank``, sorted by them, with a new index.
+        rank: [targets] float, ranks in that order.
+    """
     columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame.columns)]
     targets, rank = frame[columns], frame["rank"].to_numpy(dtype=float)
     if not (rank >= 0).all():  # NaN is not >= 0 either
         raise UsageError(f"ranks of {row}, seed {seed}: expected a number from 0 for each target")
-    # lexsort sorts by its last key first
+    # lexsort sorts by its last key first, so that users are passed last.
     order = np.lexsort([targets[column].to_numpy() for column in reversed(columns)])
     return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
 def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
-    """Return the jackknife values of units, for a mean over targets of which units have several.
+    """Return a value for each unit (user), to compute the error of a mean over all targets.
+
+    If users have different numbers of targets, the mean over targets is not a mean over users. The
+    jackknife (Quenouille; Tukey) leaves out each user in turn and returns values whose mean and
+    variance can be used as if each user had one target. If each has one, the totals are returned.
+
+    Example: two users have totals [1, 2] over 1 and 3 targets, so the mean over targets is 3/4.
+    Without the first user it is 2/3, without the second 1. The values are 2 * 3/4 - 2/3 and
+    2 * 3/4 - 1, and their mean is 2/3.
 
     Args:
-        totals: [..., units] sums over the targets of each unit.
+        totals: [..., units] sums over the targets of each unit; the shape of what is returned.
         num_targets: [units] number of targets of each unit.
-
-    Returns:
-        [..., units] values whose mean and variance are computed as if each unit had one target;
-        the totals themselves if each has one (Quenouille; Tukey). For totals [1, 2] of 1 and 3
-        targets, the mean over targets is 3/4; without a unit it is 2/3 or 1, so the values are
-        2 * 3/4 - 2/3 and 2 * 3/4 - 1, and their mean is 2/3.
     """
     num_units = len(num_targets)
     if (num_targets == 1).all() or num_units == 1:
         return totals / num_targets
     total, all_targets = totals.sum(-1, keepdims=True), num_targets.sum()
+    # The mean over targets without each unit, times the number of the other units.
     without_unit = (num_units - 1) * (total - totals) / (all_targets - num_targets)
     return num_units * total / all_targets - without_unit
 
@@ -181,11 +200,12 @@ def _are_equal(values: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """The noise of seeds: how the mean of a run varies with its seed.
+    """The noise of seeds: how the mean of a run over units (users) varies with its seed.
 
     Attributes:
         between: variance of the means of runs with different seeds.
-        within: part of ``between`` that the variance between units covers already.
+        within: part of ``between`` that comes from units that react differently to a seed. The
+            variance between units covers it already.
         df: degrees of freedom of ``between``.
         level: mean of the metric over seeds and units.
     """
@@ -197,10 +217,15 @@ class SeedNoise:
 
     @classmethod
     def from_values(cls, values: np.ndarray) -> SeedNoise | None:
-        """Estimate the noise from values [seeds, units] of one row; None for a single seed."""
+        """Estimate the noise of seeds from the values [seeds, units] of a metric in several runs.
+
+        Return None for a single seed.
+        """
         num_seeds, num_units = values.shape
         if num_seeds < 2:
             return None
+
+        # What is left of each value without the effects of its seed and of its unit (user).
         seed_means = values.mean(1, keepdims=True)
         unit_means = values.mean(0, keepdims=True)
         residuals = values - seed_means - unit_means + values.mean()
@@ -210,10 +235,13 @@ class SeedNoise:
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
-        """Average the noise of rows, each [seeds, units] values, weighted by degrees of freedom.
+        """Average the noise of several rows (configurations), weighted by degrees of freedom.
 
         Rows whose runs are all equal are left out, such as Pop, which does not depend on the seed.
         Return None if no row has two seeds with different values.
+
+        Args:
+            rows: values [seeds, units] of each row.
         """
         estimates = [cls.from_values(values) for values in rows if not _are_equal(values)]
         noises = [noise for noise in estimates if noise is not None]
@@ -227,21 +255,21 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def compute_factor(self, level: float) -> float:
-        """Return by which factor variances of a row with the mean ``level`` are multiplied.
+        """Return the factor by which the pooled variances are multiplied for a row.
 
-        Noise grows with the metric: a row with twice the mean of the pooled rows has four times
-        their variance. A row below them is not given less.
+        Noise grows with the metric: a row with twice the mean (``level``) of the pooled rows is
+        assumed to have four times their variance. A row with a lower mean has the whole variance.
         """
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of two means.
+    """The estimated difference of the mean of a row (a configuration) and that of the reference.
 
     Attributes:
         difference: mean of the row, less the mean of the reference.
-        error: standard error; nan for a single unit, or if no value varies.
+        error: standard error; nan for a single unit (user), or if no value varies.
         df: degrees of freedom; nan without an error.
         seed_noise: source of the noise between seeds: ``own`` (both sides have several seeds),
             ``pooled`` (a side has one seed, and takes the noise of the study's other rows) or
@@ -277,11 +305,14 @@ def estimate_difference(
     pooled: SeedNoise | None = None,
     is_coupled: bool = False,
 ) -> Estimate:
-    """Estimate the difference of two rows and its error.
+    """Estimate the difference of two rows (configurations) and its standard error.
+
+    The variance of the difference is that between units (users) plus what the seeds add to it. A
+    side with one seed takes the noise of the study's other rows (``pooled``), if any has several.
 
     Args:
         row, reference: [seeds, units] values of the same units.
-        pooled: noise between seeds over the study, for a side that has one seed.
+        pooled: noise between seeds over the study, for a side that has one seed; None if unknown.
         is_coupled: whether seed s of a side was made from seed s of the other. The two share the
             noise of that seed, so it is estimated from the differences between them.
     """
@@ -289,11 +320,15 @@ def estimate_difference(
     _, num_units = row.shape
     if num_units < 2:
         return Estimate(difference, math.nan, math.nan, "unknown")
-    # one pair of coupled seeds shows no noise; the noise of independent sides is an upper bound
+
+    # Estimate coupled sides from the differences of their pairs of seeds. A single pair shows no
+    # noise; then both sides count as independent, whose noise is an upper bound.
     uses_paired_seeds = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_paired_seeds else [row, reference]
+
+    # Variance between units, then what the seeds of each side add to it.
     unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / num_units
-    seed_variance = 0.0  # beyond the variance between units
+    seed_variance = 0.0
     df_denominator = unit_variance**2 / (num_units - 1)  # of Satterthwaite's formula
     lowest_df = num_units - 1  # degrees of freedom of a sum are never below those of its parts
     single_seed_sides = []
@@ -306,6 +341,7 @@ def estimate_difference(
         df_denominator += (noise.between / len(side)) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
 
+    # Sides with one seed take the noise of other rows, scaled to their level.
     if not single_seed_sides:
         seed_noise = "own"
     elif pooled is None:
@@ -319,7 +355,8 @@ def estimate_difference(
 
     variance = unit_variance + max(seed_variance, 0.0)
     if not variance or not (row.any() or reference.any()):
-        # equal values, such as zeros where no cold item is found, do not mean a precise estimate
+        # Values that are all equal, such as zeros where no cold item is found, do not mean that
+        # the estimate is precise.
         return Estimate(difference, math.nan, math.nan, seed_noise)
     df = max(variance**2 / df_denominator, lowest_df)
     return Estimate(difference, float(np.sqrt(variance)), float(df), seed_noise)
@@ -328,13 +365,14 @@ def estimate_difference(
 def flip_signs(differences: np.ndarray) -> np.ndarray:
     """Test by random sign flips of units whether differences are symmetric about zero.
 
-    If the two rows were exchangeable, each unit could have the opposite sign (Fisher's
-    randomisation test). All flips are tried where few units differ, otherwise random
-    ones. The test is of these trained models and does not cover the noise of seeds.
+    If two rows (configurations) were exchangeable, the difference of each unit (user) could as well
+    have the opposite sign (Fisher's randomisation test). The p-value is the share of sign flips
+    whose sum is as far from zero as the real one. All flips are tried where up to 13 units differ,
+    otherwise 9,999 random ones, the same for all comparisons. The test is of these trained models
+    and does not cover the noise of seeds.
 
     Args:
-        differences: [units, comparisons] sums over the targets of a unit; all comparisons get the
-            same random flips.
+        differences: [units, comparisons] sums over the targets of a unit.
 
     Returns:
         [comparisons] two-sided p-values; 1 where no unit differs.
@@ -344,10 +382,11 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     p_values = np.ones(num_comparisons)
     sampled = []  # comparisons with too many units to try all flips
     for comparison, column in enumerate(differences.T):
-        values = column[column != 0]
+        values = column[column != 0]  # a difference of 0 has no sign to flip
         if len(values) > _FEW:
             sampled.append(comparison)
         elif len(values):
+            # Row i has the bits of i: [0, 0], [1, 0], [0, 1], [1, 1] for two units.
             is_flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
             sums = np.abs((1 - 2 * is_flipped) @ values)
             p_values[comparison] = (sums >= _just_below(abs(values.sum()))).mean()
@@ -359,19 +398,24 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
 
 
 def _sample_flips(values: np.ndarray) -> np.ndarray:
-    """Return p-values [comparisons] of random sign flips of values [units, comparisons]."""
+    """Return p-values [comparisons] of random sign flips of values [units, comparisons].
+
+    The real signs count as one of the flips, so that no p-value is zero.
+    """
     rng = np.random.default_rng(0)
     num_units, num_comparisons = values.shape
     threshold = _just_below(np.abs(values.sum(0)))
     num_reached = np.zeros(num_comparisons)
-    chunk_size = max(_CELLS // num_units, 1)
+    chunk_size = max(_CELLS // num_units, 1)  # flips at a time, to bound the memory
     for start in range(0, _ROUNDS, chunk_size):
         num_flips = min(chunk_size, _ROUNDS - start)
         num_signs = num_flips * num_units
+        # A random bit for each unit and flip says whether the unit keeps its sign.
         bits = np.frombuffer(rng.bytes(math.ceil(num_signs / 8)), dtype=np.uint8)
         signs = np.unpackbits(bits, count=num_signs).reshape(num_flips, num_units)
         keeps_sign = signs.astype(np.float32)
-        # the sum of all +-v is twice the sum of those that keep their sign, less the sum of all v
+        # With signs of +1 and -1, the sum is twice that of the values that keep their sign, less
+        # the sum of all values.
         sums = 2 * (keeps_sign @ values.astype(np.float32)) - values.sum(0)
         num_reached += (np.abs(sums) >= threshold).sum(0)
     return (num_reached + 1) / (_ROUNDS + 1)
@@ -384,6 +428,9 @@ def _just_below(value: np.ndarray) -> np.ndarray:
 
 def correct_by_holm(p: np.ndarray) -> np.ndarray:
     """Correct p-values for multiple tests (Holm, A simple sequentially rejective procedure, 1979).
+
+    The smallest of n p-values is multiplied by n, the next by n - 1, and so on; none gets smaller
+    than the one before. For [0.01, 0.04, 0.03] the result is [0.03, 0.06, 0.06]. It is at most 1.
 
     Args:
         p: [tests] p-values; nan where there is no test, which does not count and stays nan.
@@ -399,14 +446,14 @@ def correct_by_holm(p: np.ndarray) -> np.ndarray:
 def compute_means(
     table: RankTable, metric: str, bins: Mapping[str, np.ndarray | slice] = ONE_BIN
 ) -> pd.DataFrame:
-    """Return the mean of a metric of each row.
+    """Return the mean of a metric of each row (a configuration), over its seeds and all targets.
 
     Args:
         metric: a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it.
 
     Returns:
-        A line for each row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
+        One line per row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
         bin), deviation (between seeds; nan for a single seed), seeds, targets, units.
     """
     lines = []
@@ -430,23 +477,24 @@ def compute_differences(
     bins: Mapping[str, np.ndarray | slice] = ONE_BIN,
     are_coupled: Callable[[str, str], bool] = lambda row, other: False,
 ) -> pd.DataFrame:
-    """Return the difference of each row from the reference, paired by target.
+    """Return the difference of each row (a configuration) from the reference, paired by target.
 
-    The interval covers the noise between units and between seeds. A row with one seed takes the
-    noise of the study's rows with several. If no row has several, the noise between seeds is
+    The interval covers the noise between units (users) and between seeds. A row with one seed takes
+    the noise of the study's rows with several. If no row has several, the noise between seeds is
     unknown, and the interval is too narrow. The p-value is the larger of two: that of the t-test
     that belongs to the interval, and that of sign flips over the units, which assume no
     distribution. A star needs two seeds on both sides and a p-value below 0.05 after Holm's
     correction over all lines.
 
     Args:
-        metric, bins: as for :func:`compute_means`.
+        metric, bins: as for :func:`compute_means`: a name, and bin -> [targets] whether in it.
         reference: row that all ``rows`` are compared to.
+        rows: names of the rows to compare.
         are_coupled: returns whether two rows share the noise of a seed, since one was made from
             runs of the other or both from runs of a third.
 
     Returns:
-        A line for each row and bin: row, reference, metric, bin, difference, low, high (the 95%
+        One line per row and bin: row, reference, metric, bin, difference, low, high (the 95%
         interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger), p_holm,
         star, detectable (the minimum detectable difference at 80% power), seed_noise (own, pooled,
         unknown), seeds, reference_seeds, targets, units.
@@ -471,20 +519,31 @@ def _compare_rows(
     rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences for the targets of one bin.
+    """Return the lines of a table of differences, over the test targets of one bin.
 
     Args:
-        totals: row -> sums of gains [seeds, units].
+        table: ranks of the test targets in all runs, of which the seeds are read.
+        totals: row (configuration) -> sums of gains [seeds, units]; units are users or sessions.
         num_targets: [units] number of targets of each unit.
-        reference, rows, are_coupled: as for :func:`compute_differences`.
+        reference: row that the ``rows`` are compared to.
+        rows: names of the rows to compare.
+        are_coupled: returns whether two rows share the noise of a seed (one starts from the other).
+
+    Returns:
+        One line per row, without metric, bin, p_holm and star. If the bin has no target, the lines
+        have only the row and the counts.
     """
     units, targets = len(num_targets), int(num_targets.sum())
+
+    # Pool the noise of seeds over rows that are independent of each other. Of coupled rows, take
+    # the one with the most seeds.
     values, pooled = {}, None
     if units:
         values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
-        by_seeds = sorted(values, key=lambda row: -len(values[row]))  # a stable sort
+        by_seeds = sorted(values, key=lambda row: -len(values[row]))
         pooled = SeedNoise.pool(values[row] for row in _select_independent(by_seeds, are_coupled))
 
+    # Compare each row to the reference.
     lines: list[dict[str, Any]] = []
     unit_differences = []
     for row in rows:
@@ -504,13 +563,15 @@ def _compare_rows(
         by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
         unit_differences.append(by_unit)
         difference = float(by_unit.sum() / targets)
-        # the interval is about the jackknife's mean, which differs if units differ in size
+        # The interval is around the mean of the jackknife's values, which is not quite the mean
+        # over targets if users have different numbers of targets. So move it there.
         shift = difference - result.difference
         low, high = result.interval
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
 
+    # Add the p-values of sign flips, and take the larger one; fmax ignores nan.
     if unit_differences:
         for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
@@ -520,7 +581,11 @@ def _compare_rows(
 def _match_seeds(
     seeds: list[int], reference_seeds: list[int], is_coupled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices of the compared seeds: those that coupled rows share, if any, else all."""
+    """Return which seeds of a row and of the reference are compared, as indices of the two lists.
+
+    Coupled rows share the noise of a seed, so only their common seeds are compared, if any. For
+    seeds [1, 2, 3] and [2, 3, 4] these are [1, 2] and [0, 1]. Otherwise all seeds are compared.
+    """
     if is_coupled and set(seeds) & set(reference_seeds):
         return np.intersect1d(seeds, reference_seeds, return_indices=True)[1:]
     return np.arange(len(seeds)), np.arange(len(reference_seeds))

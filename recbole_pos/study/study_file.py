@@ -1,6 +1,8 @@
-"""From a study's file, or the models of a command line, to a complete plan.
+"""From a study's yaml file, or the models of a command line, to a complete plan.
 
-A file may inherit from another by its key ``like``. Errors name file and line of a mistake.
+:func:`read_plan` reads a file, which may inherit from another by its key ``like``;
+:func:`plan_models` makes a study of a list of models. Both return a :class:`Plan`, whose rows are
+the configurations to compare. Errors name file and line of a mistake.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from recbole_pos.yaml_files import parse_scalar, read_with_lines, read_yaml
 # Options that a trained model may be tested again with.
 _RETEST_OPTIONS = ("mask_history", "inference_relations", "eval_batch_size")
 METRIC_NAMES = ("ndcg", "hit", "mrr")  # metrics of a study that names none
+# All keys of a study, of its tables and of attached rows, to suggest one for a misspelt key.
 _KEYS = {key for layout in (Plan, TablePlan, Attach) for key in layout.model_fields}
 
 
@@ -34,9 +37,16 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
-    """Return the study in a file, with the content that it inherits by its key ``like``.
+    """Return the content of a study's yaml file, merged with the study that it inherits from.
 
-    ``heirs`` are files that inherit from this one. A UsageError names the line of a mistake.
+    A file inherits from another by its key ``like``, and that one may inherit as well.
+
+    Args:
+        path: the file.
+        heirs: files that inherit from this one, to recognise files that inherit from each other.
+
+    Raises:
+        UsageError: with the line of a mistake.
     """
     path = Path(path)
     source = Source(str(path), *read_with_lines(path, "study"))
@@ -54,9 +64,16 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 
 
 def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a study over an inherited one; base and rows merge by option.
+    """Return the content of a study merged into the content that it inherits.
 
-    If ``rows`` is a list of names, only these inherited rows stay, and what is about others goes.
+    Keys of the study win. Options in ``base`` and in each row (a configuration) are merged one by
+    one. If ``rows`` is a list of names, only these inherited rows stay, and of ``reference``,
+    ``tables`` and ``paper`` only what is about them. Values of a paper are not inherited by a study
+    of another dataset.
+
+    Args:
+        source: the study.
+        inherited: content of the study that it inherits from.
     """
     content = source.content
     merged = {**inherited, **content}
@@ -64,6 +81,7 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
         merged.pop("paper", None)  # values of a paper are of one dataset
     merged["base"] = _merge_options(inherited.get("base"), content.get("base"))
 
+    # Rows are merged by name, or selected by a list of names.
     inherited_rows, rows = inherited.get("rows") or {}, content.get("rows") or {}
     if isinstance(rows, dict):
         merged["rows"] = {
@@ -81,42 +99,65 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_options(inherited: Any, options: Any) -> Any:
-    """Return options over inherited ones; None inherits all, and other values replace them."""
+    """Return inherited options with other options over them.
+
+    Args:
+        inherited: what the inherited study has at this key, usually a mapping.
+        options: what the study itself has. None, a key without a value, inherits everything; a
+            value that is not a mapping replaces what is inherited, and is checked later.
+    """
     if isinstance(inherited, dict) and isinstance(options, dict):
         return {**inherited, **options}
     return inherited if options is None else options
 
 
 def _restrict(value: Any, names: list[str]) -> Any:
-    """Return an inherited paper, tables or reference for the named rows; None if none is left.
+    """Return what is inherited about the given rows only; None if nothing is left.
 
-    A table stays if it has all its rows and its reference.
+    Args:
+        value: the inherited ``paper`` (row -> its values), ``tables`` (a list) or ``reference``
+            (the name of a row). A table is kept if all its rows and its reference are among the
+            names.
+        names: names of the rows (configurations) that the study selects.
     """
     if isinstance(value, dict):  # the paper: row -> its values
         return {row: values for row, values in value.items() if row in names}
-    if isinstance(value, list):
+    if isinstance(value, list):  # the tables
         tables = []
         for table in value:
+            # A table that leaves out its rows has all rows.
             used = {*table.get("rows", names), table.get("reference", names[0])}
             if used <= set(names):
                 tables.append(table)
         return tables or None
-    return value if value in names else None
+    return value if value in names else None  # the reference
 
 
 def make_plan(source: Source) -> Plan:
-    """Return the complete plan of a study from its source; errors as of :func:`read_plan`."""
+    """Return the complete plan of a study: keys that it leaves out are filled in.
+
+    Args:
+        source: content of the study, with the lines of its file.
+
+    Raises:
+        UsageError: with file and line, if a key, a type or a name of a row is wrong.
+    """
     plan = _validate(source)
     plan.source = source
+
+    # A row has the search of the study, unless it has another or none. A row with a parent starts
+    # from the trained models of another row, so nothing is searched for it.
     for name, row in plan.rows.items():
         _check_row(plan, name)
         if row.search is True:
             row.search = None if row.parent else plan.search
 
+    # The split belongs to the options of all runs.
     if plan.split is not None:
         eval_args = plan.base.options.get("eval_args") or {}
         plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
 
+    # Title, reference (by default the first row) and tables (by default one of all rows).
     plan.title = plan.title or f"{len(plan.rows)} rows on {plan.dataset}"
     plan.reference = plan.reference or next(iter(plan.rows))
     source.require_choice(("reference",), plan.reference, plan.rows)
@@ -126,17 +167,23 @@ def make_plan(source: Source) -> Plan:
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
         _complete_table(plan, table, ("tables", index))
-    plan.sort_rows()  # graphlib's CycleError if rows are made of each other
+
+    plan.sort_rows()  # raises graphlib's CycleError if rows start from each other's models
     _require_equal_trials(plan)
     return plan
 
 
 def _validate(source: Source) -> Plan:
-    """Return the content of a study with checked types; a UsageError names the line."""
+    """Return the content of a study as a plan, with the types of its keys checked.
+
+    Raises:
+        UsageError: for the first mistake that pydantic finds, with its file and line.
+    """
     try:
         return Plan.model_validate(source.content)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)[0]
+        # pydantic adds "[key]" to the path if the key of a mapping is wrong.
         path = tuple(key for key in details["loc"] if key != "[key]")
         name = ": ".join(map(str, path))
         if details["type"] == "extra_forbidden":
@@ -150,14 +197,27 @@ def _validate(source: Source) -> Plan:
 
 
 def _check_row(plan: Plan, name: str) -> None:
-    """Raise a UsageError for a row without a model, or with options that its parent decides."""
+    """Check that a row (a configuration) has a model, or starts from another row's trained models.
+
+    Args:
+        plan: the study.
+        name: name of the row.
+
+    Raises:
+        UsageError: if it has no model; if it starts from a row that does not exist; or if it has
+            options that the other row decides, such as the model.
+    """
     row, path = plan.rows[name], ("rows", name)
+
+    # A row of another system's predictions has nothing else.
     if row.predictions:
         if row.options or row.parent or row.config_files:
             problem = "predictions: another system made them; leave out all other keys but `of`"
             raise plan.source.error((*path, "predictions"), f"{name}: {problem}")
         row.search = None
         return
+
+    # A row that is trained from scratch needs a model.
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
             similar = [key for key in row.options if suggest(key, ["model"])]
@@ -165,10 +225,12 @@ def _check_row(plan: Plan, name: str) -> None:
             raise plan.source.error(path, f"{name}: it has no model{hint}")
         return
 
+    # A row with a parent (the row whose models it starts from) has its model and most options. It
+    # is given as `attach` (schemes are added) or as `retest` (it is tested with other options).
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
-    if not row.attach:
+    if not row.attach:  # a retest, which only takes options that a trained model can be tested with
         refused |= set(row.options) - set(_RETEST_OPTIONS)
         if not row.options:
             problem = f"it is {row.parent} again: give it one of {', '.join(_RETEST_OPTIONS)}"
@@ -179,7 +241,16 @@ def _check_row(plan: Plan, name: str) -> None:
 
 
 def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None:
-    """Fill in the keys that a table at ``path`` of the yaml leaves out, from the study."""
+    """Fill in the keys that a table leaves out: rows, title, metrics and reference.
+
+    Args:
+        plan: the study, from which the keys are taken.
+        table: the table, which is changed.
+        path: keys and list indices of the table in the yaml file, for messages.
+
+    Raises:
+        UsageError: if the table names a row (a configuration) that does not exist.
+    """
     for name in table.rows:
         plan.source.require_choice((*path, "rows"), name, plan.rows)
     table.rows = table.rows or tuple(plan.rows)
@@ -191,7 +262,13 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
 
 
 def _require_equal_trials(plan: Plan) -> None:
-    """Require that all searched rows have the same number of trials."""
+    """Require that all searched rows (configurations) have the same number of trials.
+
+    A row with more trials would have an advantage over the others.
+
+    Raises:
+        UsageError: naming two rows with different numbers.
+    """
     num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
     first = next(iter(num_trials), "")
     for name, number in num_trials.items():
@@ -204,32 +281,41 @@ def _require_equal_trials(plan: Plan) -> None:
 
 
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
-    """Return a plan with other keys and other options of its base.
+    """Return the plan of a study with some of its keys changed, and with other options in its base.
+
+    An option that a row (a configuration) sets itself is not changed there, of which a RunWarning
+    tells the user.
 
     Args:
-        changes: keys of a study, over those of the plan. A number of seeds selects the first of the
-            study's list of seeds; further seeds follow its largest.
-        base: options over those of its base; its config_files are read after those of the base, and
-            what they set is no longer taken from it.
+        plan: the study.
+        changes: keys of a study file with their new values. A number of seeds selects the first of
+            the study's list of seeds; if it has fewer, the seeds after its largest are added.
+        base: options that win over those in the base of the study. Its ``config_files`` are read
+            after those of the base, and what they set wins over the base as well.
 
-    A RunWarning names options of the base that configurations set themselves.
+    Raises:
+        UsageError: if the changed study is wrong, as for :func:`read_plan`.
     """
     for key in base.keys() - {"config_files"}:
-        if setting := [name for name, row in plan.rows.items() if key in row.options]:
+        setting = [name for name, row in plan.rows.items() if key in row.options]
+        if setting:
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    if "dataset" in changes:  # the paper's values are of the plan's dataset
+    # Keys and options. Values of a paper are of one dataset, so another dataset has none.
+    if "dataset" in changes:
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
     content["base"] = {**(content.get("base") or {}), **base}
     if base.get("config_files"):
         files = [*plan.base.config_files, *base["config_files"]]
-        # a file that is given twice is read only at its last place
+        # A file that is given twice is read only at its last place.
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
+        # Options of the base win over its files, so drop those that the new files set.
         for key in _read_files(base["config_files"]).keys() - base.keys():
             content["base"].pop(key, None)
 
+    # A number of seeds for a study that lists its seeds.
     seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
@@ -253,11 +339,13 @@ def plan_models(
     base: dict[str, Any] | None = None,
     **keys: Any,
 ) -> Plan:
-    """Return a plan with a row for every model, or for every model and varied value.
+    """Return a plan with one row (configuration) for every model, and for every varied value.
 
     Args:
-        vary: ``option=value,value,...``; values are yaml, ``position=[nope],[rope,kernel]``. Every
-            combination of several is a row.
+        dataset: name of the dataset.
+        models: names of the models.
+        vary: options to vary, each as ``option=value,value,...``. The values are yaml, as in
+            ``position=[nope],[rope,kernel]``. With several options, every combination is a row.
         seeds: number of seeds.
         base: options of all rows, with config_files.
         keys: further keys of a study's file: reference, metrics, bins, title.
@@ -270,6 +358,7 @@ def plan_models(
     if repeated := find_repeated([*base, *(_parse_vary(text)[0] for text in vary), *models]):
         raise UsageError(f"{repeated[0]} is given twice")
 
+    # A row for every combination, named by the model and the varied values.
     rows = {}
     for model, *values in itertools.product(models, *varied.values()):
         options = dict(zip(varied, values, strict=True))
@@ -281,6 +370,8 @@ def plan_models(
     by_options = f" by {' and '.join(varied)}" if varied else ""
     title = f"{', '.join(models)}{by_options} on {dataset}"
     content = {"dataset": dataset, "title": title, "rows": rows, "seeds": seeds}
+
+    # The tables show the metrics of the runs, if the options or the files name some.
     given = _read_files(base.get("config_files", ())) | base
     if given.keys() & {"metrics", "topk"} and (metrics := _list_metrics(given)):
         content["metrics"] = metrics
@@ -288,15 +379,27 @@ def plan_models(
 
 
 def _list_metrics(options: Mapping[str, Any]) -> list[str]:
-    """Return the metrics that options of runs name, such as ``hit@5``; ``valid_metric`` first."""
+    """Return the metrics that options of runs name, with the metric of early stopping first.
+
+    ``metrics: [NDCG, Hit]`` and ``topk: [5, 10]`` give ``ndcg@5``, ``hit@5``, ``ndcg@10`` and
+    ``hit@10``. Metrics without a cutoff are left out.
+
+    Args:
+        options: options of runs, in RecBole's spelling.
+    """
     names = [str(name).lower() for name in as_list(options.get("metrics") or METRIC_NAMES)]
     cutoffs = as_list(options.get("topk") or [10])
     metrics = [f"{name}@{k}" for k in cutoffs for name in names if has_cutoff(name)]
+    # False sorts before True, and the others keep their order.
     return sorted(metrics, key=lambda metric: metric != str(options.get("valid_metric")).lower())
 
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
-    """Return option and values of ``option=value,value,...``; raise a UsageError for other text."""
+    """Return the option and the values of a text such as ``n_heads=1,2``.
+
+    Raises:
+        UsageError: if the text has another form, or fewer than two different values.
+    """
     name, _, values_text = text.partition("=")
     name = name.strip().removeprefix("--")
     values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
@@ -310,7 +413,14 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _describe_option(name: str, value: Any, with_name: bool) -> str:
-    """Return ``name=value``, or only a value that has words if ``with_name`` is false."""
+    """Return a varied option as part of a row's name.
+
+    Args:
+        name: name of the option.
+        value: its value. Of a list, the items are joined: ``rope+kernel``.
+        with_name: False if only this option is varied. Then ``rope+kernel`` is enough; a number
+            still needs the name, as in ``n_heads=2``.
+    """
     if isinstance(value, list):
         text = "+".join(map(str, value)) or "none"
     else:

@@ -1,8 +1,9 @@
-"""The folder of a study, with every run that it has trained; and the folders of kept runs.
+"""The folder of a study, with every run that it has trained; and the folders of packed studies.
 
 A study's folder has ``study.json`` (its plan), ``facts.json`` (:class:`StudyFacts`),
-``current.json`` (the runs that belong to the present plan) and ``runs/DIGEST/``: run folders, to
-which ``fit.json`` adds which fit of the study it is, and how it ended.
+``current.json`` (which runs belong to the present plan) and ``runs/DIGEST/``. These are run
+folders, named by a digest (hash of options, data and code), with ``fit.json`` beside the files of
+every run: which fit (training run of the plan) it is, and how it ended.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.study_file import make_plan
 
-KNOWN_FROM = "known_from"  # key of a run's facts for the kept study that it was taken from
+KNOWN_FROM = "known_from"  # key of a run's facts: name of the packed study that it was taken from
 _MAX_TITLE = 60  # most characters of a title in the path of a folder
-_FACTS, _EPOCHS, _RANKS = "facts.json", "epochs.parquet", "ranks.parquet"
+_FACTS, _EPOCHS, _RANKS = "facts.json", "epochs.parquet", "ranks.parquet"  # of a packed study
 # Facts of a run that others may read: no paths, no names of machines, no times of the split.
 _PUBLIC_FACTS = (
     *("row", "seed", "stage", "trial", "commit", "model", "searched"),
@@ -39,16 +40,19 @@ _PUBLIC_FACTS = (
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
+# Facts that belong into result.json of a run; the others belong into fit.json.
 _RESULT_FACTS = {field.name for field in fields(Result)}
 
 
 @dataclass
 class StudyFacts:
-    """``facts.json``: facts of the data, as in ``Results``, and what no run's folder has.
+    """The content of ``facts.json``: facts that no run's folder has.
 
     Attributes:
-        chosen_by: row -> metric of its search.
-        unmade: name of a fit that failed before its run had a folder -> reason.
+        versions, data, warnings, split: facts of the data, as in :class:`.results.Results`.
+        chosen_by: row (a configuration) -> metric of its search.
+        unmade: name of a fit (a training run of the plan) that failed before its run had a folder
+            -> why.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -60,7 +64,11 @@ class StudyFacts:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the mapping in a file of json, empty without a file; a UsageError if it is damaged."""
+    """Return the mapping in a json file; it is empty if there is no file.
+
+    Raises:
+        UsageError: if the file is damaged.
+    """
     try:
         return dict(json.loads(read_capped(file)))
     except FileNotFoundError:
@@ -70,19 +78,27 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
-    """Return epoch (from 0) -> validation value of a run, for the epochs that were validated."""
+    """Return epoch (from 0) -> validation value of a metric, for the epochs that were validated."""
     epochs = read_epochs(run)
     return {e["epoch"]: e["valid"][metric] for e in epochs if metric in (e["valid"] or {})}
 
 
 def read_epochs(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the complete lines of ``metrics.jsonl``, whose last line the run may be writing."""
+    """Return what a run has recorded of each epoch, as in its ``metrics.jsonl``.
+
+    A last line that is not complete is left out, since the run may be writing it now.
+    """
     content = run.metrics.read_bytes() if run.metrics.is_file() else b""
     return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
 
 
 class StudyFolder:
-    """The folder of one study, at a path."""
+    """The folder of one study.
+
+    Attributes:
+        path: the folder.
+        runs: folder in it with the folders of the runs.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -90,7 +106,12 @@ class StudyFolder:
 
     @classmethod
     def from_plan(cls, plan: Plan, path: str | Path | None) -> StudyFolder:
-        """Return the study folder at ``path``; by default saved/<dataset>/studies/<title>/."""
+        """Return the folder of a study, which need not exist yet.
+
+        Args:
+            plan: the study.
+            path: the folder; ``saved/<dataset>/studies/<title>/`` when None.
+        """
         if path is None:
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
@@ -110,29 +131,52 @@ class StudyFolder:
         return RunFolder(self.runs / digest)
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
-        """Write into ``fit.json`` what the study knows of a run; other facts in the file stay."""
+        """Write into ``fit.json`` what the study knows of a run; other facts in the file stay.
+
+        Args:
+            digest: hash that names the run's folder.
+            facts: facts by name, such as the row (configuration), the seed and the status.
+        """
         merged = {**read_json(self.run(digest).path / "fit.json"), **facts, "digest": digest}
-        if merged.get("status") != FAILED:  # an earlier attempt may have failed
-            merged.pop("reason", None)
+        if merged.get("status") != FAILED:
+            merged.pop("reason", None)  # why an earlier attempt failed
         self._write(f"runs/{digest}/fit.json", merged)
 
     def read_fit(self, digest: str) -> dict[str, Any]:
-        """Return the facts of a run, those of ``result.json`` and of ``fit.json``.
+        """Return all facts of a run, from its ``result.json`` and its ``fit.json``.
 
-        They are empty for a run that has no ``fit.json``, or for an empty digest.
+        Args:
+            digest: hash that names the run's folder.
+
+        Returns:
+            Facts by name; empty if the run has no ``fit.json``, or if the digest is empty.
         """
         run = self.run(digest)
         facts = read_json(run.path / "fit.json") if digest else {}
         return {**read_json(run.result), **facts} if facts else {}
 
     def has_weights(self, digest: str) -> bool:
-        """Return whether a run is finished and has its weights, not only its results."""
+        """Return whether a run is finished and its weights can be used.
+
+        A run that was taken from a packed study has results but no weights.
+
+        Args:
+            digest: hash that names the run's folder; empty for no run.
+        """
         facts = self.read_fit(digest)
         is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
         return is_trained_here and self.run(digest).checkpoint.is_file()
 
     def find_current_digests(self, plan: Plan) -> dict[str, str]:
-        """Return name of a fit -> digest of its run; a run made for another request is left out."""
+        """Return which run belongs to each fit (training run) of a plan.
+
+        A run belongs to a fit only if it was made for the same request: options, search, and
+        whatever else the plan asks for. After a change of the plan, runs of earlier requests are
+        left out.
+
+        Returns:
+            Name of a fit -> digest of its run (the hash that names the run's folder).
+        """
         current = read_json(self.path / "current.json")
         return {
             name: current[name]["run"]
@@ -141,7 +185,13 @@ class StudyFolder:
         }
 
     def write_current(self, plan: Plan, digests: dict[str, str]) -> None:
-        """Write the digests of runs by the names of their fits; other fits keep their runs."""
+        """Write which run belongs to each fit (training run) of a plan, and what the plan asks for.
+
+        Args:
+            plan: the study.
+            digests: name of a fit -> digest of its run (the hash that names the run's folder). Fits
+                that are not among them keep their runs.
+        """
         current = read_json(self.path / "current.json")
         for name, request in digest_requests(plan).items():
             if name in digests:
@@ -157,32 +207,41 @@ class StudyFolder:
         self._write("facts.json", asdict(facts))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Write a json file in the folder, which is made if need be."""
+        """Write a json file into the folder, which is made if it does not exist."""
         file = self.path / name
         make_folder(file.parent)
         write_json(file, content)
 
 
-# --- kept runs ---
+# --- packed studies ---
 
 
 class PackedStudy:
-    """Kept runs of a study: all that its tables need, so that no one has to train it again.
+    """The results of a study's runs in three files, so that no one has to train the runs again.
 
-    They are a folder of three files that :func:`pack` writes: ``facts.json`` has for each run its
-    options of the search, metrics and cost, ``epochs.parquet`` its validation by epoch, and
-    ``ranks.parquet`` in a column the ranks of its test targets, in the order of the dataset. There
-    are no weights and no data: users, items and times are read from the dataset again. So the
-    folder may be shared where the data may not, and serves only those who have the same data.
+    :func:`pack` writes them into a folder. ``facts.json`` has options, metrics and cost of each
+    run, ``epochs.parquet`` its validation by epoch, and ``ranks.parquet`` a column with the ranks
+    of its test targets, in the order of the dataset. There are no weights and no data: users, items
+    and times are read from the dataset again. So the folder may be shared where the data may not,
+    and serves only those who have the same data.
 
     Attributes:
-        fits: digest of a run -> its facts, as :meth:`StudyFolder.read_fit` returns them.
-        epochs: a line for each epoch: digest, epoch, and a column for each validation metric.
+        path: the folder.
+        fits: digest of a run (the hash that names its folder) -> its facts, as
+            :meth:`StudyFolder.read_fit` returns them.
+        epochs: one line per epoch: digest, epoch, and a column for each validation metric.
         used: digests of its runs that belong to the present study, which a scheduler adds.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Read the facts and the epochs of the runs; a UsageError refuses another folder."""
+        """Read the facts and the epochs of the packed runs.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            UsageError: if the folder was not written by ``compare --pack``.
+        """
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
@@ -196,26 +255,30 @@ class PackedStudy:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
         Args:
-            digest: digest of a kept run.
+            digest: hash that names the folder of the run.
             folder: folder of the study.
-            config: configuration of the run, with paths of this machine.
+            config: configuration of the run, with the paths of this machine.
             dataset: dataset of the configuration.
         """
         run, facts = folder.run(digest), self.fits[digest]
         make_folder(run.path)
         run.write_config(config.plain)
+
+        # The epochs; metrics that other runs have and this one lacks are NaN.
         lines = self.epochs[self.epochs["digest"] == digest].drop(columns="digest")
         epochs = [line.dropna().to_dict() for _, line in lines.iterrows()]
         run.write_metrics({"epoch": int(valid.pop("epoch")), "valid": valid} for valid in epochs)
 
-        if facts.get("test") is not None:  # trials of a search are not tested
+        # The ranks, whose users and items are read from the dataset. A trial of a search has none,
+        # since it is not tested.
+        if facts.get("test") is not None:
             column = pd.read_parquet(self.path / _RANKS, columns=[digest])[digest]
             ranks = column.dropna().to_numpy(np.int64)
             targets = np.flatnonzero(dataset.split.find_targets(TEST))
             run.write_ranks(make_rank_table(dataset, targets, ranks, config["timestamp_unit"]))
 
         write_json(run.result, {key: facts[key] for key in facts if key in _RESULT_FACTS})
-        # last: it marks the run as done
+        # This comes last, since it marks the run as done.
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
 
     def __str__(self) -> str:
@@ -227,7 +290,15 @@ class PackedStudy:
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
-    """Write the finished runs of a study into a folder to keep, and return their number.
+    """Write the results of a study's finished runs into a folder, for :class:`PackedStudy`.
+
+    Args:
+        plan: the study.
+        folder: folder of the study.
+        path: folder to write into.
+
+    Returns:
+        The number of runs.
 
     Raises:
         UsageError: if no run is finished.
@@ -235,6 +306,9 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     facts: dict[str, Any] = {}
     epochs: list[dict[str, Any]] = []
     ranks: dict[str, pd.Series] = {}
+
+    # Collect facts, epochs and ranks of each run, by the digest that names its folder. Several fits
+    # (runs that the plan asks for) can have the same run, which is packed once.
     for digest in sorted(set(folder.find_current_digests(plan).values())):
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
@@ -247,11 +321,13 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
+    # Write the three files.
     kept = Path(path)
     make_folder(kept)
     _write_parquet(pd.DataFrame(epochs or {"digest": []}), kept / _EPOCHS)
-    # runs of different splits have columns of different lengths, which pandas fills up; ranks
-    # hardly repeat, so they are small if the bytes of all are compressed apart
+    # Runs of different splits have different numbers of ranks; pandas fills up shorter columns.
+    # Ranks hardly repeat, so a dictionary does not help: they get small if their first bytes are
+    # compressed together, then their second bytes, and so on.
     columns = pd.DataFrame(ranks)
     _write_parquet(columns, kept / _RANKS, use_dictionary=False, use_byte_stream_split=True)
     write_json(kept / _FACTS, facts)
@@ -259,7 +335,13 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:
-    """Write a table as a small parquet file; ``encoding`` are arguments of pyarrow."""
+    """Write a table as a small parquet file.
+
+    Args:
+        frame: the table.
+        path: the file, which is replaced as a whole.
+        encoding: arguments of pyarrow's ``write_table``.
+    """
     table = pa.Table.from_pandas(frame, preserve_index=False)
     with atomic_write(path, text=False) as file:
         pq.write_table(table, file, compression="zstd", compression_level=19, **encoding)

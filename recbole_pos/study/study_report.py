@@ -1,7 +1,8 @@
 """``report.html``: a study in one file, with its charts; and all files of a study's results.
 
-:func:`write_results` writes the files, :func:`render_report` the page, and :func:`draw_charts` its
-pictures as inline svg: differences, cost, learning curves.
+:func:`write_results` writes the files from :class:`Results`, :func:`render_report` returns the
+page, and :func:`draw_charts` the charts in it: differences, cost, learning curves. Charts are
+written into the page as inline svg. A row of a study is one of the configurations it compares.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
 _GRAY = "#595959"
 _WIDTH = 4.4  # inches, about the width of a phone, so that text is not scaled down there
-_MAX_NAME = 26  # most characters of a name
+_MAX_NAME = 26  # most characters of a row's name in a chart
+# matplotlib's settings of all charts.
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # the same letters everywhere
-    "svg.hashsalt": "recbole-pos",  # the same study gives the same bytes
+    "svg.hashsalt": "recbole-pos",  # so that the same study gives the same bytes
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -60,6 +62,7 @@ _STYLE: dict[Any, Any] = {
     "grid.alpha": 0.3,
     "text.parse_math": False,  # a dollar in a name starts no formula
 }
+# Arguments of the legend of all charts.
 _LEGEND: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False}
 # Column of runs -> name of a cost, function that formats a value.
 _COSTS = {
@@ -69,7 +72,7 @@ _COSTS = {
 
 
 def write_results(results: Results, folder: Path) -> list[Path]:
-    """Write table.md, table.csv, runs.csv and report.html; return their paths."""
+    """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths."""
     make_folder(folder)
     texts = {
         "table.md": render_markdown(results),
@@ -88,7 +91,11 @@ def _to_csv(frame: pd.DataFrame) -> str:
 
 
 def render_report(results: Results) -> str:
-    """Return the page of a study's report, which begins with the findings of its first table."""
+    """Return the html page of a study's report.
+
+    It begins with the findings of the first table and the protocol. Then come, for each table of
+    the study, its tables and charts, and at the end searches, failed runs and the study itself.
+    """
     return PAGES.get_template("report.html.jinja").render(
         plan=results.plan,
         findings=write_findings(results, results.comparisons[0]),
@@ -106,16 +113,24 @@ def render_report(results: Results) -> str:
 
 
 def write_findings(results: Results, comparison: Comparison) -> list[str]:
-    """Return sentences on a table: its best row, unfinished runs, and significant differences."""
+    """Return the findings of a table: its best row, unfinished runs, significant differences.
+
+    Args:
+        results: results of the study.
+        comparison: the numbers of one of its tables, whose rows are configurations.
+    """
     table, main = comparison.table, comparison.table.metrics[0]
     means = comparison.means[comparison.means["metric"] == main].dropna(subset=["mean"])
     if means.empty:
         return ["No run has finished yet."]
+
+    # The best row by the first metric.
     best = means.loc[means["mean"].idxmax()]
     seeds = f"{int(best['seeds'])} seed{'s' if best['seeds'] > 1 else ''}"
     value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
     findings = [f"Highest {format_metric(main)}: {value}."]
 
+    # How many runs are missing. Results without a plan, of any run folders, lack none.
     num_runs = sum(map(results.plan.count_runs, table.rows))
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
@@ -123,14 +138,22 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
         findings.append(
             f"{num_unfinished} of {num_runs} runs are not finished; these figures are preliminary."
         )
+
     if not comparison.differences.empty:
         findings += _describe_differences(comparison)
     return findings
 
 
 def _describe_differences(comparison: Comparison) -> list[str]:
-    """Return sentences on the significance of the differences in a table."""
+    """Return sentences on which differences from the reference are significant.
+
+    The first sentence names the significant differences. The others, where they apply, say how
+    small a difference could be found, and which rows (configurations) have too few seeds for a
+    statement.
+    """
     differences, num_rows = comparison.differences, len(comparison.differences)
+
+    # Which rows differ significantly.
     significant = [
         f"{line['row']} ({format_number(line['difference'], sign=True)})"
         for line in differences[differences["star"]].to_dict("records")
@@ -146,6 +169,7 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     else:
         sentences = [f"None of {num_rows} configurations differs {suffix}."]
 
+    # How small a difference could be found, if some are not significant.
     detectable = differences["detectable"].dropna()
     if len(detectable) and len(significant) < num_rows:
         low, high = format_number(detectable.min()), format_number(detectable.max())
@@ -153,6 +177,8 @@ def _describe_differences(comparison: Comparison) -> list[str]:
         sentences.append(
             f"Minimum detectable difference (80% power): {sizes}; smaller ones may exist."
         )
+
+    # A significant difference needs two seeds on both sides.
     has_one_seed = (differences["seeds"] < 2) | (differences["reference_seeds"] < 2)
     if has_one_seed.any():
         rows = join_names(differences.loc[has_one_seed, "row"])
@@ -161,11 +187,15 @@ def _describe_differences(comparison: Comparison) -> list[str]:
 
 
 def describe_protocol(results: Results) -> list[str]:
-    """Return sentences on the data, training, search, warnings and statistics of a study."""
+    """Return sentences on how a study was made: data, seeds, search, warnings and statistics.
+
+    Args:
+        results: results of the study. Without facts about the data, the first sentence is left out.
+    """
     plan = results.plan
     sentences = []
     if results.data:
-        facts = []
+        facts = []  # such as "943 users"
         for key, value in results.data.items():
             name = "interactions" if key == "events" else key
             facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
@@ -175,7 +205,7 @@ def describe_protocol(results: Results) -> list[str]:
     sentences.append(f"{len(plan.rows)} configurations, trained with the seeds {seeds}.")
     num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
     if num_trials:
-        number = max(num_trials.values())  # the same for all
+        number = max(num_trials.values())  # all searched rows have the same number
         trial_seeds = join_names(map(str, plan.trial_seeds))
         sentences.append(
             f"Searched with {number} trials each (seeds: {trial_seeds}), chosen on validation "
@@ -194,7 +224,10 @@ def describe_protocol(results: Results) -> list[str]:
 
 
 def _dump_study(plan: Plan) -> str:
-    """Return a study as yaml, without its ``data_path``."""
+    """Return the content of a study as yaml.
+
+    The option ``data_path`` is left out, since it is a path of this machine.
+    """
     base = plan.source.content.get("base") or {}
     base = {key: value for key, value in base.items() if key != "data_path"}
     content = {**plan.source.content, "base": base}
@@ -202,13 +235,17 @@ def _dump_study(plan: Plan) -> str:
 
 
 def _collect_facts(results: Results) -> dict[str, str]:
-    """Return name -> text of the facts of the runs: versions, device, commit, training time."""
+    """Return facts of the finished runs for the page: versions, device, commit and training time.
+
+    Returns:
+        Name -> text. If runs have different devices or commits, the text lists them.
+    """
     facts = dict(results.versions)
     for column in ("device", "commit"):
         if column in results.runs.columns:
             values = results.done[column].dropna().astype(str).unique()
-            if values := [value for value in values if value]:
-                facts[column] = join_names(values)
+            if known := [value for value in values if value]:
+                facts[column] = join_names(known)
     if "seconds" in results.runs.columns and len(results.done):
         facts["training, all runs"] = format_duration(results.done["seconds"].sum())
     return facts
@@ -224,7 +261,8 @@ class Chart:
     Attributes:
         kind: ``differences``, ``seconds``, ``parameters`` or ``curves``.
         title: title above the picture, as text of the page.
-        alternative: alternative text, with all values.
+        figure: the picture.
+        alternative: text with all values, for those who cannot see the picture.
         note: how to read the picture.
     """
 
@@ -237,7 +275,7 @@ class Chart:
     @property
     def address(self) -> str:
         """The figure as the address of an image in a page: svg in base64 (a ``data:`` URL)."""
-        FigureCanvasSVG(self.figure)
+        FigureCanvasSVG(self.figure)  # makes itself the canvas of the figure
         file = io.BytesIO()
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -254,7 +292,12 @@ class _Figure(Figure):
 
 
 def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
-    """Return all charts of one table that its results allow."""
+    """Return all charts of one table; a chart that the results have no values for is left out.
+
+    Args:
+        results: results of the study.
+        comparison: the numbers of one of its tables.
+    """
     with matplotlib.rc_context(_STYLE):
         charts = [
             draw_differences(comparison),
@@ -265,10 +308,22 @@ def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
 
 
 def draw_differences(comparison: Comparison) -> Chart | None:
-    """Draw the differences from the reference with their intervals; None if there are none."""
+    """Draw the differences of all rows (configurations) from the reference, with 95% intervals.
+
+    Significant differences are filled and coloured, others white and gray. Intervals are dotted
+    where a side has only one seed.
+
+    Args:
+        comparison: the numbers of one table of the study.
+
+    Returns:
+        The chart; None if the table has no differences.
+    """
     lines = comparison.differences.to_dict("records")
     if not lines:
         return None
+
+    # A point and an interval for each row, from top to bottom.
     figure, axes = _make_figure(1.0 + 0.32 * len(lines))
     for y, line in enumerate(lines):
         color = _COLORS[0] if line["star"] else _GRAY
@@ -279,11 +334,12 @@ def draw_differences(comparison: Comparison) -> Chart | None:
 
     axes.axvline(0, color="black", lw=0.8)
     axes.set_yticks(range(len(lines)), [shorten(line["row"], _MAX_NAME) for line in lines])
-    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_ylim(len(lines) - 0.5, -0.5)  # the first row on top
     axes.xaxis.set_major_locator(MaxNLocator(5))
     metric, reference = format_metric(comparison.table.metrics[0]), comparison.table.reference
     axes.set_xlabel(f"difference in {metric} from {shorten(reference, _MAX_NAME)}")
 
+    # The same values as text.
     values = "; ".join(
         f"{line['row']} {line['difference']:+.4f}, "
         + ("no CI" if math.isnan(line["low"]) else f"{line['low']:+.4f} to {line['high']:+.4f}")
@@ -298,9 +354,23 @@ def draw_differences(comparison: Comparison) -> Chart | None:
 
 
 def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | None:
-    """Draw the main metric against a column of costs; None for fewer than two rows with both."""
+    """Draw the main metric of all rows (configurations) against a cost.
+
+    The metric is the mean over seeds, the cost the median over seeds. The cost axis is logarithmic
+    if the largest cost is more than ten times the smallest.
+
+    Args:
+        results: results of the study.
+        comparison: the numbers of one of its tables.
+        column: the cost, ``seconds`` (of training) or ``parameters`` (their number).
+
+    Returns:
+        The chart; None for fewer than two rows that have both metric and cost.
+    """
     if column not in results.runs.columns:
         return None
+
+    # A point for each row that has both values, in the order of the table.
     table, means = comparison.table, comparison.means
     mean = means[means["metric"] == table.metrics[0]].set_index("row")["mean"]
     cost = results.done.groupby("row")[column].median()
@@ -313,7 +383,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     metric = format_metric(table.metrics[0])
     figure, axes = _make_figure(_compute_height(len(points)))
     for row, point in points.iterrows():
-        style = {**_make_style(results, row), "ls": "none", "ms": 7}
+        style = {**_make_style(results, row), "ls": "none", "ms": 7}  # a marker without a line
         axes.plot(point["cost"], point["mean"], **style)
 
     if points["cost"].max() > 10 * points["cost"].min():
@@ -325,6 +395,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     axes.set(xlabel=f"{cost_name} (median over seeds)", ylabel=metric)
     figure.legend(**_LEGEND)
 
+    # The same values as text.
     values = "; ".join(
         f"{row} {point['mean']:.4f} at {format_cost(point['cost'])}"
         for row, point in points.iterrows()
@@ -334,7 +405,18 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
 
 
 def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
-    """Draw the first metric in validation by epoch, a line for each run; None without epochs."""
+    """Draw the learning curves of a table: validation value by epoch, a line for each run.
+
+    The value is that of the study's first metric. Runs of one row (a configuration) have one
+    colour.
+
+    Args:
+        results: results of the study, with the values of all epochs.
+        comparison: the numbers of one of its tables, which selects the rows.
+
+    Returns:
+        The chart; None if no epoch of these rows was validated.
+    """
     if results.curves.empty:
         return None
     rows = comparison.table.rows
@@ -349,6 +431,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
         style = {**_make_style(results, row), "lw": 1.3, "ms": 3.5}
         for _, curve in curves[curves["row"] == row].groupby("seed"):
             curve = curve.sort_values("epoch")
+            # About six markers on a line, whatever its length.
             axes.plot(curve["epoch"], curve["value"], markevery=max(len(curve) // 6, 1), **style)
             style["label"] = None  # only the first run of a row is in the legend
 
@@ -363,8 +446,17 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
 
 
 def _make_style(results: Results, row: Any) -> dict[str, Any]:
-    """Return arguments of ``plot`` for a row, the same in all charts."""
+    """Return colour, marker, line style and label of a row (a configuration) in all charts.
+
+    Args:
+        results: results of the study, whose plan gives the order of the rows.
+        row: name of the row.
+
+    Returns:
+        Arguments of matplotlib's ``plot``.
+    """
     index = list(results.plan.rows).index(row)
+    # Colours and markers are as many, so after the last of both the next rows get another dash.
     return {
         "color": _COLORS[index % len(_COLORS)],
         "marker": _MARKERS[index % len(_MARKERS)],

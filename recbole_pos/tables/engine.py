@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from recbole_pos.tables.text import TextForm, count_blank_lines
 
-_BLOCK_ROWS = 1 << 18
+_BLOCK_ROWS = 1 << 18  # rows that are handed on at a time, at least
+# What reading a file by DuckDB may raise.
 ENGINE_ERRORS = (duckdb.Error, pa.ArrowException, OSError)
 
 
@@ -25,7 +26,11 @@ class IrregularText(ValueError):
 
 
 def connect(memory_limit: int) -> Any:
-    """Return a connection to an empty database in memory, which loads no extension."""
+    """Return a connection to an empty database of DuckDB in memory, which loads no extension.
+
+    Args:
+        memory_limit: bytes that DuckDB may use; it gets 128 MiB at least.
+    """
     return duckdb.connect(
         ":memory:",
         config={
@@ -41,14 +46,18 @@ def connect(memory_limit: int) -> Any:
 def read_text(
     path: Path, num_columns: int, separator: str, form: TextForm, memory_limit: int
 ) -> Iterator[list[pa.Array]]:
-    """Yield blocks of rows of a text, as columns of text; an empty cell is null.
+    """Yield the rows of a file of separated cells, many rows at a time.
 
     Args:
         path: file of UTF-8.
-        num_columns: cells of every row.
+        num_columns: number of cells of every row.
         separator: character between cells.
-        form: the :class:`~recbole_pos.tables.text.TextForm` of the file.
+        form: what :func:`~recbole_pos.tables.text.find_form` has found about the file: how many
+            lines to skip and to expect, and whether it has quotation marks.
         memory_limit: bytes that DuckDB may use.
+
+    Yields:
+        The columns of a block of rows, as text; an empty cell is null.
 
     Raises:
         IrregularText: if rows are not lines, as where a quotation mark is not closed, or if a line
@@ -56,7 +65,7 @@ def read_text(
         duckdb.Error: if a line has more or fewer cells, or the text cannot be read otherwise.
     """
     quote = '"' if form.has_quotes else ""
-    # without new_line, which DuckDB 2.0 takes for an end of the file where lines end in \r\n
+    # The option new_line is not given: for lines that end in \r\n, DuckDB 2.0 stops at the first.
     query = f"""
         SELECT * FROM read_csv(
             $path, auto_detect = false, strict_mode = true, header = false, skip = $skipped,
@@ -71,12 +80,16 @@ def read_text(
         "separator": separator,
         "quote": quote,
     }
+
+    # Read, and count rows and empty last cells.
     num_rows = num_open = 0
     connection = connect(memory_limit)  # which DuckDB 1 closes with its last reference
     for block in _stream(connection.sql(query, params=parameters)):
         num_rows += len(block)
         num_open += block.columns[-1].null_count
         yield block.columns
+
+    # Compare with the lines of the file: DuckDB skips empty lines, and nothing else may be missing.
     num_blank = form.num_lines - num_rows
     if num_blank and num_blank != count_blank_lines(path, form.num_skipped):
         raise IrregularText(f"{num_rows} rows of {form.num_lines} lines")
@@ -94,8 +107,7 @@ class ParquetFile:
     def __init__(self, path: Path, memory_limit: int) -> None:
         self.connection = connect(memory_limit)
         self.parameters = {"path": glob.escape(str(path))}
-        source = "read_parquet($path, hive_partitioning = false)"
-        self.query = f"SELECT {{}} FROM {source}"
+        self.query = "SELECT {} FROM read_parquet($path, hive_partitioning = false)"
         self.columns: list[str] = self._select("*").columns
         self.num_rows: int = self._select("count(*)").fetchall()[0][0]
 
@@ -109,9 +121,16 @@ class ParquetFile:
 
 
 def _stream(relation: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a result in blocks, which are larger than those that DuckDB makes."""
+    """Yield the rows of a query's result, in larger blocks than DuckDB makes.
+
+    Args:
+        relation: the result, a ``DuckDBPyRelation``.
+
+    Yields:
+        Blocks of ``_BLOCK_ROWS`` rows or a few more; the last one may be smaller.
+    """
     small: list[pa.RecordBatch] = []
-    # not relation.to_arrow_reader(), which DuckDB has since 1.5, and Python 3.10 has 1.4 at most
+    # DuckDB's own to_arrow_reader() comes with version 1.5, which needs a newer Python than 3.10.
     for batch in pa.RecordBatchReader.from_stream(relation):
         small.append(batch)
         if sum(map(len, small)) >= _BLOCK_ROWS:

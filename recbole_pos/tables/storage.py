@@ -34,21 +34,35 @@ class Storage:
     """
 
     def __init__(self, num_cells: int = 0, limit: int = 0) -> None:
-        """Decide by the number of cells, and by the bytes of memory that they may take."""
+        """Decide whether columns are kept in memory or on disk.
+
+        Args:
+            num_cells: number of cells of the whole dataset.
+            limit: bytes of memory that reading and sorting them may take.
+        """
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
-        rows = limit // _BYTES_PER_SORTED_ROW
-        rows = min(max(rows, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
+        rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array to fill; a StorageError says that the disk has no room for it."""
+        """Return an array with arbitrary values, to be filled, in memory or on disk.
+
+        Args:
+            shape: its shape.
+            dtype: type of its values.
+
+        Raises:
+            StorageError: if the disk has no room for it.
+        """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if not self.is_on_disk or not size:
             return np.empty(shape, dtype)
         folder = tempfile.gettempdir()
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                if hasattr(os, "posix_fallocate"):  # a full disk would end the process later
+                # Take the space now where the system can: if the disk were full at a later write to
+                # the mapped file, the system would end the process.
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
                 return np.memmap(file, dtype, "w+", shape=shape)
         except OSError as error:
@@ -68,9 +82,14 @@ class Storage:
 
 
 def read_limit(value: Any) -> int:
-    """Return the bytes of ``memory_limit``.
+    """Return the number of bytes that the option ``memory_limit`` means.
 
-    ``auto`` is half of the free memory, divided by the processes that torchrun has started here.
+    Args:
+        value: a size such as 4GB; or ``auto`` or None for half of the free memory, divided by the
+            number of processes that torchrun has started on this machine.
+
+    Raises:
+        UsageError: for anything else.
     """
     if value in (None, "auto"):
         return get_free_memory() // (2 * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -82,12 +101,15 @@ def read_limit(value: Any) -> int:
 
 
 def get_memory_limit() -> int:
-    """Return the bytes that the machine and its container allow this process to use."""
+    """Return the bytes of memory that the machine and its container allow this process to use.
+
+    The limit of a container stands in a file of its control group, of version 2 or 1.
+    """
     limits = [psutil.virtual_memory().total]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError):
             text = (Path("/sys/fs/cgroup") / file).read_text(encoding="ascii").strip()
-            if text.isdigit():  # else "max"
+            if text.isdigit():  # without a limit the file says "max"
                 limits.append(int(text))
     return min(limits)
 

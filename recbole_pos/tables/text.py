@@ -19,7 +19,7 @@ _NEWLINE, _RETURN = b"\n\r"
 
 @dataclass(frozen=True)
 class TextForm:
-    """What reading a text needs to know of all its bytes.
+    """What reading a text file needs to know of all its bytes.
 
     Attributes:
         num_skipped: lines up to the one that names the columns, itself included.
@@ -35,9 +35,16 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Return the form of a file; None if it has NUL bytes, or lines of several ends.
+    """Return the number of lines of a text file and the like, if DuckDB can read it fast.
 
-    So it is for a separator of more than one byte.
+    Args:
+        path: the file.
+        num_skipped: number of lines up to the one that names the columns, itself included.
+        separator: character between cells.
+
+    Returns:
+        The form of the file; None if another reader is needed, since it has NUL bytes, some of its
+        lines but not all end in \\r\\n, or the separator has more than one byte in UTF-8.
     """
     if not separator.isascii():
         return None
@@ -48,23 +55,30 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
             return None
         has_quotes |= b'"' in block
         is_ended = block.endswith(b"\n")
-        # the last byte of each line: two passes of numpy, where bytes.count(b"\t\n") took four
+
+        # Place of the last byte of each line: before \n, or before \r\n. Numpy finds all places
+        # in two passes over the bytes; bytes.count(b"\t\n") and the like would take four.
         codes = np.frombuffer(block if is_ended else block + b"\n", np.uint8)
         last = np.flatnonzero(codes == _NEWLINE) - 1
         num_lines += len(last)
         if b"\r" in block:
             num_returns += block.count(b"\r")
             last -= codes[last] == _RETURN
+        # A line is open if it ends with the separator, so that its last cell is empty.
         num_open += int((codes[last] == ord(separator)).sum())
+
+    # Either no line ends in \r\n, or all do; the last line of a file may have no end at all.
     if num_returns not in (0, num_lines if is_ended else num_lines - 1):
         return None
     return TextForm(num_skipped, num_lines - num_skipped, num_open, has_quotes)
 
 
 def count_blank_lines(path: Path, num_skipped: int) -> int:
-    """Return the number of empty lines after the first ``num_skipped`` ones, which are not empty.
+    """Return the number of empty lines after the one that names the columns.
 
-    Only the last of these may follow empty lines.
+    Args:
+        path: the file.
+        num_skipped: number of lines up to that one, itself included. All lines before it are empty.
     """
     num_blank = sum(len(_BLANK_LINE.findall(block)) for block in _iterate_blocks(path))
     return num_blank - (num_skipped - 1)

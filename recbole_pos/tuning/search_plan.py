@@ -1,4 +1,9 @@
-"""From the arguments of a search, or from its folder, to what decides its trials: a Search."""
+"""From the arguments of a search, or from its folder, to a checked :class:`Search`.
+
+A search is described by its facts (``search.json``): the options of all trials, the space of
+searched options, and how trials are sampled and stopped. :func:`plan_search` makes them from
+arguments, :func:`resume_search` reads them from the folder of an earlier call.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,8 @@ from recbole_pos.values import check_choice, is_whole, shown
 
 SEARCHERS = ("optuna", "random", "grid")
 SCHEDULERS = ("asha", "none")
-_TRIALS = 60  # as in the kernel attention paper
-# What may also be given with --resume: arguments, and options of the configuration.
+_TRIALS = 60  # number of trials by default, as in the kernel attention paper
+# What may be given together with --resume: arguments, and options of the configuration.
 _RESUME_ARGUMENTS = ("address", "num_samples", "max_concurrent", "cpus_per_trial", "gpus_per_trial")
 _RESUME_OPTIONS = ("data_path", "item_vectors", "init_from", "plugins")
 
@@ -34,10 +39,11 @@ class SearchFacts:
         options: model, dataset and options of all trials.
         space: the searched options, as in a space file.
         num_samples: number of trials.
-        searcher, seed: optuna, random or grid, and the seed from which it samples.
-        scheduler: asha or none.
+        searcher: how options are sampled: ``optuna``, ``random`` or ``grid``.
+        seed: seed from which they are sampled.
+        scheduler: how trials are stopped early: ``asha`` or ``none``.
         grace_epochs: epochs before ASHA may stop a trial.
-        inputs: digest of the data, the code of the model, and the weights that trials start from.
+        inputs: hash of the data, the code of the model, and the weights that trials start from.
     """
 
     options: dict[str, Any]
@@ -54,16 +60,18 @@ class Search:
     """A checked search: its facts, its space, and the configurations of its trials.
 
     Attributes:
-        config: configuration without searched options.
+        facts: what decides the trials, as in ``search.json``.
+        space: the searched options, and how each is sampled.
+        config: configuration of a trial without the searched options.
         metric: validation metric of early stopping, by which trials are compared.
-        mode: max or min, whichever is better.
+        mode: ``max`` or ``min``, whichever is better.
 
     Raises:
         UsageError: naming the file and line of a wrong option.
     """
 
     def __init__(self, facts: SearchFacts, space: Space) -> None:
-        """Check the space with all options of the trials."""
+        """Check every searched option together with the options of all trials."""
         self.facts, self.space = facts, space
         check_space(space, self.make_config)
         self.config = self.make_config({})
@@ -76,19 +84,28 @@ class Search:
         return f"{self.config['model']} on {self.config['dataset']}"
 
     def make_config(self, sampled: dict[str, Any]) -> PosConfig:
-        """Return the configuration of a trial with these options."""
+        """Return the configuration of a trial: the options of all trials, and the sampled ones."""
         return make_row_config(self.facts.options, sampled)
 
     def note_inputs(self, identity: dict[str, Any]) -> None:
-        """Note the digest of the inputs; a UsageError if they have changed since an earlier call.
+        """Note a hash of everything that trials read, and refuse to resume with other inputs.
 
-        ``identity`` is that of the data.
+        The hash covers the data, the code of a custom model, and the weights that trials start
+        from.
+
+        Args:
+            identity: hashes of the data and its split.
+
+        Raises:
+            UsageError: if the search has been started with other inputs.
         """
+        # The weights, if an option (such as init_from) names a run to start from.
         path = next(filter(None, map(self.config.plain.get, STARTS)), None)
         weights = RunFolder(path).checkpoint if path else None
         origin = [digest_file(weights)] if weights and weights.is_file() else []
+
         inputs = digest_run(self.config, identity, *origin)
-        if self.facts.inputs not in ("", inputs):
+        if self.facts.inputs not in ("", inputs):  # empty for a new search
             raise UsageError(
                 "--resume: the data, the code of the model, or the weights that trials start from "
                 "have changed since the search began; give the places of those of then as "
@@ -98,7 +115,12 @@ class Search:
 
 
 def check_arguments(args: SearchArguments) -> None:
-    """Raise a UsageError for an argument of a search that has a wrong value."""
+    """Require that the arguments of a search have values that mean something.
+
+    Raises:
+        UsageError: for an unknown searcher or scheduler, a number that is too small, or shares of
+            CPUs and GPUs that are not positive.
+    """
     require_shares(args)
     check_choice("--searcher", args.searcher, SEARCHERS)
     check_choice("--scheduler", args.scheduler, SCHEDULERS)
@@ -116,19 +138,29 @@ def plan_search(
     config_dict: dict[str, Any],
     args: SearchArguments,
 ) -> Search:
-    """Return a new search; options of the space that are given are not searched.
+    """Return a new, checked search.
+
+    Options that the user gives win over the space: they are the same in all trials.
 
     Args:
-        model, dataset, space, config_file_list, config_dict: as of :func:`.tuning.tune`.
-        args: the other arguments of the search.
+        model: name or class of the model; None if the files name it.
+        dataset: name of the dataset; None if the files name it.
+        space: file of the searched options; None for the model's own.
+        config_file_list: yaml files with options of all trials.
+        config_dict: options over these files.
+        args: the other arguments of the search, such as searcher and number of trials.
 
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
+    # What the user gives (files and options), and the space file of the model.
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     given = config.external_config_dict
     whole_space = read_space(find_space_file(space, config["model"]))
+
+    # A file may give options of single position schemes, which depend on the schemes of the model.
+    # If the space decides the schemes, it has to give their options, too.
     names = {*whole_space.names, *whole_space.fixed}
     for file, content in config.files if "position" in names else ():
         if parts := find_parts_by_scheme(content, config["model"], file):
@@ -137,20 +169,23 @@ def plan_search(
                 "one scheme from there; write them into the space, with `when: {position: ..}`"
             )
 
+    # Given options are not searched.
     searched = whole_space.without(given)
     if not searched.parameters:
         raise UsageError(
             f"nothing is left to search: all of {', '.join(whole_space.names)} are given"
         )
 
+    # A grid has no more trials than points.
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()
         num_samples = min(args.num_samples or len(points), len(points))
 
-    # options of all trials: those that the space sets, with given ones above them
+    # The options of all trials: those that the space sets, with given ones above them. Paths are
+    # taken from the configuration, where they are absolute, since trials run in other folders.
     options = to_plain({key: given[key] for key in given if key not in EXTRA_KEYS})
-    for key in {"data_path", "item_vectors", *STARTS} - names:  # absolute, for trials
+    for key in {"data_path", "item_vectors", *STARTS} - names:
         if config.plain[key]:
             options[key] = config.plain[key]
     run = {"model": config["model"], "dataset": config["dataset"]}
@@ -169,7 +204,10 @@ def plan_search(
 def resume_search(
     folder: Path, args: SearchArguments, config_dict: dict[str, Any], not_allowed: dict[str, Any]
 ) -> Search:
-    """Return the search of a folder to resume, with more trials or its data elsewhere.
+    """Return the search of a folder, to be resumed.
+
+    Everything is taken from the folder, but the call may ask for more trials, and may say where the
+    data are now.
 
     Args:
         folder: folder of the search.
@@ -184,12 +222,13 @@ def resume_search(
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
 
+    # Refuse arguments and options that would change the search.
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
     refused = [name for name in list_changed(args) if name not in allowed]
     refused += [name for name, value in not_allowed.items() if value]
     refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
-    moved = {"item_vectors", "init_from"} - facts.options.keys()  # of which this search has none
-    refused += [name for name in config_dict if name in moved]
+    not_used = {"item_vectors", "init_from"} - facts.options.keys()  # a new path needs an old one
+    refused += [name for name in config_dict if name in not_used]
     if refused:
         names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
         raise UsageError(
@@ -197,6 +236,7 @@ def resume_search(
             f"{', '.join(map(shown, refused))}"
         )
 
+    # More trials, but not fewer, and the new paths; a grid has no more trials than points.
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
     space = parse_space(facts.space, {})

@@ -1,7 +1,8 @@
 """Search spaces: the searched options, how each is sampled, and the yaml files that list them.
 
-All searchers use the same space: Optuna samples values by name, the grid lists them. A wrong line
-of a file is an error before the first trial.
+:func:`read_space` returns the :class:`Space` of a file, and :func:`check_space` checks it with a
+model, so that a wrong line is an error before the first trial. All searchers use the same space:
+Optuna samples values by name, and a grid search lists them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from recbole_pos.study.plan import find_repeated
 from recbole_pos.values import is_number, is_whole, shown, suggest
 from recbole_pos.yaml_files import ROOT, read_with_lines
 
-Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]
+Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]  # how an option is sampled
+# Kind -> the values that it takes in a space file, for messages.
 KINDS: dict[Kind, str] = {
     "choice": "a list of different values",
     "uniform": "[low, high], low below high",
@@ -28,7 +30,7 @@ KINDS: dict[Kind, str] = {
     "quniform": "[low, high, step], the step above 0",
     "randint": "[low, high], whole numbers, both included",
 }
-_ROUNDING = 1e-9  # error of a division: from 0 to 0.3 there are three steps of 0.1
+_ROUNDING = 1e-9  # error of a division: there are three steps of 0.1 up to 0.3, not 2.9999999999
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class Parameter:
 
     Attributes:
         name: the option.
-        kind: how it is sampled.
-        values: the choices, or low, high and for quniform the step.
+        kind: how it is sampled, see ``KINDS``.
+        values: the choices; or low, high and for quniform the step.
         location: file and line, for messages.
-        when: other option -> values that it must have for this parameter to exist; all conditions
-            must be met.
+        when: other option -> values that it must have for this parameter to exist in a trial; all
+            conditions must be met.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Parameter:
     when: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for values that the kind does not take, see ``KINDS``."""
+        """Raise a UsageError if the values are not what the kind takes, see ``KINDS``."""
         if not (isinstance(self.values, list) and self._has_valid_values()):
             raise UsageError(
                 f"{self.location}: {self.name}: {self.kind} takes {KINDS[self.kind]}, found "
@@ -59,7 +61,11 @@ class Parameter:
             )
 
     def _has_valid_values(self) -> bool:
-        """Return whether the list of values is what the kind takes."""
+        """Return whether the values of a searched option are what its kind of sampling takes.
+
+        A ``choice`` takes different values; ``uniform``, ``loguniform`` and ``randint`` a low and a
+        high end; ``quniform`` both ends and a step.
+        """
         if self.kind == "choice":
             return bool(self.values) and not find_repeated(self.values)
         if not all(map(is_number, self.values)):
@@ -72,15 +78,17 @@ class Parameter:
             case "randint", [low, high]:
                 return is_whole(low) and is_whole(high) and low <= high
             case "quniform", [low, high, step]:
-                return low < high and step > 0 and is_number((high - low) / step)  # finitely many
+                # A step so small that the number of steps is infinite is refused.
+                return low < high and step > 0 and is_number((high - low) / step)
         return False
 
     @property
     def codes(self) -> range | None:
-        """The integers that stand for the values, in order; None if there are infinitely many.
+        """The integers that stand for the values, in order; None if values are infinitely many.
 
-        A choice has the indices of its list, quniform the numbers of steps above the low end, and
-        randint the values.
+        Optuna samples these codes. A ``choice`` has the indices of its list. A ``quniform`` has the
+        numbers of steps above its low end: ``[0, 0.3, 0.1]`` has the codes 0 to 3 for 0, 0.1, 0.2
+        and 0.3. A ``randint`` has the values themselves.
         """
         if self.kind == "choice":
             return range(len(self.values))
@@ -92,20 +100,32 @@ class Parameter:
         return None
 
     def decode(self, code: Any) -> Any:
-        """Return the value of a code: an index, a number of steps, or the value itself."""
+        """Return the value that a code stands for, where a code is what Optuna samples.
+
+        Args:
+            code: the index of a ``choice``, the number of steps of a ``quniform`` above its low
+                end, or for other kinds the value itself.
+        """
         if self.kind == "choice":
             return self.values[code]
         if self.kind == "quniform":
-            value = self.values[0] + code * self.values[2]
+            low, _, step = self.values
+            value = low + code * step
+            # Twelve digits remove errors of rounding: 3 * 0.1 becomes 0.3.
             return value if isinstance(value, int) else float(f"{value:.12g}")
         return code
 
     def encode(self, value: Any) -> Any:
-        """Return the code of a value; the value itself where there are no codes."""
+        """Return the code that stands for a value, where a code is what Optuna samples.
+
+        It is the index of a ``choice``, the number of steps of a ``quniform`` above its low end,
+        and for other kinds the value itself.
+        """
         if self.kind == "choice":
             return self.values.index(value)
         if self.kind == "quniform":
-            return round((value - self.values[0]) / self.values[2])
+            low, _, step = self.values
+            return round((value - low) / step)
         return value
 
     @property
@@ -118,7 +138,11 @@ class Parameter:
         return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
 
     def list_values(self) -> list[Any]:
-        """Return every value, for a grid; a UsageError if there are infinitely many."""
+        """Return every value of a searched option, for a grid search.
+
+        Raises:
+            UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
+        """
         if self.codes is None:
             raise UsageError(
                 f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
@@ -127,17 +151,26 @@ class Parameter:
         return [self.decode(code) for code in self.codes]
 
     def has(self, value: Any) -> bool:
-        """Return whether a value is among the choices, or in the range and on its steps."""
+        """Return whether a searched option can have a value.
+
+        A ``choice`` can have its choices, other kinds the numbers in their range, and ``quniform``
+        and ``randint`` only those on a step from the low end.
+        """
         if self.kind == "choice":
             return value in self.values
         low, high = self.values[:2]
         if not (is_number(value) and low <= value <= high):
             return False
+        # On a step, or a whole number, the value is equal to that of the nearest code.
         return self.codes is None or self.decode(round(self.encode(value))) == value
 
     @property
     def distribution(self) -> CategoricalDistribution | FloatDistribution | IntDistribution:
-        """The distribution of Optuna from which the code of the value is sampled."""
+        """The distribution of Optuna from which the code of a value is sampled.
+
+        Codes are indices, numbers of steps, or whole numbers. Without codes the value itself is
+        sampled.
+        """
         if self.codes is None:
             low, high = self.values
             return FloatDistribution(low, high, log=self.kind == "loguniform")
@@ -146,7 +179,14 @@ class Parameter:
         return IntDistribution(self.codes[0], self.codes[-1])
 
     def suggest(self, trial: Any) -> Any:
-        """Return the value that an ``optuna.Trial`` suggests."""
+        """Return the value of a searched option that a trial of Optuna samples.
+
+        Optuna samples from the distribution of the option: an index, a whole number (of steps), or
+        a real number, which is the value itself.
+
+        Args:
+            trial: an ``optuna.Trial``.
+        """
         match self.distribution:
             case CategoricalDistribution(choices=choices):
                 return self.decode(trial.suggest_categorical(self.name, choices))
@@ -162,9 +202,9 @@ class Space:
 
     Attributes:
         parameters: the searched options.
-        fixed: options that the space file sets for every trial.
+        fixed: options that the space file sets to one value for every trial.
         lines: searched or fixed option -> file and line.
-        context: values of options that conditions name and that are not searched.
+        context: option -> value, for options that conditions name and that are not searched.
     """
 
     parameters: list[Parameter]
@@ -173,10 +213,15 @@ class Space:
     context: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Order the parameters; raise a UsageError for conditions in a circle."""
+        """Order the parameters so that each comes after those that its condition names.
+
+        Raises:
+            UsageError: if conditions depend on each other in a circle.
+        """
         waiting = {parameter.name: parameter for parameter in self.parameters}
         ordered: list[Parameter] = []
         while waiting:
+            # Take the first parameter whose condition names none of those that still wait.
             ready = [p for p in waiting.values() if not p.when.keys() & waiting.keys()]
             if not ready:
                 first = next(iter(waiting.values()))
@@ -204,15 +249,24 @@ class Space:
         return Space(parameters, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
-        """Return whether the options sampled so far meet the conditions of a parameter."""
+        """Return whether a parameter exists in a trial, since its conditions are met.
+
+        Args:
+            parameter: the parameter.
+            options: options of the trial that have been sampled so far.
+        """
         values = {**self.context, **options}
         return all(
-            name in values and values[name] in allowed  # an option that does not exist has no value
+            # An option that does not exist in the trial has no value, and meets no condition.
+            name in values and values[name] in allowed
             for name, allowed in parameter.when.items()
         )
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Return the options that an ``optuna.Trial`` suggests."""
+        """Return the options that an ``optuna.Trial`` suggests.
+
+        Parameters whose conditions are not met are left out.
+        """
         options: dict[str, Any] = {}
         for parameter in self.parameters:
             if self.exists(parameter, options):
@@ -220,11 +274,21 @@ class Space:
         return options
 
     def encode(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of an ``optuna.Trial`` for which :meth:`suggest` gives ``options``."""
+        """Return what Optuna samples for given options: option -> code, or value without a code.
+
+        It is the inverse of :meth:`suggest`: a trial of Optuna with these values suggests the
+        options.
+        """
         return {p.name: p.encode(options[p.name]) for p in self.parameters if p.name in options}
 
     def list_points(self) -> list[dict[str, Any]]:
-        """Return all combinations, in the order of the file, the last parameter changing first."""
+        """Return all combinations of values, for a grid search; the last parameter changes first.
+
+        A parameter (searched option) whose conditions are not met is left out of the combination.
+        For ``fusion: [early, late]`` and ``heads: [1, 2]`` with ``when: {fusion: early}`` there are
+        three: early with 1 head, early with 2, and late.
+        """
+        # Extend the combinations of the earlier parameters by each value of the next.
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
             values = parameter.list_values()
@@ -238,18 +302,29 @@ class Space:
         return combinations
 
     def meet_conditions(self, parameter: Parameter) -> dict[str, Any]:
-        """Return values of searched options under which a parameter exists.
+        """Return values of other searched options with which a parameter (searched option) exists.
+
+        For a parameter with ``when: {fusion: early}`` that is ``{"fusion": "early"}``, and whatever
+        ``fusion`` needs to exist itself.
+
+        Args:
+            parameter: the parameter, which is not part of the result.
 
         Raises:
-            UsageError: for a condition that never holds.
+            UsageError: if its condition never holds.
         """
+        # The conditions on searched options; others are met or not, whatever is sampled.
         searched = {earlier.name: earlier for earlier in self.parameters}
         conditions = {name: when for name, when in parameter.when.items() if name in searched}
+
+        # What these options need to exist, then a value of each that meets the condition.
         options: dict[str, Any] = {}
         for name in conditions:
             options |= self.meet_conditions(searched[name])
-        for name, allowed in conditions.items():  # they win over those of the options in them
+        for name, allowed in conditions.items():
             options[name] = next((value for value in allowed if searched[name].has(value)), None)
+
+        # The values may contradict each other.
         dependents = [parameter, *(searched[name] for name in options)]
         if None in options.values() or not all(self.exists(p, options) for p in dependents):
             raise UsageError(
@@ -260,7 +335,12 @@ class Space:
 
 
 def find_space_file(name: str | Path | None, model: str) -> Path:
-    """Return the named space file, one of that name in ``properties/tune/``, or the model's own.
+    """Return the path of a space file.
+
+    Args:
+        name: a path, or the name of a file in ``properties/tune/``. None stands for the file there
+            that is named after the model.
+        model: name of the model.
 
     Raises:
         UsageError: if there is no such file.
@@ -285,14 +365,15 @@ def read_space(path: str | Path) -> Space:
 
 
 def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
-    """Return the space that the mapping of a file describes.
+    """Return the search space that the mapping of a yaml file describes.
 
     Args:
-        content: option -> how it is sampled, or its fixed value.
+        content: option -> how it is sampled, as in ``{loguniform: [1e-4, 1e-2]}``, or a value that
+            it has in every trial.
         lines: option -> file and line, for messages.
 
     Raises:
-        UsageError: naming file and line of what is wrong.
+        UsageError: naming file and line of what is wrong, or if nothing is searched.
     """
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}
@@ -313,9 +394,24 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
 
 
 def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
-    """Return a searched option, or None for a fixed value, which may be a mapping, too."""
+    """Return a searched option, if its value in a space file says how to sample it.
+
+    Args:
+        name: the option.
+        value: its value in the file: a mapping of a kind (choice, uniform, loguniform, quniform or
+            randint) to its values, and perhaps ``when`` with conditions; or anything else.
+        location: file and line, for messages.
+
+    Returns:
+        The parameter; None if the value is fixed. A fixed value may be a mapping, too.
+
+    Raises:
+        UsageError: if the mapping looks like a way to sample, but is wrong.
+    """
     if not isinstance(value, dict):
         return None
+
+    # A key that is similar to a kind is a misspelt kind, so the value is not fixed.
     kind = next((key for key in value if key in KINDS), None)
     hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
     if kind is None and "when" not in value and not hint:
@@ -327,6 +423,8 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
             f"{location}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
             f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
         )
+
+    # A condition may be given as one value, which stands for a list of one.
     allowed = {
         option: list(values) if isinstance(values, list) else [values]
         for option, values in when.items()
@@ -335,21 +433,28 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
-    """Check a space with configurations that have every parameter at each of its extremes.
+    """Check a search space by configurations with each parameter at each of its extreme values.
 
     Args:
-        space: the space, whose ``context`` gets the options that conditions name and that are not
-            searched.
-        build: makes a configuration of sampled options and the fixed ones, or raises UsageError.
+        space: the space. Its ``context`` is filled with the values of options that conditions name
+            and that are not searched.
+        build: makes a configuration of sampled options and the options of all trials, or raises
+            UsageError.
+
+    Raises:
+        UsageError: with the file and line of a wrong option.
     """
+    # The options of all trials, without searched ones.
     try:
         config = build({})
     except UsageError as error:
+        # If the message names an option that the space file sets, add its line.
         location = next((space.lines[name] for name in space.fixed if name in str(error)), None)
         if location is None:
             raise
         raise _add_location(location, error) from error
 
+    # Options that must be the same in all trials, and conditions on options that do not exist.
     for parameter in space.parameters:
         prefix = f"{parameter.location}: {parameter.name}"
         if find_option(parameter.name).role in (DATA, SCHEDULE):
@@ -365,6 +470,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
                 )
             space.context[name] = config.plain[name]
 
+    # The extreme values, with other options so that the parameter exists.
     for parameter in space.parameters:
         required = space.meet_conditions(parameter)
         for value in parameter.extremes:
@@ -375,5 +481,5 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def _add_location(location: str, error: UsageError) -> UsageError:
-    """Return the error with file and line in front."""
+    """Return the same error with file and line in front of its message."""
     return UsageError(f"{location}: {str(error).removeprefix('configuration: ')}")

@@ -1,7 +1,7 @@
 """The trials of a search: their table, their picture, and how Ray Tune runs them.
 
 :class:`TrialTable` is the record ``trials.csv``, from which a search resumes. :class:`TrialSearch`
-samples the trials and records their ends; :func:`run_trial` trains one in a process of Ray's.
+samples the trials and records how they end; :func:`run_trial` trains one in a process of Ray's.
 
 A trial reports its best validation value so far, by which ASHA decides: by the value of the newest
 epoch, it would stop trials that wait for patience. A failed trial reports its reason and raises no
@@ -49,7 +49,7 @@ from recbole_pos.tuning.space import Parameter, Space
 from recbole_pos.values import escape_formula
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-BEST = "best"  # key of a report, the metric of a search: the best validation score so far
+BEST = "best"  # name in reports to Ray Tune of what it optimises: the best validation value so far
 # States of a trial. A trial with one of the first two has a result; others are trained on resume.
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 LOST, UNFINISHED = "lost", "unfinished"
@@ -62,9 +62,11 @@ class Trial:
     """One trial of a search: a sampled configuration, and the result of its run.
 
     Attributes:
+        number: number of the trial, from 0.
+        options: the sampled options.
         state: finished, stopped (by the scheduler), failed, lost (its process, a machine or the
             disk failed), or unfinished.
-        score: best validation value.
+        score: best validation value; None if there is none.
         best_epoch: the epoch of the best value; epochs count from 0, as in RecBole.
         epochs: number of trained epochs.
         seconds: seconds of training and validation.
@@ -91,37 +93,57 @@ class Trial:
 
 
 class TrialTable:
-    """The trials of a search by number, and the file in which they stand.
+    """The trials of a search by number, and the file ``trials.csv`` in which they are recorded.
 
-    Args:
-        file: ``trials.csv``, which need not exist yet.
+    Attributes:
+        file: path of ``trials.csv``.
         space: space of the search, whose options have a column each.
-        metric: name of the validation metric.
-        mode: max or min, whichever is better.
+        mode: ``max`` or ``min``, whichever is better.
+        columns: names of the columns of the file.
+        trials: the trials; their index is their number.
     """
 
     def __init__(self, file: Path, space: Space, metric: str, mode: str) -> None:
-        """Read the trials of earlier calls; a UsageError names the row that is damaged."""
+        """Read the trials of earlier calls from the file, if it exists.
+
+        Args:
+            file: path of ``trials.csv``.
+            space: space of the search, whose options have a column each.
+            metric: name of the validation metric, which is part of a column's name.
+            mode: ``max`` or ``min``, whichever is better.
+
+        Raises:
+            UsageError: naming the trial whose row is damaged.
+        """
         self.file, self.space, self.mode = file, space, mode
         first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
         self.columns = [*first, "parameters", *space.names, "reason"]
         self.trials: list[Trial] = self._read() if file.is_file() else []
 
     def find_best(self) -> Trial | None:
-        """Return the trial with the best validation value, the first of equals; None without."""
+        """Return the trial with the best validation value, the first of equal ones.
+
+        Return None if no trial has a value.
+        """
         scored = [trial for trial in self.trials if trial.has_result]
         sign = 1 if self.mode == "max" else -1
         return max(scored, key=lambda trial: sign * (trial.score or 0), default=None)
 
     def start(self, number: int, options: dict[str, Any]) -> Trial:
-        """Return the trial of that number, as one that begins or resumes, and write the table."""
+        """Return a new trial with a number, and record it as unfinished.
+
+        A trial of an earlier call with that number, which is resumed now, is replaced.
+        """
         trial = Trial(number, options)
-        self.trials[number : number + 1] = [trial]
+        self.trials[number : number + 1] = [trial]  # replaces the trial, or is added at the end
         self.write()
         return trial
 
     def write(self) -> None:
-        """Write the table: a row for each trial; an option that it does not have is empty."""
+        """Write the file, a row for each trial.
+
+        The cell of an option that a trial does not have is empty.
+        """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(self.columns)
@@ -133,9 +155,13 @@ class TrialTable:
         write_text(self.file, text.getvalue())
 
     def _read(self) -> list[Trial]:
-        """Return the trials of the file; a UsageError names a row that is damaged."""
+        """Return the trials of the file, by number.
+
+        Raises:
+            UsageError: naming the trial whose row is damaged.
+        """
         with self.file.open(newline="", encoding="utf-8") as opened:
-            _, *rows = list(csv.reader(opened)) or [[]]
+            _, *rows = list(csv.reader(opened)) or [[]]  # without the names of the columns
         trials = []
         for number, row in enumerate(rows):
             try:
@@ -147,13 +173,23 @@ class TrialTable:
         return trials
 
     def _parse_row(self, row: list[str]) -> Trial:
-        """Return the trial of a row; a ValueError or IndexError if it is damaged."""
+        """Return the trial of a row of the file.
+
+        Args:
+            row: cells, in the order of ``columns``.
+
+        Raises:
+            ValueError, IndexError: if the row is damaged.
+        """
         number, state, score, best_epoch, epochs, seconds, parameters, *option_cells, reason = row
+
+        # Empty cells are of options whose conditions were not met, so that they did not exist.
         cells = dict(zip(self.space.names, option_cells, strict=True))
         options: dict[str, Any] = {}
         for parameter in self.space.parameters:
             if self.space.exists(parameter, options):
                 options[parameter.name] = _parse_option(parameter, cells[parameter.name])
+
         return Trial(
             int(number),
             options,
@@ -168,9 +204,15 @@ class TrialTable:
 
 
 def _parse_option(parameter: Parameter, cell: str) -> Any:
-    """Return the value of an option from its cell; an IndexError if it is no choice of it."""
+    """Return the value of a searched option from its cell in ``trials.csv``.
+
+    Raises:
+        ValueError: if the cell has no number.
+        IndexError: if the cell is none of the option's choices.
+    """
     if parameter.kind == "choice":
         return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
+    # A number; encode and decode give it the type and the exact value that was sampled.
     value = float(cell)
     return value if parameter.codes is None else parameter.decode(round(parameter.encode(value)))
 
@@ -178,22 +220,31 @@ def _parse_option(parameter: Parameter, cell: str) -> Any:
 def draw_curves(
     trials: list[Trial], best: Trial, metric: str, mode: str, title: str, file: Path
 ) -> Path:
-    """Draw validation by epoch, a line for each trial; its last marker shows how it ended.
+    """Draw the learning curves of a search: validation value by epoch, a line for each trial.
 
-    Not Optuna's own picture, which has a legend of all trials and cuts off long names.
+    The marker at the end of a line shows how the trial ended. The best trial is drawn on top, with
+    a star at its best epoch. Optuna has such a picture, too, but its legend lists all trials, and
+    it cuts off long names.
 
     Args:
-        trials, best: trials of a search, and the best of them.
-        metric, mode: name of the validation metric; max or min.
+        trials: trials of the search.
+        best: the best of them.
+        metric: name of the validation metric.
+        mode: ``max`` or ``min``, whichever is better.
         title: model and dataset, with which the title begins.
-        file: the picture, which is returned.
+        file: the picture to write.
+
+    Returns:
+        The same path.
     """
     figure = new_figure(8, 5)
     panel = figure.subplots()
     labels: set[str] = set()  # the legend has each state once
-    for trial in sorted(trials, key=lambda trial: trial is best):  # the best is drawn on top
+    for trial in sorted(trials, key=lambda trial: trial is best):  # the best one comes last
         if not trial.curve:
             continue
+
+        # Style and label of the line.
         epochs, values = list(trial.curve), list(trial.curve.values())
         marker, color = _ENDS[trial.state]
         label, width, alpha = trial.state, 0.9, 0.6
@@ -203,6 +254,8 @@ def draw_curves(
             if trial.best_epoch in trial.curve:
                 best_value = trial.curve[trial.best_epoch]
                 panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
+
+        # The line, and the marker at its end, by which the legend explains the state.
         panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
         label_once = None if label in labels else label
         panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7, label=label_once)
@@ -222,17 +275,21 @@ def draw_curves(
 def run_trial(
     config: dict[str, Any], *, resources: Resources, packed: bytes, data: list[Any]
 ) -> None:
-    """Train a trial and report its validation metric after every epoch; it is never tested.
+    """Train a trial and report its validation value to Ray Tune after every epoch.
+
+    A trial has no test data, so it is never tested. If it fails, the last report says why.
 
     Args:
-        config: ``number`` of the trial, ``plain``, the options of its run, ``path``, its folder,
-            and ``problem``, why its options do not go together, or empty.
-        resources, packed: as of :func:`train_run`.
-        data: a list with Ray's reference of the shared data: Ray would load a bare reference.
+        config: ``number`` of the trial; ``plain``, the options of its run; ``path``, the folder of
+            the run; and ``problem``, why its options do not go together, or empty.
+        resources: CPUs and GPUs of the process.
+        packed: custom models and schemes as bytes, see :func:`train_run`.
+        data: a list with Ray's reference of the shared data. Ray would replace a reference that is
+            not in a list by the data, in every process.
     """
 
     def report(experiment: Any) -> None:
-        """Report the newest validated epoch; does not return if the scheduler stops the trial."""
+        """Report the newest validated epoch. If the scheduler stops the trial, do not return."""
         trainer, progress = experiment.trainer, experiment.trainer.progress
         newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
         tune.report(
@@ -244,21 +301,27 @@ def run_trial(
                 "best_epoch": progress.best_epoch,
                 "seconds": progress.training_seconds + progress.evaluation_seconds,
                 "parameters": count_parameters(experiment.model),
-                "state": FINISHED if trainer.is_finished else STOPPED,  # if it is the last report
+                # The state of the trial if no report follows, since the scheduler stops it now.
+                "state": FINISHED if trainer.is_finished else STOPPED,
             }
         )
 
+    # The options do not go together.
     plain, problem = config["plain"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
     if problem:
         tune.report({**failed, "state": FAILED, "reason": problem})
         return
+
+    # Train; a failure is reported with its reason.
     shared = ray.get(data[0])
     facts = train_run(plain, config["path"], shared, resources, packed, report=report)
     if facts["status"] != DONE:
         state = LOST if facts["lost"] else FAILED
         tune.report({**failed, "state": state, "reason": facts["reason"]})
         return
+
+    # The last report has the final numbers.
     metric = str(plain["valid_metric"]).lower()
     tune.report(
         {
@@ -287,6 +350,9 @@ class ResumableSampler(BaseSampler):
     Args:
         seed: seed of the search.
         is_random: whether options are sampled at random; by TPE if False.
+
+    Attributes:
+        sampler: sampler of the present trial, to which everything is passed on.
     """
 
     def __init__(self, seed: int, is_random: bool = False) -> None:
@@ -294,7 +360,7 @@ class ResumableSampler(BaseSampler):
         self.sampler: BaseSampler = RandomSampler(seed)
 
     def before_trial(self, study: optuna.Study, trial: Any) -> None:
-        """Start the random numbers of a trial."""
+        """Start the random numbers of a trial, from the search's seed and the trial's number."""
         seed = int(np.random.SeedSequence((self.seed, trial.number)).generate_state(1)[0])
         if self.is_random:
             self.sampler = RandomSampler(seed)
@@ -315,7 +381,13 @@ class ResumableSampler(BaseSampler):
 
 
 def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Study:
-    """Return a new study whose values are better if higher (``mode`` max) or lower (min)."""
+    """Return a new study of Optuna.
+
+    Args:
+        mode: ``max`` if higher values are better, ``min`` if lower ones are.
+        sampler: samples the options of each trial.
+        storage: further arguments of ``optuna.create_study``, such as where it is stored.
+    """
     direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
     return optuna.create_study(direction=direction, sampler=sampler, **storage)
 
@@ -323,27 +395,37 @@ def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Stud
 class TrialSearch(OptunaSearch):
     """Ray's OptunaSearch, which begins with the recorded trials and records further ones.
 
-    OptunaSearch takes results of earlier trials only without conditions, so its study is made and
-    filled here.
-
-    Args:
-        search: the search.
-        table: the record; its trials without a result are the first to be trained.
-        folder: folder of the search.
-        reporter: prints a line for each trial that ends.
+    OptunaSearch takes results of earlier trials only if the space has no conditions. So its study
+    is made and filled here.
 
     Attributes:
+        search: the search.
+        table: the record of the trials.
+        folder: folder of the search.
+        reporter: prints a line for each trial that ends.
         active: Ray's id of a trial in training -> the trial.
     """
 
     def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
-        """Fill the study: with results, with trials to resume, and with the points of a grid."""
+        """Fill Optuna's study with earlier results, trials to resume, and the points of a grid.
+
+        A result is given to the sampler. Trials to resume and points of a grid are queued, so that
+        they are trained before anything new is sampled.
+
+        Args:
+            search: the search.
+            table: the record; its trials without a result are the first to be trained.
+            folder: folder of the search.
+            reporter: prints a line for each trial that ends.
+        """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}
         facts, space = search.facts, search.space
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
+        # OptunaSearch finds the study again by its storage and name.
         shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
 
+        # Trials with a result inform the sampler; the others are the next to be trained.
         study = create_study(search.mode, sampler, **shared)
         for trial in table.trials:
             values = space.encode(trial.options)
@@ -358,6 +440,8 @@ class TrialSearch(OptunaSearch):
                 )
             else:
                 study.enqueue_trial(values)
+
+        # The points of a grid that have no trial yet: trial i has the i-th point.
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
@@ -375,9 +459,16 @@ class TrialSearch(OptunaSearch):
         return {"number": trial.number, "options": self.search.space.suggest(trial)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Record the next trial, and return its configuration for :func:`run_trial`."""
+        """Record the next trial, and return its configuration for :func:`run_trial`.
+
+        If the sampled options do not go together, the configuration has only the ``problem``, with
+        which the trial fails.
+
+        Args:
+            trial_id: Ray's id of the trial.
+        """
         sampled = super().suggest(trial_id)
-        assert sampled is not None  # as always
+        assert sampled is not None  # Optuna can always sample another trial
         trial = self.active[trial_id] = self.table.start(sampled["number"], sampled["options"])
         plain, problem = {}, ""
         try:
@@ -394,8 +485,16 @@ class TrialSearch(OptunaSearch):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record the last report of a trial; Optuna takes one without a score for failed."""
+        """Record how a trial ended, print a line about it, and pass its result on to Optuna.
+
+        Args:
+            trial_id: Ray's id of the trial.
+            result: its last report, see :func:`run_trial`; None if its process was lost too often.
+            error: whether Ray counts the trial as failed, which is not needed here.
+        """
         trial = self.active.pop(trial_id)
+
+        # Record the last report.
         if result is None:
             reason = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
             result = {BEST: math.nan, "epoch": 0, "state": LOST, "reason": reason}
@@ -406,13 +505,20 @@ class TrialSearch(OptunaSearch):
         trial.parameters = result.get("parameters")
         self.table.write()
         self.reporter.line(self._describe(trial))
+
+        # Optuna takes a trial without a value for failed.
         if trial.score is None:
             super().on_trial_complete(trial_id, None, error=True)
         else:
             super().on_trial_complete(trial_id, result)
 
     def _describe(self, trial: Trial) -> str:
-        """Return ``[3 of 20] FPARec, trial 2: 9 epochs  valid ndcg@10 0.123  41 s  n_heads 1``."""
+        """Return a line about a trial that has ended.
+
+        Examples:
+            ``[3 of 20] FPARec, trial 2: 9 epochs  valid ndcg@10 0.1230  41 s  n_heads 1``, or
+            ``[4 of 20] FPARec, trial 3: failed: out of memory  n_heads 8``.
+        """
         text = f"{trial.state}: {trial.reason}"
         if trial.score is not None:
             prefix = "stopped after " if trial.state == STOPPED else ""
@@ -427,7 +533,7 @@ class TrialSearch(OptunaSearch):
         return f"{num_ended} of {self.search.facts.num_samples}"
 
     def describe_progress(self) -> list[str]:
-        """Return the lines of the progress: an overview, and one for each active trial."""
+        """Return the lines of the progress display: an overview, and a line for each trial."""
         epochs = self.search.config["epochs"]
         active = list(self.active.values())  # a copy, since another thread calls this
         overview = f"{self.search.title}: {self._count()} trials ended, {len(active)} running"
@@ -435,9 +541,9 @@ class TrialSearch(OptunaSearch):
 
 
 def quiet_tune() -> None:
-    """Silence Ray Tune and leave Ctrl-C to the command; to be called before Ray starts.
+    """Silence Ray Tune, and leave Ctrl-C to the command; to be called before Ray starts.
 
-    Ray logs stacks of lost processes and full disks, which the search reports itself.
+    Ray would print stacks of lost processes and full disks, which the search reports itself.
     """
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # verbose=0 alone leaves some tables

@@ -1,5 +1,8 @@
-"""A search from beginning to end: check everything, prepare the data once, let Ray Tune run the
-trials, evaluate the best one on test data."""
+"""A search from beginning to end, the command ``recbole-pos tune``: :func:`tune`.
+
+It checks everything, prepares the data once, lets Ray Tune run the trials, and evaluates the best
+one on test data. It returns a :class:`SearchResult`.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,16 @@ from recbole_pos.tuning.trials import (
 class SearchResult:
     """The trials of a search, and the test metrics of the best trial.
 
-    ``recbole_pos.load(result.run_dir)`` is the model of the best trial. ``source`` is the dataset,
-    whose temporary files are deleted with this object.
+    ``recbole_pos.load(result.run_dir)`` is the model of the best trial.
+
+    Attributes:
+        folder: folder of the search.
+        trials: all trials, by number.
+        best: the trial with the best validation value.
+        test: test metrics of the best trial by name; None if there is no test data.
+        seconds: duration of the call.
+        source: the dataset that ``tune`` was called with. It is held because its temporary files
+            are deleted together with this object.
     """
 
     folder: Path
@@ -131,7 +142,8 @@ def tune(
     allow(config_dict.get("plugins"))
     check_arguments(args)
     reporter = Reporter(args.verbose)
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
+        # A new search, or that of the folder to resume.
         name = read_dataset_name(dataset)
         if args.resume is None:
             search = plan_search(model, name, space, config_file_list, config_dict, args)
@@ -144,10 +156,12 @@ def tune(
             search = resume_search(folder, args, config_dict, not_allowed)
             stack.enter_context(lock_folder(folder, "searched"))
 
+        # Read the data, and the trials of earlier calls.
         data = _prepare_data(search)
         table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
         runs = _Runs(search, folder, table, data, args)
 
+        # Connect to Ray, unless nothing is left to train or test.
         if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
@@ -156,12 +170,14 @@ def tune(
             )
             runs.num_slots = count_concurrent_runs(runs.resources)
 
-        if args.resume is None:  # only now, so that wrong arguments leave no folder behind
+        # Make the folder only now, so that wrong arguments leave no folder behind.
+        if args.resume is None:
             RunFolder.create(path, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
         write_json(folder / SEARCH, asdict(search.facts))
         _print_settings(runs, reporter)
 
+        # Train the trials, and test the best one.
         try:
             runs.train(reporter)
             best = runs.require_best()
@@ -172,6 +188,7 @@ def tune(
                 f"that have not ended are kept; {runs.advice}"
             ) from None
 
+        # Write the files of the search, and print the results.
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
@@ -189,7 +206,14 @@ def tune(
 
 
 def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | Path:
-    """Return the folder of a new search: the given one, beside temporary data, or in saved/."""
+    """Return the folder of a new search.
+
+    Args:
+        search: the search.
+        args: arguments of the call; ``run_dir`` is the folder if it is given.
+        dataset: the dataset of the call. If it is a temporary one, the folder is beside its files.
+            Otherwise it is a new folder in ``saved/``.
+    """
     if args.run_dir is not None:
         warn_if_temporary(dataset, args.run_dir)
         return args.run_dir
@@ -199,7 +223,17 @@ def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | P
 
 
 def _prepare_data(search: Search) -> Any:
-    """Return the dataset; build also a model without sampled options, so that errors come now."""
+    """Read the dataset of a search, and check that trials can be trained and validated on it.
+
+    A model without sampled options is built as well, so that its errors come before the first
+    trial.
+
+    Returns:
+        The dataset with its split.
+
+    Raises:
+        UsageError: if there is no validation to choose the best trial by.
+    """
     if search.config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
     experiment = prepare(search.config)
@@ -208,7 +242,7 @@ def _prepare_data(search: Search) -> Any:
             "tune: this split has no validation targets to choose by; see eval_args, for example "
             "--eval_args='{split: {LS: valid_and_test}}'"
         )
-    search.note_inputs(experiment.dataset.identity)
+    search.note_inputs(experiment.dataset.identity)  # a UsageError if a resumed search had others
     return experiment.dataset
 
 
@@ -217,7 +251,8 @@ class _Runs:
     """The runs of a search on Ray: its trials, and the test of the best one.
 
     Attributes:
-        search, folder: the search and its folder.
+        search: the search.
+        folder: folder of the search.
         table: the record of its trials.
         data: the dataset.
         args: arguments of the call.
@@ -235,7 +270,7 @@ class _Runs:
 
     @property
     def advice(self) -> str:
-        """The advice on unfinished trials, the end of a message."""
+        """How to continue with unfinished trials, as the end of a message."""
         plugins = self.search.config.plain.get(PLUGINS)
         return f"continue with `{make_resume_command(self.folder, plugins, 'tune')}`"
 
@@ -255,21 +290,34 @@ class _Runs:
         return RunFolder(self.folder / "tests" / f"{trial.number:05d}")
 
     def train(self, reporter: Reporter) -> None:
-        """Train the trials that have no result yet."""
+        """Train the trials that have no result yet.
+
+        Args:
+            reporter: prints the progress, and a line for each trial that ends.
+
+        Raises:
+            TrainingError: if Ray Tune stops with an error, or if trials are lost, since a process,
+                a machine or the disk failed. The message says how to continue.
+            KeyboardInterrupt: if the search was interrupted.
+        """
         if not self.num_left:
             return
+
         make_folder(self.folder / "runs")
         searcher = TrialSearch(self.search, self.table, self.folder, reporter)
         tuner = self._make_tuner(searcher)
         try:
             with reporter.live(searcher.describe_progress):
                 tuner.fit()
-        except Exception as error:  # Ray raises errors of searchers as text with their stack
+        except Exception as error:
+            # Ray raises errors of the searcher as text with their stack, whose last line says what
+            # is wrong.
             problem = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise TrainingError(f"the search stopped: {problem}; then {self.advice}") from error
 
+        # If trials are still active, Ray has caught Ctrl-C and returned early.
         if searcher.active:
-            raise KeyboardInterrupt  # Ray has caught it and returned early
+            raise KeyboardInterrupt
 
         trials = self.table.trials
         if lost := [trial for trial in trials if trial.state == LOST]:
@@ -280,15 +328,23 @@ class _Runs:
             )
 
     def _make_tuner(self, searcher: TrialSearch) -> ray_tune.Tuner:
-        """Return Ray's tuner of the trials that have no result yet."""
-        # by default one trial of a searcher waits for its process at a time, so that most of a
-        # hundred machines would be idle for long
+        """Return Ray's tuner of the trials that have no result yet.
+
+        Args:
+            searcher: samples the trials and records how they end.
+        """
+        # By default only one trial of a searcher waits for its process at a time, so that most of
+        # a hundred machines would be idle for long.
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
+
+        # ASHA stops trials early that are not among the best third.
         facts, epochs = self.search.facts, self.search.config["epochs"]
         scheduler = None
         if facts.scheduler == "asha":
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
+
+        # What a trial runs; the data are put into Ray's store once for all trials.
         trainable = ray_tune.with_parameters(
             run_trial,
             resources=self.resources,
@@ -318,7 +374,11 @@ class _Runs:
         )
 
     def require_best(self) -> Trial:
-        """Return the best trial; a TrainingError if all failed."""
+        """Return the trial with the best validation value.
+
+        Raises:
+            TrainingError: if all trials failed; it has the reason of the first one.
+        """
         best = self.table.find_best()
         if best is None:
             raise TrainingError(
@@ -328,16 +388,29 @@ class _Runs:
         return best
 
     def test(self, best: Trial) -> RunFolder:
-        """Return the tested run of the best trial, which is first trained to its end if need be."""
+        """Test the best trial, unless an earlier call has tested it.
+
+        The weights of the trial are tested in a run of its own, which has the test data. If the
+        trial was stopped early, that run first trains it to its end.
+
+        Args:
+            best: the best trial.
+
+        Returns:
+            Folder of the tested run.
+
+        Raises:
+            TrainingError: if the run fails.
+        """
         run = self.find_test(best)
         if run.result.is_file():
             return run
 
+        # Run it as a task of Ray, which starts again if its process is lost.
         make_folder(run.path.parent)
         task: Any = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
         )
-
         facts = ray.get(
             task.remote(
                 self.search.make_config(best.options).plain,
@@ -356,7 +429,12 @@ class _Runs:
 
 
 def _print_settings(runs: _Runs, reporter: Reporter) -> None:
-    """Print the settings of the search, and facts and warnings about its data."""
+    """Print what is searched, and facts and warnings about the data.
+
+    Args:
+        runs: the runs of the search.
+        reporter: prints the lines.
+    """
     search, facts = runs.search, runs.search.facts
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
@@ -372,16 +450,30 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
 
 
 def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] | None:
-    """Write best/, best.yaml and test.json, and return the test metrics."""
+    """Write the best trial into the folder of the search: best/, best.yaml and test.json.
+
+    ``best/`` is its run folder, ``best.yaml`` its configuration, and ``test.json`` has its test
+    metrics. If the search was extended, ``test.json`` also has those of trials that were the best
+    before, since every look at the test data counts.
+
+    Args:
+        runs: the runs of the search.
+        best: the best trial.
+        tested: folder of its tested run.
+
+    Returns:
+        Test metrics by name; None if there is no test data.
+    """
     folder, config = runs.folder, runs.search.make_config(best.options)
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
     plain = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
 
-    test = read_result(tested).test or None  # there may be no test data
+    # The test metrics of this trial, and of those that were tested before the search was extended.
+    test = read_result(tested).test or None
     content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
     content["test"] = test
-    earlier = []  # tests of trials that were best before the search was extended
+    earlier = []
     for trial in runs.table.trials:
         run = runs.find_test(trial)
         if trial is not best and run.result.is_file():
