@@ -29,24 +29,46 @@ HEADS = (
 
 
 def best_scores(runs: Runs) -> list[float]:
-    """Return the NDCG@10 of the best epoch of every run."""
+    """Return the NDCG@10 of the best epoch of every run.
+
+    Args:
+        runs: of each run, ``points``: seconds of training so far and NDCG@10, after each epoch.
+    """
     return [max(value for _, value in run["points"]) for run in runs]
 
 
 def find_level(sides: dict[str, Runs]) -> tuple[float, list[str]]:
-    """Return the NDCG@10 that all runs of comparable sides reach, and these sides; ours is one."""
+    """Return the NDCG@10 that all comparable sides reach with every seed, and their names.
+
+    A side is comparable if its median run is not much worse than the best side's; ours always is.
+
+    Args:
+        sides: name of a side -> its runs, ours first.
+    """
     ends = {title: statistics.median(best_scores(runs)) for title, runs in sides.items()}
-    least = min(COMPARABLE * max(ends.values()), next(iter(ends.values())))
+    ours = next(iter(ends.values()))
+    least = min(COMPARABLE * max(ends.values()), ours)
     comparable = [title for title in ends if ends[title] >= least]
     return SHARE * min(min(best_scores(sides[title])) for title in comparable), comparable
 
 
 def reach(runs: Runs, level: float) -> tuple[list[float], list[int]]:
-    """Return seconds and epochs of every run until its NDCG@10 first has a level."""
-    first = [
-        next((x[0], n) for n, x in enumerate(run["points"], 1) if x[1] >= level) for run in runs
-    ]
-    return [seconds for seconds, _ in first], [epochs for _, epochs in first]
+    """Return when every run first reaches a level of NDCG@10, which all of them must reach.
+
+    Args:
+        runs: of each run, ``points``: seconds of training so far and NDCG@10, after each epoch.
+        level: the NDCG@10.
+
+    Returns:
+        Seconds of training, and number of epochs, of each run.
+    """
+    reached_seconds, reached_epochs = [], []
+    for run in runs:
+        scores = [score for _, score in run["points"]]
+        index = next(index for index, score in enumerate(scores) if score >= level)
+        reached_seconds.append(run["points"][index][0])
+        reached_epochs.append(index + 1)
+    return reached_seconds, reached_epochs
 
 
 def show_all(values: list[float], form: str = "{:.1f}") -> str:
@@ -55,7 +77,12 @@ def show_all(values: list[float], form: str = "{:.1f}") -> str:
 
 
 def table(sides: dict[str, Runs]) -> str:
-    """Return a row for each side, ours first; ratios are of runs with the same seed."""
+    """Return a table in markdown with a row for each side, and above it what the level is.
+
+    Args:
+        sides: name of a side -> its runs, ours first. Times are compared between runs with the same
+            seed.
+    """
     level, comparable = find_level(sides)
     own_seconds, _ = reach(next(iter(sides.values())), level)
     rows = []
@@ -65,11 +92,14 @@ def table(sides: dict[str, Runs]) -> str:
             seconds, epochs = reach(runs, level)
             ratios = [peer / own for peer, own in zip(seconds, own_seconds, strict=True)]
             reached = [show_all(seconds), show_all(ratios), ", ".join(map(str, epochs))]
+
+        # Seconds of an epoch, the best score, and the epoch that has it.
         epoch = statistics.median(run["points"][-1][0] / len(run["points"]) for run in runs)
         best = best_scores(runs)
         best_epochs = [reach([run], score)[1][0] for run, score in zip(runs, best, strict=True)]
         ends = show_all(best, "{:.4f}"), ", ".join(map(str, best_epochs))
         rows.append([title, *reached, f"{epoch:.2f}", *ends])
+
     words = (
         f"Level: NDCG@10 of {level:.4f}, {SHARE:.0%} of what the worst run ends with, among sides "
         f"that end at {COMPARABLE:.0%} of the best or above."
@@ -77,15 +107,24 @@ def table(sides: dict[str, Runs]) -> str:
     return f"{words}\n\n{page.table(HEADS, rows)}"
 
 
-def run_case(case: Case, given: Any) -> tuple[Job, dict[Side, Runs]]:
-    """Return all runs of all sides in turns, a seed after the other."""
+def run_case(case: Case, args: Any) -> tuple[Job, dict[Side, Runs]]:
+    """Run all sides on a dataset, one seed after the other; sides take turns.
+
+    Args:
+        case: the dataset and the length of windows.
+        args: options of the command line.
+
+    Returns:
+        The job of the first seed, and each side with its runs, one for each seed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         held_out = str(Path(folder) / "next.csv")
-        job = replace(make_job(case, given, Path(folder)), held_out=held_out)
+        job = replace(make_job(case, args, Path(folder)), held_out=held_out)
         events = training_events(case.table(), case.length)
         next_events(case.table(), events).to_csv(held_out, index=False)
-        sides: dict[Side, Runs] = {side: [] for side in (OURS, *(PEERS[x] for x in given.peers))}
-        for seed in range(given.seeds):
+
+        sides: dict[Side, Runs] = {side: [] for side in (OURS, *(PEERS[x] for x in args.peers))}
+        for seed in range(args.seeds):
             seeded = replace(job, seed=job.seed + seed)
             measure = partial(run_worker, job=seeded, folder=Path(folder))
             for side, runs in page.in_turns(sides, 1, measure).items():
@@ -98,15 +137,15 @@ def main() -> None:
     """Measure every case, with peers that have our loss, and write the page."""
     peers = ["rectools-flat", "replay-bucket-8"]
     options = {"seeds": 3, "patience": 20, "max_seconds": 600.0, "threads": 1}
-    given = page.parse_options(__doc__, cases=["ml-100k-50"], peers=peers, **options)
+    args = page.parse_options(__doc__, cases=["ml-100k-50"], peers=peers, **options)
     parts = []
-    for case in (CASES[name] for name in given.cases):
-        job, sides = run_case(case, given)
+    for case in (CASES[name] for name in args.cases):
+        job, sides = run_case(case, args)
         named = {side.title: runs for side, runs in sides.items()}
         parts.append(f"## {case.title}\n\n{table(named)}")
     ends = (
-        f"{given.seeds} seeds; a side ends after a patience of {given.patience} epochs or "
-        f"{given.max_seconds:g} s."
+        f"{args.seeds} seeds; a side ends after a patience of {args.patience} epochs or "
+        f"{args.max_seconds:g} s."
     )
     text = "\n\n".join((*parts, ends, describe(job, sides.items(), "GELU (RePlay: ReLU)")))
     page.replace_section(page.RESULTS / "quality_peers.md", "quality", text)

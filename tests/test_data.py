@@ -428,7 +428,7 @@ def test_targets_are_those_of_the_kind(folder: Path, split: dict, wanted: dict) 
     for windows, batch in zip(loader._get_batches(), batches, strict=True):
         places = [e for w in windows for e in range(loader.windows.start[w], loader.windows.end[w])]
         assert batch.items.tolist() == log.items[places].tolist()  # all kinds
-        after = range(len(places)) if batch.positions is None else batch.positions
+        after = range(len(places)) if batch.queries is None else batch.queries
         targets = [places[k] + 1 for k in after]
         assert trained.issuperset(targets)
         assert batch.targets.tolist() == log.items[targets].tolist()

@@ -268,8 +268,8 @@ def test_neighbours_of_many_items_are_found_in_batches(
     names, sizes = list(torope.items), []
     expected = torope.similar(names, k=3)
     record = lambda states, *more: sizes.append(len(states)) or products(states, *more)  # noqa: E731
-    monkeypatch.setattr("recbole_pos.serve.recommender.products", record)
-    monkeypatch.setattr("recbole_pos.serve.recommender.BATCH", 7)
+    monkeypatch.setattr("recbole_pos.serve.fitted.products", record)
+    monkeypatch.setattr("recbole_pos.serve.fitted.BATCH", 7)
     pd.testing.assert_frame_equal(torope.similar(names, k=3), expected)
     assert max(sizes) == 7 and sum(sizes) == len(names)
 

@@ -36,10 +36,10 @@ from recbole_pos.config.sources import (
     plugin_defaults,
     select_parts,
 )
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_file
 from recbole_pos.data.location import find_atomic_file, locate_dataset
-from recbole_pos.data.targets import masks_history
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model.models import (
     ADDED,

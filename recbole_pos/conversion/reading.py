@@ -73,12 +73,7 @@ class Source:
         return [name for name in self.table.column_names if name not in (FILE, LINE)]
 
     def add_part(self, name: str, other: Source) -> Source:
-        """Return a source with the rows of another one, which are held out, below its own.
-
-        Args:
-            name: what the rows are held out for, ``valid`` or ``test``.
-            other: the source of these rows.
-        """
+        """Return a source with the rows of ``other`` below its own, held out as ``name``."""
         table = _stack([self.table, other.table])
         cuts = {**self.cuts, name: self.table.num_rows}
         broken_lines = [*self.broken_lines, *other.broken_lines]
@@ -91,12 +86,9 @@ class Source:
 
 
 class _FileRows(NamedTuple):
-    """The rows of one file, and where they stand in it.
+    """The rows of one file, the line number [rows] of each, and the lines that are no rows.
 
-    Attributes:
-        table: the rows.
-        lines: [rows] number of the line of each row, from 1.
-        broken_lines: number and fault of each line that is no row: (7, "empty line").
+    Of a broken line there are number and fault: (7, "empty line").
     """
 
     table: pa.Table
@@ -235,9 +227,6 @@ class _CsvForm(NamedTuple):
         """Return Python's csv reader, which yields the list of cells of each row.
 
         It raises csv.Error for a quotation mark that is not closed or stands within a cell.
-
-        Args:
-            lines: lines of the file; a row has several where a line ends within quotation marks.
         """
         return csv.reader(
             lines,
@@ -398,10 +387,6 @@ def _read_json(file: Path, encoding: str) -> _FileRows:
     """Read a file of json objects, one in each line, as a table with a column for each key.
 
     Lines that are no json object are listed as broken.
-
-    Args:
-        file: the file.
-        encoding: name of its encoding.
     """
     tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
     num_lines = 0
@@ -455,13 +440,7 @@ def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.
 
 
 def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
-    """Return a table with two more columns, FILE and LINE, which say where each row is from.
-
-    Args:
-        table: the rows.
-        name: name of their file or frame.
-        lines: [rows] number of the line of each.
-    """
+    """Return the rows of the file ``name`` with two more columns, FILE and LINE [rows]."""
     file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
     table = table.append_column(FILE, file)
     return table.append_column(LINE, pa.array(lines.astype(np.int32)))
@@ -472,10 +451,6 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
 
     The file ``log/country=NO/part.csv`` gets the column ``country`` with the value NO in every row,
     as Hive and Spark write it. A column of the same name in the file wins.
-
-    Args:
-        table: the rows of the file.
-        file: its path.
     """
     for name in file.parts[:-1]:
         column, equals, value = map(unquote, name.partition("="))

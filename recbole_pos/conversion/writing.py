@@ -217,6 +217,7 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         separator: what separates the names of a sequence.
     """
     # The text of each different value of a field, so that rows only look it up by its code.
+    # An array of seconds has no kind, and is a float.
     texts = {f: _escape(cells, separator) for f, cells in table.items() if isinstance(cells, Cells)}
     header = [f"{field}:{getattr(column, 'kind', 'float')}" for field, column in table.items()]
     num_rows = max(len(column.codes) for column in table.values() if isinstance(column, Cells))

@@ -28,10 +28,10 @@ from recbole_pos.values import Options, listed, shown
 
 _MISSING = frozenset(MISSING)
 _BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
-LARGEST = float(np.finfo(np.float32).max)  # of a number in a model
-_BLOCK_LINES = 1 << 16  # that Python reads at a time
-_MAX_UNMERGED_NAMES = 1 << 21  # of a column, about a hundred megabytes
-_MISSING_CODE = -1
+LARGEST = float(np.finfo(np.float32).max)  # largest number that a model can compute with
+_BLOCK_LINES = 1 << 16  # how many lines Python reads at a time
+_MAX_UNMERGED_NAMES = 1 << 21  # names that a column keeps before merging, about 100 megabytes
+_MISSING_CODE = -1  # in place of the code of a name
 _EXPECTED = {
     "token": "text or whole numbers",
     "float": "numbers (a time as a number, such as seconds since 1970)",
@@ -50,17 +50,17 @@ def open_file(path: str | Path, config: Options) -> AtomicFile:
 def read_rows(
     files: Sequence[AtomicFile], names: Iterable[str], storage: Storage | None = None
 ) -> tuple[pd.DataFrame, list[int]]:
-    """Read columns of every row of files that have the same columns, one below the other.
+    """Read files with the same columns into one table, one file below the other.
 
     Args:
         files: the files.
-        names: the columns.
+        names: the columns to read.
         storage: space for numbers and codes of names; memory if None.
 
     Returns:
-        A row per line, and the number of rows of each file. Columns hold categories of str (token,
-        nan if missing), float64 (float, nan if missing) or arrays (token_seq and float_seq, empty
-        if missing).
+        table: a row per line. Columns hold categories of str (token, nan if missing), float64
+            (float, nan if missing) or arrays (token_seq and float_seq, empty if missing).
+        sizes: number of rows of each file.
 
     Raises:
         UsageError: for the first row that is wrong, or a file without rows.
@@ -69,6 +69,9 @@ def read_rows(
     kinds = {name: first_file.kinds[name] for name in names}
     num_rows = sum(file.num_rows for file in files)
     columns = {name: _Column(kind, num_rows, storage or Storage()) for name, kind in kinds.items()}
+
+    # A file begins in ``first_row`` of the table; ``start`` is counted within the file. A reader
+    # that fails midway begins again at 0 with another method, which overwrites the rows.
     row, sizes = 0, []
     for file in files:
         first_row = row
@@ -84,7 +87,8 @@ def read_rows(
                 "removed"
             )
     table = {name: column.finish(row) for name, column in columns.items()}
-    pa.default_memory_pool().release_unused()  # hundreds of megabytes after a large file
+    # Return the memory that Arrow keeps to use again: hundreds of megabytes after a large file.
+    pa.default_memory_pool().release_unused()
     return pd.DataFrame(table, copy=False), sizes
 
 
@@ -105,7 +109,12 @@ class _Column:
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
 
     def write(self, row: int, block: Any) -> None:
-        """Write the cells of a block, of which the first is that of ``row``."""
+        """Write the cells of a block of rows.
+
+        Args:
+            row: row of the table in which the block begins.
+            block: the cells: a list of arrays, an array of numbers, or names numbered by Arrow.
+        """
         if self.kind.endswith("seq"):
             self.lists[row:] = block
             return
@@ -114,7 +123,8 @@ class _Column:
             self.values[rows] = block
             return
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
-        # a slower reader begins again at the first row
+
+        # A reader that begins again overwrites earlier blocks, whose names are dropped with them.
         self.unmerged = [
             (earlier, names) for earlier, names in self.unmerged if earlier.stop <= row
         ]
@@ -123,19 +133,33 @@ class _Column:
             self._merge_names()
 
     def _merge_names(self) -> None:
-        """Give equal names of all blocks the same code."""
+        """Give equal names in all blocks the same code, and rewrite the codes of their rows.
+
+        For example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where
+        earlier blocks had [blue, owl].
+        """
+        # Arrow merges the names of its own numbered columns, so that each list of names is made
+        # into a column with every name once: its merged codes are the new code of each old one.
         every = [self.names, *(names for _, names in self.unmerged)]
         codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
         numbered = map(pa.DictionaryArray.from_arrays, codes, every)
         merged = pa.chunked_array(list(numbered)).unify_dictionaries().chunks
         for (rows, _), block in zip(self.unmerged, merged[1:], strict=True):
-            # _MISSING_CODE, which is -1, takes the last of these
+            # The code -1 of a missing name reads the last of these, which is -1 again.
             new_codes = np.append(block.indices.to_numpy(), np.int32(_MISSING_CODE))
             self.values[rows] = new_codes[self.values[rows]]
         self.names, self.unmerged = merged[0].dictionary, []
 
     def finish(self, num_rows: int) -> Any:
-        """Return the first ``num_rows`` cells as a column of a table."""
+        """Return the column of the finished table.
+
+        Args:
+            num_rows: number of rows; blank lines leave fewer than there was space for.
+
+        Returns:
+            A Series of arrays (token_seq, float_seq), float64 numbers (float) or categories of str
+            (token).
+        """
         if self.kind.endswith("seq"):
             return pd.Series(self.lists, dtype=object)
         if self.kind == "float":
@@ -189,14 +213,26 @@ class AtomicFile:
         )
 
     def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
-        """Return a cell of a sequence (text or list) as an array, or raise ValueError."""
+        """Parse a cell of a list field.
+
+        Args:
+            cell: a text with separators between its values, or a list from a parquet file.
+            kind: token_seq or float_seq.
+
+        Returns:
+            An array of str or of float64, empty if the cell is missing.
+
+        Raises:
+            ValueError: if a value of float_seq is no number, or not finite in float32. A single
+                number may be missing and gets the mean; within a list none can be filled in.
+        """
         if isinstance(cell, str):
             cell = () if cell in _MISSING else cell.split(self.seq_separator)
         texts = [str(value) for value in cell or () if value is not None and value != ""]
         if kind == "token_seq":
             return np.array(texts)
         numbers = np.array(list(map(float, texts)))
-        if not (np.abs(numbers) <= LARGEST).all():  # no mean can be filled in within a sequence
+        if not (np.abs(numbers) <= LARGEST).all():
             raise ValueError("nan or inf")
         return numbers
 
@@ -218,7 +254,14 @@ class TextTable(AtomicFile):
         return UsageError(f"{self.path}, line {line_number}: {problem}")
 
     def _read_names(self) -> int:
-        """Read names and types of the columns; return the number of their line."""
+        """Read the names and types of the columns from the first line that is not blank.
+
+        Returns:
+            The number of this line, counted from 1.
+
+        Raises:
+            UsageError: if there is none, or a cell of it is not name:type.
+        """
         lines = iterate_lines(self.path)
         number, line = next(((n, text) for n, text in lines if text.strip()), (0, ""))
         if not line:
@@ -251,14 +294,28 @@ class TextTable(AtomicFile):
         return sum(1 for _ in iterate_lines(self.path))
 
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield number of the first row and columns of each block of rows."""
+        """Yield blocks of rows: the number of the first row, and the columns.
+
+        If DuckDB finds anything unusual, the rows are yielded again from the first, read by Python.
+        """
         try:
             yield from self._read_fast(kinds)
         except (*ENGINE_ERRORS, ValueError):
             yield from self._read_slowly(kinds)
 
     def _read_fast(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield blocks that DuckDB splits into cells; raise if the file needs ``_read_slowly``."""
+        """Yield blocks of rows whose lines DuckDB splits into cells.
+
+        Args:
+            kinds: the columns to read -> token, float, token_seq or float_seq.
+
+        Yields:
+            The number of the first row, from 0, and the columns of the block.
+
+        Raises:
+            ValueError, or an error of DuckDB: if only Python can read the file.
+        """
+        # In a file of one column DuckDB cannot tell a blank line from an empty cell.
         if self._form is None or len(self.kinds) == 1:
             raise ValueError("a blank line and an empty cell are the same")
         first_row = 0
@@ -270,7 +327,18 @@ class TextTable(AtomicFile):
             first_row += len(cells[0])
 
     def _convert(self, kind: str, texts: pa.Array) -> Any:
-        """Return a block of cells as values of a kind, or raise ValueError."""
+        """Convert the cells of one column in a block of rows.
+
+        Args:
+            kind: token, float, token_seq or float_seq.
+            texts: the cells.
+
+        Returns:
+            Names numbered by Arrow, float64 numbers, or a list of arrays.
+
+        Raises:
+            ValueError: if a cell is not of this kind.
+        """
         if kind == "token":
             return _drop_missing(_number_names(texts))
         if kind == "float":
@@ -278,13 +346,25 @@ class TextTable(AtomicFile):
         return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
 
     def _read_slowly(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield blocks that are read line by line."""
+        """Yield blocks of rows that Python reads line by line.
+
+        Args:
+            kinds: the columns to read -> token, float, token_seq or float_seq.
+
+        Yields:
+            The number of the first row, from 0, and the columns of the block.
+
+        Raises:
+            UsageError: for the first wrong line, with its number.
+        """
         first_row = 0
         columns: Block = {name: [] for name in kinds}
         for number, line in iterate_lines(self.path):
             is_blank = self.separator not in line and not line.strip()
             if number <= self.header_line or is_blank:
                 continue
+
+            # A row: one cell for each column, of which those that are read are parsed.
             cells = self._split_line(number, line)
             if len(cells) != len(self.kinds):
                 raise self._make_line_error(
@@ -297,6 +377,8 @@ class TextTable(AtomicFile):
             row = dict(zip(self.kinds, cells, strict=True))
             for name, column in columns.items():
                 column.append(self._parse_cell(number, name, row[name]))
+
+            # All columns are as long as the last one of the loop.
             if len(column) == _BLOCK_LINES:
                 yield first_row, _join_cells(columns, kinds)
                 first_row += len(column)
@@ -304,10 +386,19 @@ class TextTable(AtomicFile):
         yield first_row, _join_cells(columns, kinds)
 
     def _split_line(self, number: int, line: str) -> list[str]:
-        """Return the cells of line ``number``, or refuse a quotation mark that is not closed."""
+        """Split a line into cells.
+
+        Args:
+            number: number of the line, for the message.
+            line: its text. A cell in quotation marks may hold the separator.
+
+        Raises:
+            UsageError: if a quotation mark is not closed.
+        """
         if '"' not in line:
             return line.split(self.separator)
-        old_limit = csv.field_size_limit(len(line) + 1)  # of the process, restored below
+        # The module csv has one limit for the size of a cell in the whole process: restored below.
+        old_limit = csv.field_size_limit(len(line) + 1)
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
@@ -320,7 +411,19 @@ class TextTable(AtomicFile):
             csv.field_size_limit(old_limit)
 
     def _parse_cell(self, number: int, name: str, cell: str) -> Any:
-        """Return a cell of line ``number`` as a value of its column's kind."""
+        """Convert a cell to the type of its column.
+
+        Args:
+            number: number of its line, for the message.
+            name: name of its column.
+            cell: its text.
+
+        Returns:
+            A name (None if missing), a number (NaN if missing), or an array.
+
+        Raises:
+            UsageError: if it should be a number or numbers, and is not.
+        """
         kind = self.kinds[name]
         try:
             if kind == "token":
@@ -334,6 +437,11 @@ class ParquetTable(AtomicFile):
     """Parquet: columns called name:type, or with types from ``column_types``."""
 
     def __init__(self, path: Path, config: Options) -> None:
+        """Open the file and find the name and type of each column.
+
+        Raises:
+            UsageError: if it is no parquet file, or a column has no type.
+        """
         super().__init__(path, config)
         try:
             self.file = ParquetFile(path, self.memory_limit)
@@ -364,7 +472,11 @@ class ParquetTable(AtomicFile):
         return UsageError(f"{self.path} cannot be read as parquet: {problem}")
 
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield number of the first row and columns of each block of rows."""
+        """Yield blocks of rows: the number of the first row, from 0, and the columns.
+
+        Args:
+            kinds: the fields to read -> token, float, token_seq or float_seq.
+        """
         first_row = 0
         try:
             for block in self.file.read([self.column_names[name] for name in kinds]):
@@ -375,19 +487,37 @@ class ParquetTable(AtomicFile):
             raise self._make_read_error(error) from error
 
     def _convert(self, first_row: int, name: str, column: pa.Array) -> Any:
-        """Return a block of a column, from ``first_row`` on, converted to its kind."""
+        """Convert the cells of one column in a block of rows to the type of its field.
+
+        Args:
+            first_row: number of the block's first row, from 0, for messages.
+            name: name of the field.
+            column: the cells, of any type of Arrow.
+
+        Returns:
+            Names numbered by Arrow (token), float64 numbers (float), or a list of arrays.
+
+        Raises:
+            UsageError: if cells of this type cannot be such values.
+        """
         kind, dtype = self.kinds[name], column.type
         if pa.types.is_null(dtype):  # all cells are missing
             dtype = pa.float64() if kind == "float" else pa.string()
             column = column.cast(dtype)
+
+        # token: text or whole numbers
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
             encoded = column.dictionary_encode()
             names = encoded.dictionary.cast(pa.string())
             if compute.any(compute.match_substring(names, "\0")).as_py():
                 raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
             return _drop_missing(pa.DictionaryArray.from_arrays(encoded.indices, names))
+
+        # float: numbers, or true and false as 1 and 0
         if kind == "float" and (_is_number(dtype) or pa.types.is_boolean(dtype)):
             return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+        # token_seq and float_seq: lists, or text with separators
         is_list = is_list_type(dtype)
         value_type = dtype.value_type if is_list else dtype
         if kind.endswith("seq") and (_is_text(value_type) or (is_list and _is_number(value_type))):
@@ -398,7 +528,16 @@ class ParquetTable(AtomicFile):
         )
 
     def _convert_lists(self, first_row: int, name: str, column: pa.Array) -> list[np.ndarray]:
-        """Return a block of sequences as arrays, or refuse a row with something else."""
+        """Convert the cells of a list field in a block of rows.
+
+        Args:
+            first_row: number of the block's first row, from 0; messages count from 1.
+            name: name of the field.
+            column: the cells: lists, or text with separators.
+
+        Raises:
+            UsageError: for the first row with something else than numbers, in a field of numbers.
+        """
         lists = []
         kind = self.kinds[name]
         for row, cell in enumerate(column.to_pylist(), first_row + 1):
@@ -418,14 +557,19 @@ def _parse_number(cell: str) -> float:
 
 
 def _parse_numbers(texts: pa.Array) -> np.ndarray:
-    """Return cells of text as numbers, as :func:`_parse_number` does.
+    """Convert cells of text to numbers: NaN where a cell is empty or says that it is missing.
 
-    Arrow converts ordinary numbers. It takes other words than we do for NaN, and none for missing.
+    Raises:
+        ValueError: if a cell is something else.
     """
+    # Arrow is fast, and is right if it finds numbers only. It does not know our words for a missing
+    # number (then it fails), and takes some words for NaN that we may not (then NaN is in excess).
     with suppress(pa.ArrowInvalid):
         numbers: np.ndarray = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
         if np.isnan(numbers).sum() == texts.null_count:
             return numbers
+
+    # Else Python converts each different text once. A null cell (-1) gets the last value, NaN.
     encoded = texts.dictionary_encode()
     values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
     converted: np.ndarray = values[encoded.indices.fill_null(-1).to_numpy()]
@@ -433,11 +577,16 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray:
 
 
 def _number_names(texts: pa.Array) -> pa.DictionaryArray:
-    """Return names as a dictionary, those that are whole numbers by way of integers.
+    """Number the names in a column: give equal names the same code.
 
-    Integers are numbered in two thirds of the time. They are the names if they are as long: 007 and
-    -0, which Arrow reads too, are longer than 7 and 0.
+    Names that look like whole numbers are converted to integers first, since Arrow numbers integers
+    in two thirds of the time.
+
+    Returns:
+        The column with a code for each cell, and the name of each code.
     """
+    # Arrow also reads 007 and -0, as 7 and 0, which are other names. Then the integers have fewer
+    # characters, in all, than the names, and the names are numbered as text.
     with suppress(pa.ArrowInvalid):
         numbers = texts.cast(pa.int64()).dictionary_encode()
         names = numbers.dictionary.cast(pa.string())
@@ -448,7 +597,11 @@ def _number_names(texts: pa.Array) -> pa.DictionaryArray:
 
 
 def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Return a column of names in which the names that stand for a missing one are null."""
+    """Replace names that stand for a missing one, such as NaN or an empty text, by null.
+
+    Args:
+        column: names numbered by Arrow; returned as it is if it has no such name.
+    """
     is_missing = compute.is_in(column.dictionary, pa.array([*MISSING, None], pa.string()))
     if not compute.any(is_missing).as_py():
         return column
@@ -457,7 +610,15 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _join_cells(columns: Block, kinds: Mapping[str, str]) -> Block:
-    """Return a block of the cells that Python has parsed."""
+    """Convert lists of parsed cells to the columns of a block, as DuckDB's cells are converted.
+
+    Args:
+        columns: name of each column -> its cells.
+        kinds: name -> token, float, token_seq or float_seq.
+
+    Returns:
+        Name -> names numbered by Arrow, float64 numbers, or a list of arrays.
+    """
     joined = dict(columns)
     for name, kind in kinds.items():
         if kind == "token":

@@ -23,9 +23,15 @@ def map_fields_to_tables(dataset: Dataset) -> dict[str, str]:
 
 
 def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ...] = ()) -> str:
-    """Return why a field is not loaded, and the option that loads it, for an error message.
+    """Explain in a message why a field is not loaded, and which option loads it.
 
-    ``alternatives`` are fields that are not of the dataset, but may have been meant.
+    An option may leave it out; or a file of the dataset has it and ``load_col`` does not name it;
+    or no file has it, so that a similar name is suggested.
+
+    Args:
+        field: the field.
+        dataset: the dataset.
+        alternatives: names besides those of the dataset that may have been meant.
     """
     config = dataset.config
     loaded = [*map_fields_to_tables(dataset), *alternatives]
@@ -50,15 +56,20 @@ def is_strict(config: Options) -> bool:
 
 
 def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
-    """Refuse a loaded field without any value, unless the configuration is not strict.
+    """Refuse a loaded field in which all cells are missing.
 
-    ``prefix`` begins the message, such as ``item_features: ``.
+    It is accepted where the configuration is that of an existing run, which is only loaded.
+
+    Args:
+        field: the field.
+        dataset: the dataset.
+        prefix: beginning of the message, such as ``item_features: ``.
     """
     table = map_fields_to_tables(dataset)[field]
     mask, column = dataset.missing.get(field), _get_column(field, table, dataset)
     if mask is not None:
         is_empty = bool(mask.all())
-    else:  # no number is missing, and of tokens 0 stands for none
+    else:  # a field of numbers without a missing one; or tokens, where 0 stands for none
         is_empty = not column.is_floating_point() and bool(column.eq(0).all())
     if is_empty and is_strict(dataset.config):
         raise UsageError(
@@ -68,10 +79,14 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
 
 
 def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
-    """Require that RecBole's models can embed the fields of ``selected_features``.
+    """Refuse fields in ``selected_features`` that RecBole's models cannot embed.
 
-    RecBole counts every field in the width of a layer, but embeds numbers only where
-    ``numerical_features`` names them.
+    These are fields that are no attributes of items, and numbers that ``numerical_features`` does
+    not name: RecBole would count them in the width of a layer, but not embed them.
+
+    Args:
+        dataset: the dataset.
+        fields: the value of the option ``selected_features``.
     """
     if not fields:
         raise UsageError("selected_features: expected at least one field of items")
@@ -86,7 +101,17 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return a field of a table, [n] or [n, s] by id (interactions: by row); NaN where missing."""
+    """Return the values of a field.
+
+    Args:
+        field: the field.
+        table: the table it is of: inter, user or item.
+        dataset: the dataset.
+
+    Returns:
+        [n], or [n, s] of lists: by id for users and items, by row of the log for interactions.
+        Tokens are int64 with 0 where one is missing, numbers float64 with NaN where one is missing.
+    """
     column: np.ndarray = _get_column(field, table, dataset).numpy()
     if column.dtype.kind != "f":
         return column
@@ -108,10 +133,19 @@ def read_feature_names(config: Options, option: str) -> list[str]:
 
 
 def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
-    """Return the columns of the fields in one of ``SIDE_FEATURES``, by name.
+    """Read the fields that a model embeds beside the vectors of items.
 
-    They are [n] or [n, s] int64 tokens (0 is padding), or [n] float32 numbers with NaN where one is
-    missing, of n users, items or interactions.
+    Args:
+        dataset: the dataset.
+        option: the option that names them: item_features, user_features or event_features, for
+            fields of items, users or interactions.
+
+    Returns:
+        Name of a field -> its column: [n] or [n, s] int64 tokens, 0 where one is missing; or [n]
+        float32 numbers, NaN where one is missing.
+
+    Raises:
+        UsageError: if a field cannot be embedded.
     """
     columns = {}
     for field in read_feature_names(dataset.config, option):
@@ -132,7 +166,13 @@ def read_history_features(dataset: Dataset) -> Features:
 
 
 def _require_unscaled(config: Options, option: str, field: str) -> None:
-    """Refuse to normalize a field of numbers that ``option`` standardizes."""
+    """Refuse a field of numbers that is scaled twice: by an option of RecBole and by a model.
+
+    Args:
+        config: configuration with ``normalize_field`` (names of fields) and ``normalize_all``.
+        option: the option that names the field, whose numbers the model standardizes.
+        field: the field.
+    """
     for key in ("normalize_field", "normalize_all"):
         value = config[key]
         if value is True or field in (value or ()):
@@ -141,7 +181,17 @@ def _require_unscaled(config: Options, option: str, field: str) -> None:
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
-    """Require that ``field``, named by ``option``, is an attribute of ``table`` to be embedded."""
+    """Refuse a field that is no attribute of a table that a model could embed.
+
+    That is a field that is not loaded, is an id or the time, is of another table, holds vectors, or
+    has no value.
+
+    Args:
+        dataset: the dataset.
+        option: the option that names the field, for the message.
+        field: the field.
+        table: the table that it must be of: inter, user or item.
+    """
     label = f"{option}: {shown(field)}"
     fields = map_fields_to_tables(dataset)
     if field not in fields:
@@ -161,7 +211,18 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
 
 
 def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
-    """Return [items, s] int64 tokens of a token or token_seq field of items, 0 for none."""
+    """Return the tokens of each item in a field, such as its genres.
+
+    Args:
+        dataset: the dataset.
+        field: a field of items, of type token or token_seq.
+
+    Returns:
+        [items, s] int64 ids of tokens by id of the item, 0 for none; s is 1 for a token field.
+
+    Raises:
+        UsageError: if the field is not loaded, of another type or table, or without any value.
+    """
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(explain_not_loaded(field, dataset))

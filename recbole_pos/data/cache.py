@@ -28,9 +28,9 @@ from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 8  # raised when the same files and options are prepared otherwise
-MIN_BYTES = 4 << 20  # of tables: smaller ones are read in less than a second
-MAX_CACHES = 4  # caches of a dataset
+FORMAT = 8  # number to raise when the same files and options are prepared in another way
+MIN_BYTES = 4 << 20  # least size of the files: smaller ones are read in less than a second
+MAX_CACHES = 4  # how many caches of a dataset are kept
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
 _ABANDONED = 3600  # seconds after which an unfinished file is taken for abandoned
 # The options that preparing reads; a test checks that there are no others.
@@ -58,6 +58,7 @@ class Cache:
     """
 
     def __init__(self, config: Options, files: list[Path]) -> None:
+        """Compute the path of the cache from all that decides about its content."""
         self.files = files
         self.states = _read_states(files)
         versions = [FORMAT, __version__, recbole.__version__]
@@ -68,10 +69,15 @@ class Cache:
 
     @classmethod
     def open(cls, config: Options, files: Iterable[Path]) -> Cache | None:
-        """Return the cache of a dataset; None if off, for small files, or without a home folder.
+        """Return the cache of a dataset, or None if it must not or cannot have one.
 
-        Files that have just been changed have none either: the next change could leave the same
-        times.
+        That is so if the option ``cache`` is off; if the files are small, so that reading them
+        takes less than a second; if one was changed in the last two seconds, since another change
+        could leave the same time; or if the user has no home folder.
+
+        Args:
+            config: configuration of the dataset.
+            files: the atomic files, some of which may not exist.
         """
         existing = [file for file in files if file.is_file()]
         stats = [file.stat() for file in existing]
@@ -82,23 +88,33 @@ class Cache:
             return None
         try:
             return cls(config, existing)
-        except RuntimeError:  # there is no home folder
+        except RuntimeError:  # no home folder
             return None
 
     def load(self, config: Options) -> Dataset | None:
-        """Return the dataset that is kept, and log the warnings of reading it; None without one."""
+        """Return the dataset from the cache, and log again the warnings of when it was read.
+
+        Returns:
+            The dataset; None if there is no cache, or a damaged one, which is then written anew.
+        """
         try:
             content = _read_arrays(self.path)
             dataset = restore(content["state"], config)
-            os.utime(self.path)  # caches used longest ago are removed first
-        except Exception:  # there is none, or it is damaged and replaced by the next one
+            os.utime(self.path)  # marks it as used now: those used longest ago are removed first
+        except Exception:
             return None
         for message in content["warnings"]:
             logging.getLogger().warning(message)
         return dataset
 
     def save(self, dataset: Dataset, warnings: list[str]) -> None:
-        """Write the prepared data and the warnings of reading them; log a failure."""
+        """Write a dataset to the cache. A failure is logged only, since a cache is not needed.
+
+        Args:
+            dataset: the prepared data.
+            warnings: messages that were logged while they were read.
+        """
+        # If a file has changed since its state was noted, the data may be those of either state.
         try:
             if _read_states(self.files) != self.states:
                 raise OSError("a file has changed while it was read")
@@ -125,9 +141,13 @@ def find_cache_folder() -> Path:
 
 
 def capture(dataset: Dataset) -> dict[str, Any]:
-    """Return a prepared dataset (filtered, numbered, sorted, split) as arrays and plain values."""
+    """Return a prepared dataset as a tree of arrays and plain values, for :func:`restore`.
+
+    Its data are filtered, numbered, sorted and split already.
+    """
     split, names = dataset.split, dataset.field2id_token
-    # fields that share names have them in one array under the first of them
+    # Fields that share their names (as friends do with users) have the same array, which is stored
+    # once: under the first of these fields, to which ``sharing`` maps each.
     first = {id(column): field for field, column in reversed(names.items())}
     return {
         **{name: getattr(dataset, name) for name in _KEPT},
@@ -145,7 +165,14 @@ def capture(dataset: Dataset) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], config: Options) -> Dataset:
-    """Return the dataset of a :func:`capture`, under the options of training in ``config``."""
+    """Make a dataset again from what :func:`capture` returned.
+
+    Args:
+        state: the tree of arrays and plain values.
+        config: configuration of the run. Its options of the data are those of the captured dataset;
+            those of model and training may be others.
+    """
+    # Fields that share their names share the array again, and the mapping from names to ids.
     names = state["names"]
     ids = {field: NameIds(column) for field, column in names.items()}
     tables = {name: _to_tensors(table) for name, table in state["tables"].items()}
@@ -171,20 +198,26 @@ def _to_tensors(columns: dict[str, np.ndarray]) -> Columns:
 
 
 def _write_arrays(path: Path, content: Any) -> None:
-    """Write nested dicts and lists of arrays and plain values as a file of Arrow.
+    """Write nested dicts and lists of arrays and plain values as one file of Arrow.
 
-    It has one row, with a cell for the bytes of each array; json in the metadata has the rest.
+    The file is a table of one row, with a cell for the bytes of each array. The rest is json in its
+    metadata, where {"array": 3, "dtype": ..., "shape": ...} stands for the array in column 3.
     """
     arrays: list[np.ndarray] = []
 
     def describe(value: Any) -> Any:
-        """Return what stands for an array in json."""
+        """Return what stands for an array in json, and append the array to ``arrays``.
+
+        A single number of numpy becomes one of Python.
+        """
         if isinstance(value, np.generic):
             return value.item()
         arrays.append(np.ascontiguousarray(value))
         return {_ARRAY: len(arrays) - 1, "dtype": value.dtype.str, "shape": value.shape}
 
     text = json.dumps(content, default=describe)
+
+    # A cell is made of the array's own memory, with the bounds of its bytes: nothing is copied.
     cells = []
     for array in arrays:
         offsets, data = np.array([0, array.nbytes]), array.reshape(-1).view(np.uint8)
@@ -197,9 +230,10 @@ def _write_arrays(path: Path, content: Any) -> None:
 
 
 def _read_arrays(path: Path) -> Any:
-    """Return the content of a file of :func:`_write_arrays`, whose arrays are mapped.
+    """Read a file that :func:`_write_arrays` wrote.
 
-    What is written into an array stays in this process.
+    Its arrays are mapped: they are read from disk when they are used. What is written into one
+    (mode "c", copy on write) stays in this process and does not change the file.
     """
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
     cells = [column.buffers()[2] for column in reader.get_batch(0).columns]

@@ -137,10 +137,11 @@ class Dataset:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Digests of the data that trained weights belong to.
+        """Digests (short hashes) of the data, by which a run notices that they have changed.
 
-        ``data`` is the one of items, sequences and split, joined with that of times; ``fields`` has
-        by name those of all other loaded fields: their values, missing cells and tokens.
+        ``data`` is a digest of the names of items, the interactions and the split, followed by one
+        of the times. ``fields`` maps each other loaded field to a digest of its values, its missing
+        cells and its tokens.
         """
         log = self.log
         log_fields = {log.user_field, log.item_field, log.time_field}
@@ -158,7 +159,15 @@ class Dataset:
         }
 
     def _digest(self, field_name: str, *columns: np.ndarray) -> str:
-        """Return the hexadecimal digest of the tokens of a field and of the bytes of arrays."""
+        """Return one digest of the tokens of a field and of the bytes of some arrays.
+
+        Args:
+            field_name: the field; one that has no tokens, or no name, adds nothing.
+            columns: arrays of numbers.
+
+        Returns:
+            32 hexadecimal digits.
+        """
         tokens = "\n".join(map(str, self.field2id_token.get(field_name, ())))
         digest = hashlib.blake2b(tokens.encode(), digest_size=16)
         for column in columns:
@@ -166,9 +175,14 @@ class Dataset:
         return digest.hexdigest()
 
     def make_training_windows(self) -> Windows:
-        """Return windows over the training interactions, for models that learn at all positions."""
+        """Cut the training interactions into windows, for models that learn at all positions.
+
+        Under the option ``target_events``, which says what kind of interaction is to be predicted,
+        only windows with such a target are returned.
+        """
+        # A user's training interactions are all but the last ones, which are held out.
         start, end = self.log.offsets[:-1], self.log.offsets[1:]
-        held_out = np.flatnonzero(self.part != TRAIN)  # the last interactions of their users
+        held_out = np.flatnonzero(self.part != TRAIN)
         num_held_out = np.diff(np.searchsorted(held_out, self.log.offsets))
         windows = cut_windows(
             start,
@@ -185,12 +199,17 @@ class Dataset:
     def target_counts(self) -> np.ndarray:
         """[items] int64 how often each item is a target in an epoch of training.
 
-        Under ``target_window: n`` a state learns the n targets after it, so that a target counts
-        once for each learning state among the n before it.
+        Under ``target_window: n`` each state (what the model computes after an interaction) learns
+        to predict the next n targets, so an item counts once for each state that learns it. For
+        example, of a user with the targets [a, b, c] and n = 2, a counts once, b and c twice.
         """
+        # Only models that train on windows read ``target_window``.
         learns_from_windows = self.config["augmentation"] == "all_positions"
         window = self.config["target_window"] if learns_from_windows else 1
         is_learned = self._find_learned_targets()
+
+        # Target i is learned by the states before the targets first[i] .. i of the same user, of
+        # those that learn at all.
         targets = np.flatnonzero(self.split.find_targets(TRAIN))
         users = self.log.find_users(targets)
         index = np.arange(len(targets))
@@ -201,11 +220,20 @@ class Dataset:
         return np.bincount(items, counts, self.item_num).astype(np.int64)
 
     def _find_learned_targets(self) -> np.ndarray:
-        """Return [interactions] bool: whether the state before each learns in an epoch."""
+        """Return which training targets a model learns to predict in an epoch.
+
+        With ``augmentation: none`` only the newest target of each user; with ``all_positions`` all
+        that are in a training window; else all.
+
+        Returns:
+            [interactions] bool.
+        """
         augmentation = self.config["augmentation"]
         is_learned = self.split.find_targets(TRAIN, only_newest=augmentation == "none")
         if augmentation == "all_positions":
-            windows = self.make_training_windows()  # train_windows: last leaves out old targets
+            # Under ``train_windows: last`` a user's older targets are in no window. The target of
+            # an input is the next interaction.
+            windows = self.make_training_windows()
             is_in_window = np.zeros(len(self.log), dtype=bool)
             is_in_window[gather_index(windows.first + 1, windows.end - windows.first)] = True
             is_learned &= is_in_window
@@ -220,18 +248,21 @@ class Dataset:
     def without_test(self) -> Dataset:
         """Return a copy without the test interactions.
 
-        Training and validation stay as they are: histories never reach into a later part.
+        Training and validation stay as they are: no history has an interaction of a later part. The
+        copy has the identity of the whole, so that weights trained on it are accepted for the
+        whole.
         """
         split = self.split
         is_kept = split.part != TEST
         reduced = copy.copy(self)
-        reduced.identity = self.identity  # weights learned from the copy fit the whole
+        reduced.identity = self.identity
         reduced.split = replace(
             split,
             log=split.log.keep(is_kept),
             part=split.part[is_kept],
             is_target=split.is_target[is_kept],
         )
+        # Masks of interactions lose the same rows; those of users and items stay.
         reduced.missing = {
             name: mask[is_kept] if name in self.log.fields else mask
             for name, mask in self.missing.items()

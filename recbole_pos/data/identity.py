@@ -1,7 +1,9 @@
 """Which data a model was trained on, and what has changed or come since.
 
-With the vocabulary of a run, a longer file is read with the same ids, and the data of the run are
-found in it: of each known user the oldest interactions, as many as there were.
+A run keeps a vocabulary: its names and how many interactions each had. With it, a file that has
+grown is read with the same ids, and the data of the run are found in it: the oldest interactions of
+each user, as many as there were. An identity (mapping) has digests of the data that were split
+(``data``) and of the values of each field (``fields``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,16 @@ _COUNTS_TIME = "counts_time"
 
 
 def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Return in words what differs between two identities; None if nothing does."""
+    """Describe what differs between the data of a training and those of now; None if nothing does.
+
+    Args:
+        then: identity of the data of the training: digests of what was split (``data``) and of the
+            values of each field (``fields``).
+        now: identity of the data as they are.
+
+    Returns:
+        Words for the subject of a sentence, such as "the values of genre, ...".
+    """
     if then["data"] not in (None, now["data"]):  # None: the data of the training had no identity
         return "items, interactions, their times or what is held out"
     changed = find_changed_fields(then, now)
@@ -72,7 +83,10 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """Digest of names and counts in the order of ids; a checkpoint is checked against it."""
+        """Digest (a short hash) of all names and counts, in the order of ids.
+
+        A checkpoint keeps it, so that weights are not used with names of other items.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for field, names in sorted(self.tokens.items()):
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
@@ -82,17 +96,30 @@ class Vocabulary:
         return digest.hexdigest()
 
     def count_by_name(self, user_field: str, item_field: str) -> list[dict[str, int]]:
-        """Return interactions by user and training interactions by item, whatever their ids."""
+        """Return how many interactions each user and each item has, by name rather than by id.
+
+        Args:
+            user_field, item_field: names of the fields of users and items.
+
+        Returns:
+            Two mappings: name of a user -> number of interactions, and name of an item -> number of
+            training interactions.
+        """
         counts = ((user_field, self.user_counts), (item_field, self.popularity))
         return [
             dict(zip(self.tokens[field], column.tolist(), strict=True)) for field, column in counts
         ]
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
-        """Return a row per name, in the order of ids, to store for :meth:`from_table`.
+        """Return the vocabulary as a table to store, from which :meth:`from_table` makes it again.
 
-        Its columns are ``field``, ``token`` and ``events`` (-1 for other than users and items);
-        ``attrs``, which parquet keeps, has ``counts_time``.
+        Args:
+            user_field, item_field: names of the fields of users and items.
+
+        Returns:
+            A row for each name but padding, by field and then in the order of ids, with the columns
+            ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
+            of other fields). Its ``attrs``, which parquet keeps, have ``counts_time``.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -109,6 +136,10 @@ class Vocabulary:
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
         """Return the vocabulary in a table that :meth:`to_table` made.
 
+        Args:
+            table: a row for each name, with columns ``field``, ``token`` and ``events``.
+            user_field, item_field: names of the fields of users and items.
+
         Raises:
             ValueError: if it is not such a table.
         """
@@ -119,6 +150,9 @@ class Vocabulary:
                 f"expected columns {', '.join(_COLUMNS)}, each name of a field once, and names of "
                 f"{shown(item_field)}"
             )
+
+        # Rows are in the order of ids from 1 on; padding, id 0, is put before them. A run without
+        # users (all were left out) has no rows of their field.
         rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
         user_counts, popularity = (
             np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
@@ -130,16 +164,28 @@ class Vocabulary:
         return cls(tokens, user_counts, popularity, is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
-        """Return [interactions] bool: whether each is one of the interactions counted here.
+        """Find the interactions that the run had, in a file that may have grown since.
 
-        These are the ``user_counts`` oldest ones of each known user. ``users`` and ``times`` are
-        [interactions] names and times in the order of the file. For example, of a user who had two
-        interactions and now has them at the times [5, 1, 3], these are the last two.
+        These are the oldest of each user whom the run knew, as many as ``user_counts`` says. For
+        example, of a user who had two interactions and now has some at the times [5, 1, 3], these
+        are the second and the third: [False, True, True].
+
+        Args:
+            users: [interactions] names of the users, in the order of the file.
+            times: [interactions] times.
+            user_field: name of the field of users.
+
+        Returns:
+            [interactions] bool.
         """
+        # Sort by user and time; a stable sort leaves equal times in the order of the file.
         user_ids = pd.Index(self.tokens[user_field]).get_indexer(users)
-        order = np.lexsort((times.to_numpy(), user_ids))  # stable: file order breaks ties
+        order = np.lexsort((times.to_numpy(), user_ids))
         sorted_ids = user_ids[order]
-        rank = np.arange(len(order)) - np.searchsorted(sorted_ids, sorted_ids)  # 0: user's oldest
+
+        # Rank of each in the sorted order, 0 for a user's oldest. Names that the run did not know
+        # have the id -1.
+        rank = np.arange(len(order)) - np.searchsorted(sorted_ids, sorted_ids)
         is_oldest = np.zeros(len(order), dtype=bool)
         is_oldest[order] = (sorted_ids > 0) & (rank < self.user_counts[sorted_ids])
         return is_oldest
@@ -180,20 +226,33 @@ class HeldOut(NamedTuple):
 def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide interactions, with names as in the file, into the data of a run and later ones.
+    """Divide the interactions of a file into those that a run had and those that came later.
 
-    ``known`` is the vocabulary of the run. Interactions with an item that it lacks are left out;
-    the others that it lacks are held out. Both are counted as growth.
+    Later interactions with an item that the run did not know are left out, since the model has no
+    weights for it; the other later ones are held out.
+
+    Args:
+        table: a row per interaction, with names as in the file.
+        known: names and counts of the run.
+        user_field, item_field, time_field: names of the columns.
+
+    Returns:
+        table: the interactions that the run had.
+        held_out: the later ones of known items, with their users, and the numbers of all that is
+            new.
     """
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)
     later = spell_out(table[~is_known])
+
+    # New users have a later interaction with a known item, or only interactions that are left out.
     known_users = known.tokens[user_field]
     new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
     skipped_users = pd.Series(skipped[user_field].astype(str).unique(), dtype=object)
     is_only_skipped = ~skipped_users.isin([*known_users, *new_users])
     without_items = skipped_users[is_only_skipped].to_numpy()
+
     growth = Growth(
         users=len(new_users) + len(without_items),
         events=len(later),
@@ -205,9 +264,15 @@ def divide_interactions(
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
-    """Return the rows of the users or items that a run knew; ``key`` is the column of their names.
+    """Return the rows of the users or items that a run knew.
 
-    Tokens that the run did not know become missing.
+    In their other columns, tokens (such as a new genre) that the run did not know become missing,
+    or leave the lists that they are in.
+
+    Args:
+        table: a row for each user or item.
+        key: the column of their names.
+        known: names of the run, for each field of tokens.
     """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
@@ -224,10 +289,17 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
 
 
 def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset:
-    """Return a copy of a dataset whose log includes later interactions.
+    """Return a copy of a dataset whose log also has the later interactions.
 
-    These are history only. With ``has_new_users`` new users are added, without attributes.
+    These are only history of what is recommended; none of them is a target to evaluate.
+
+    Args:
+        dataset: the data of a run.
+        later: the interactions that came since.
+        has_new_users: whether to add the users who are new in them, without attributes; if false,
+            their interactions are left out.
     """
+    # The names of all users, new ones last, and the interactions of these users.
     user_field, interactions = dataset.uid_field, later.interactions
     names = dataset.field2id_token[user_field]
     if has_new_users:
@@ -236,11 +308,14 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
         interactions = interactions[interactions[user_field].isin(names)]
     num_new = len(names) - dataset.user_num
 
+    # The copy keeps the identity of the run's data, so that the weights are still accepted for it.
     extended = copy.copy(dataset)
-    extended.identity = dataset.identity  # weights learned from the known data fit
+    extended.identity = dataset.identity
     extended.field2id_token = {**dataset.field2id_token, user_field: names}
     extended.field2token_id = {**dataset.field2token_id, user_field: NameIds(names)}
     extended.missing = dict(dataset.missing)
+
+    # Attributes of new users are 0, and marked as missing.
     if num_new and dataset.user_feat is not None:
         extended.user_feat = {
             field: torch.cat((column, column.new_zeros((num_new, *column.shape[1:]))))
@@ -255,7 +330,13 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
 
 
 def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
-    """Add later interactions, none of which is a target, to the log of a copied dataset."""
+    """Add later interactions to the log of a dataset, in place; none of them becomes a target.
+
+    Args:
+        dataset: a copy of the data of a run; its ``split`` and ``missing`` are replaced.
+        interactions: the later ones, with names as in the file.
+    """
+    # Append each column, with ids for names. A missing number is 0 and marked as missing.
     log, split, num_later = dataset.log, dataset.split, len(interactions)
     columns = {}
     for field, column in log.fields.items():
@@ -268,6 +349,7 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
             dataset.missing[field] = np.append(mask, is_missing.numpy())
         columns[field] = torch.cat((column, cells))
 
+    # Later interactions count as test, which is not trained on. Sort all again by user and time.
     part = np.append(split.part, np.full(num_later, TEST, np.int8))
     is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
     names = log.user_field, log.item_field, log.time_field
@@ -284,16 +366,26 @@ def _read_later(
     ids: Mapping[str, int] | None,
     config: Options,
 ) -> Tensor:
-    """Return a field of later interactions, to be appended to its ``column`` of the log.
+    """Return the cells of later interactions in one field, to be appended to those of the run.
 
-    Cells are 0 or NaN where their value or scale is unknown. ``ids`` are the ids of names.
+    Args:
+        interactions: the later ones, with names as in the file.
+        field: name of the field.
+        column: [n] or [n, s] its cells in the log of the run, whose type the result has.
+        ids: name -> id for a field of names; None for others.
+        config: configuration of the run.
+
+    Returns:
+        [later] or [later, s]; 0 for unknown names, lists and missing columns; NaN for numbers that
+        cannot be scaled.
     """
     empty = column.new_zeros((len(interactions), *column.shape[1:]))
     if field not in interactions or column.dim() > 1:
         return empty
     if ids is not None:
         return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
-    # the run does not keep the scale of its values, so later ones cannot be scaled alike
+    # A run does not keep the least and largest value by which it scaled a field, so later numbers
+    # cannot be scaled in the same way.
     is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
     if is_scaled and field != config["TIME_FIELD"]:
         return empty.fill_(torch.nan) if column.is_floating_point() else empty
@@ -308,7 +400,13 @@ def count_dataset(dataset: Dataset) -> dict[str, int]:
 
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Dataset) -> None:
-    """Refuse a dataset whose counts differ from those of the public dataset of its name."""
+    """Refuse a dataset whose counts differ from those of the public dataset of its name.
+
+    Args:
+        name: name of the dataset.
+        expected: numbers of ``users``, ``items`` and ``events`` (interactions) of the public one.
+        dataset: the data that were read.
+    """
     actual = count_dataset(dataset)
     for unit, count in expected.items():
         if actual[unit] != count:

@@ -21,7 +21,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage
 from recbole_pos.values import SECONDS, shown
 
-# About how many interactions a chunk of a log has that is processed chunk by chunk: few enough that
+# About how many interactions a chunk has, where a log is processed chunk by chunk: few enough that
 # a table of their pairs of user and item stays in the cache of a processor.
 CHUNK_INTERACTIONS = 1 << 17
 YEAR = 365.25 * 86400  # seconds
@@ -44,12 +44,18 @@ class EventLog:
     time_field: str
 
     def iterate_chunks(self) -> Iterator[tuple[slice, EventLog]]:
-        """Yield the rows and the log of each chunk of whole users, to save memory."""
+        """Yield the log in chunks of whole users, so that work on a chunk needs little memory.
+
+        Yields:
+            rows: the rows of the chunk in this log.
+            log: the log of these rows only, with the chunk's users numbered from 0 in ``offsets``.
+        """
+        # A user begins a chunk if another multiple of CHUNK_INTERACTIONS lies before its first row.
         first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
         for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
             rows = slice(int(offsets[0]), int(offsets[-1]))
-            if rows.start == rows.stop:  # the last users may have no interactions
+            if rows.start == rows.stop:  # the users of this chunk have no interactions
                 continue
             fields = {name: column[rows] for name, column in self.fields.items()}
             yield rows, replace(self, fields=fields, offsets=offsets - offsets[0])
@@ -106,12 +112,18 @@ class EventLog:
         return mask
 
     def count_targets(self, is_possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many possible targets the user of each interaction has: in all, and up to it.
+        """Return how many possible targets the user of each interaction has.
 
-        Both are [interactions] int64; the latter include the interaction. ``is_possible`` is
-        [interactions] bool. For example, a user with [False, True, True] has the numbers [2, 2, 2]
-        and [0, 1, 2].
+        For example, a user with [False, True, True] has the numbers [2, 2, 2] and [0, 1, 2].
+
+        Args:
+            is_possible: [interactions] bool, which interactions may be targets.
+
+        Returns:
+            num_targets: [interactions] int64, targets of the interaction's user in all.
+            num_until: [interactions] int64, those of them up to the interaction, itself included.
         """
+        # Differences of counts over the whole log give those within a user.
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]
         start = self.starts
@@ -129,7 +141,7 @@ def sort_interactions(
     tie_seed: int | None = None,
     given_part: np.ndarray | None = None,
 ) -> tuple[EventLog, np.ndarray]:
-    """Sort the columns of an interaction table into a log.
+    """Sort the columns of an interaction table by user and time, and return them as a log.
 
     Args:
         fields: columns in file order, taken out one by one so that memory holds each once; the time
@@ -137,13 +149,14 @@ def sort_interactions(
         num_users: number of user ids, padding included.
         user_field, item_field, time_field: names of these columns.
         storage: space for the sorted columns; memory if None.
-        tie_seed: random state of the order of a user's interactions at the same time; None for that
-            of the file.
+        tie_seed: seed of a random order of a user's interactions at the same time; if None, these
+            stay in the order of the file.
         given_part: [interactions] TRAIN, VALID or TEST in file order, if there is a file for each
-            part: a user's interactions are then sorted by part first.
+            part: a user's interactions are then sorted by part before they are by time.
 
     Returns:
-        The log, and the row in the file of each of its interactions, [interactions] int64.
+        log: the sorted interactions.
+        order: [interactions] int64, row in the file of each interaction of the log.
 
     Raises:
         TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
@@ -153,24 +166,28 @@ def sort_interactions(
         raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
     storage = storage or Storage()
 
+    # Find the order. For a random order of ties all rows are shuffled first: sorting is stable, so
+    # that only rows with the same user and time keep their shuffled order.
     rows: Any = slice(None)
-    if tie_seed is not None:  # sorting is stable, so only ties keep the random order
+    if tie_seed is not None:
         rows = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
     users, times = fields[user_field].numpy()[rows], fields[time_field].numpy()[rows]
     part = None if given_part is None else given_part[rows]
     order, offsets = sort_by_user(users, times, part, num_users, storage)
     if tie_seed is not None:
         order = rows[order]
-    del users, times  # so that each column is freed as soon as it is sorted
+    del users, times  # so that no name holds a column that the loop below takes out
 
+    # Sort one column after the other, each taken out of ``fields`` so that its memory is freed.
     columns = {}
     for name in list(fields):
         column = fields.pop(name).numpy()
         sorted_column = storage.empty(column.shape, column.dtype)
-        if name == user_field:  # the sorted users follow from their numbers of interactions
+        if name == user_field:  # sorted users follow from how many interactions each has
             sorted_column[:] = np.repeat(np.arange(num_users), np.diff(offsets))
         else:
-            np.take(column, order, axis=0, out=sorted_column, mode="clip")  # "raise" copies
+            # With the default mode "raise" numpy would fill a copy of the output first.
+            np.take(column, order, axis=0, out=sorted_column, mode="clip")
         columns[name] = torch.from_numpy(sorted_column)
     return EventLog(columns, offsets, user_field, item_field, time_field), order
 
@@ -182,26 +199,33 @@ def sort_by_user(
     num_users: int,
     storage: Storage | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of interactions by user, given part, time and their order in the file.
+    """Return the order of interactions by user, then given part, then time.
 
-    Rows of as many users are sorted at a time as ``storage`` allows.
+    Ties keep their order. For example, the users [1, 0, 1] at the times [9, 5, 2] give the order
+    [1, 2, 0] and the offsets [0, 1, 3].
 
     Args:
-        users, times, given_part: [interactions] of each row; ``given_part`` may be None.
+        users: [interactions] int64 user of each row.
+        times: [interactions] time of each row.
+        given_part: [interactions] int8 TRAIN, VALID or TEST of each row; None if no part is given.
         num_users: number of user ids, padding included.
-        storage: space for the order; memory if None.
+        storage: space for the order, which also limits how many rows are sorted at a time; memory
+            if None.
 
     Returns:
-        [interactions] int64 rows in that order, and [users + 1] int64 first of each user in it.
+        order: [interactions] int64 rows in that order.
+        offsets: [users + 1] int64; user u has the places offsets[u] : offsets[u + 1] in it.
     """
     storage = storage or Storage()
     offsets = np.concatenate(([0], np.cumsum(np.bincount(users, minlength=num_users))))
     order: np.ndarray = storage.empty(len(users), np.int64)
-    # such as [0, 7, 12], if users 0 to 6 have as many rows as are sorted at a time
+
+    # Ranges of users that are sorted at a time, such as [0, 7, 12]: users 0 to 6, then 7 to 11. All
+    # rows of a user are in one range, so that the sorted ranges follow each other.
     is_first = np.diff(offsets[:-1] // storage.sorted_rows, prepend=-1) != 0
     bounds = [*np.flatnonzero(is_first).tolist(), len(offsets) - 1]
     for first, end in itertools.pairwise(bounds):
-        if len(bounds) == 2:
+        if len(bounds) == 2:  # one range of all users: no rows need be selected
             order[:] = _sort_rows(users, times, given_part)
             break
         rows = np.flatnonzero((users >= first) & (users < end))
@@ -212,7 +236,17 @@ def sort_by_user(
 
 
 def _sort_rows(user: np.ndarray, time: np.ndarray, given_part: np.ndarray | None) -> np.ndarray:
-    """Return the order [n] int64 of n rows by user, part and time; ties keep their order."""
+    """Return the order of rows by user, then part, then time; ties keep their order.
+
+    Args:
+        user: [n] int64.
+        time: [n].
+        given_part: [n] int8 TRAIN, VALID or TEST; None if no part is given.
+
+    Returns:
+        [n] int64 rows in that order.
+    """
+    # User and part as one number. Stable sorts, first by time and then by this, give the order.
     key = torch.from_numpy(user.astype(np.int32))
     if given_part is not None:
         key = key * _NUM_PARTS + torch.from_numpy(given_part)
@@ -230,9 +264,16 @@ def wrap_read_only(column: np.ndarray) -> Tensor:
 
 
 def counts_time(times: np.ndarray, unit: str) -> bool | None:
-    """Return whether times, in ``unit`` since 1970, are dates from 1971 to 2100; None without any.
+    """Return whether the numbers of a time field are dates from 1971 to 2100.
 
-    Other numbers only order the interactions, as a running number does.
+    Others, such as running numbers, only say in which order the interactions happened.
+
+    Args:
+        times: [n] numbers since 1970.
+        unit: their unit, such as seconds.
+
+    Returns:
+        True or False; None if there are no times.
     """
     if not len(times):
         return None
@@ -247,14 +288,16 @@ def check_clock(
     instead: str = "take a scheme without time such as rope or learned",
     across: bool = False,
 ) -> list[str]:
-    """Check the times of all interactions before a time-aware model is built.
+    """Check that the time field holds clock times, before a time-aware model is built.
 
     Args:
-        log: the interactions.
-        unit: unit of the time field, ``timestamp_unit``.
-        shortest_period: seconds in which the fastest plane of a rotary scheme turns once.
-        instead: alternative to advise where times are unusable.
-        across: whether the model compares times of different users only.
+        log: the interactions, sorted by user and time.
+        unit: unit of the time field, such as seconds (the option ``timestamp_unit``).
+        shortest_period: for a model that encodes time by rotation, the seconds in which its fastest
+            angle turns once; None for others.
+        instead: what the message advises to use where the times are unusable.
+        across: whether the model compares only times of different users, which may differ even if
+            each user has one time only.
 
     Returns:
         Warnings to show before training.
@@ -267,6 +310,8 @@ def check_clock(
     steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user
     steps = steps[steps != 0]
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
+
+    # No user has two different times.
     if len(steps) == 0:
         if across and len(distinct) > 1:
             return []
@@ -274,12 +319,16 @@ def check_clock(
             f"{name} is the same for all interactions of a user: there is no time to learn from; "
             f"{advice}"
         )
+
+    # Numbers that only count: each whole number once, or the same step between all interactions.
     is_numbering = len(distinct) == len(times) == distinct[-1] - distinct[0] + 1
     if is_numbering or (steps == steps[0]).all():
         return [
             f"{name} looks like a running number, not like clock time: a time-aware model learns "
             f"no more from it than from order; {advice}"
         ]
+
+    # Dates that are unlikely, as milliseconds that are read as seconds.
     warnings = []
     first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
@@ -289,8 +338,9 @@ def check_clock(
             f"only numbers interactions: {advice}; if it counts from another day than 1970-01-01, "
             "its years do not matter"
         )
+
+    # Times that are too coarse: by Nyquist, a period needs at least two distinguishable times.
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
-    # Nyquist: a period needs at least two distinguishable times
     if shortest_period is not None and shortest_period < 2 * resolution:
         warnings.append(
             f"{name}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
@@ -302,12 +352,15 @@ def check_clock(
 
 
 def require_order(log: EventLog, readers: str, instead: str) -> None:
-    """Refuse times that fall along a user's history, as they may from one given part to the next.
+    """Refuse a log in which a user's times fall from one interaction to the next.
+
+    This may happen where the parts of a split are given as files (``benchmark_filename``): a user's
+    interactions are then sorted by part first, and a later part may have earlier times.
 
     Args:
         log: the interactions.
-        readers: what assumes that times never fall, as an option with its value.
-        instead: alternative to advise.
+        readers: what needs times that never fall: an option with its value, for the message.
+        instead: what the message advises to use instead.
     """
     users = log.users.numpy()
     falls = (np.diff(log.times.numpy()) < 0) & (users[1:] == users[:-1])

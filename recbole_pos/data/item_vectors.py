@@ -26,8 +26,8 @@ from recbole_pos.errors import UsageError
 from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
 from recbole_pos.values import short, shown
 
-KEPT = "item_vectors.npy"  # in the folder of a run
-_BLOCK_NUMBERS = 1 << 24  # that are copied at a time
+KEPT = "item_vectors.npy"  # name of the file of vectors in the folder of a run
+_BLOCK_NUMBERS = 1 << 24  # how many numbers of vectors are copied at a time
 
 
 class VectorFile(NamedTuple):
@@ -46,7 +46,12 @@ class VectorFile(NamedTuple):
 
 
 def open_vectors(source: str | Path, item_field: str) -> VectorFile:
-    """Open the file of ``item_vectors``.
+    """Open a file of content vectors of items, the option ``item_vectors``.
+
+    Args:
+        source: path of a .npy file, which has its names in a .txt file beside it, or of a .parquet
+            file.
+        item_field: name of the column of names, in parquet.
 
     Raises:
         UsageError: if it cannot be read, or holds something else than vectors with names.
@@ -64,7 +69,12 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
 
 
 def _open_matrix(path: Path) -> VectorFile:
-    """Open a matrix in a .npy file, and its names in a .txt file beside it."""
+    """Open a matrix of vectors in a .npy file, and the names of its rows in a .txt file beside it.
+
+    Raises:
+        UsageError: if it is no matrix of numbers, or there are not as many names as rows.
+    """
+    # The matrix is mapped, not read: each block is read from disk when it is copied.
     values = open_memmap(path, mode="r")
     if values.ndim != 2 or values.dtype.kind not in "fiu":
         raise UsageError(
@@ -81,6 +91,8 @@ def _open_matrix(path: Path) -> VectorFile:
             f"item_vectors: {names_file} has {len(names):,} names, one a line, and {path.name} "
             f"{num_rows:,} rows; they must be as many"
         )
+
+    # Blocks of whole rows, with about the same number of numbers each.
     step = max(1, _BLOCK_NUMBERS // max(size, 1))
     starts = range(0, num_rows, step)
     blocks = ((np.arange(i, min(i + step, num_rows)), values[i : i + step]) for i in starts)
@@ -88,7 +100,15 @@ def _open_matrix(path: Path) -> VectorFile:
 
 
 def _open_lists(path: Path, item_field: str) -> VectorFile:
-    """Open a parquet table with a column of names and one of lists."""
+    """Open a parquet table with a column of item names and one of vectors, which are lists.
+
+    Args:
+        path: the file.
+        item_field: the column of names; may be absent if there is only one column besides vectors.
+
+    Raises:
+        UsageError: if there is no one column of lists, or it is not clear which has the names.
+    """
     file = pq.ParquetFile(path, memory_map=True)
     schema = file.schema_arrow
     lists = [column.name for column in schema if is_list_type(column.type)]
@@ -100,6 +120,8 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
         )
     key = item_field if item_field in keys else keys[0]
     names = file.read([key]).column(0).cast(pa.string()).to_pandas()
+
+    # The size of a vector is that of the first that is not empty; blocks are searched until then.
     vectors = lists[0]
     sizes = (
         compute.max(compute.list_value_length(batch.column(0))).as_py() or 0
@@ -112,7 +134,21 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
 def _read_lists(
     path: Path, file: pq.ParquetFile, column: str, size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows [r] and vectors [r, size] of a column of lists, block by block."""
+    """Yield the vectors in a column of lists, block by block; rows without a vector are skipped.
+
+    Args:
+        path: the file, for messages.
+        file: the open file.
+        column: name of the column.
+        size: numbers that every vector must have.
+
+    Yields:
+        rows: [r] numbers of the rows in the file, from 0.
+        vectors: [r, size] their vectors.
+
+    Raises:
+        UsageError: if a vector has another size; the message counts rows from 1.
+    """
     first_row = 0
     for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
@@ -123,6 +159,7 @@ def _read_lists(
                 f"item_vectors: {path}, row {first_row + row + 1:,}: the vector has "
                 f"{sizes[row]:,} numbers, others have {size:,}; all must have as many"
             )
+        # All lists that are left have ``size`` numbers, so together they are a matrix.
         flat = lists.filter(pa.array(sizes > 0)).flatten().to_numpy(zero_copy_only=False)
         yield first_row + np.flatnonzero(sizes), flat.reshape(-1, max(size, 1))
         first_row += len(batch)
@@ -137,11 +174,11 @@ def read_vectors(
         source: the file in ``item_vectors``.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
-        out: a .npy file to write the vectors to; they are in memory if None.
+        out: a .npy file to write the vectors to, which are then mapped; in memory if None.
 
     Returns:
-        [n, size] float32 vectors, zeros where the file has no name; and a list with a sentence on a
-        file that has fewer or other items.
+        vectors: [n, size] float32, zeros for padding and for items that the file does not have.
+        notices: a sentence if items have no vector, or names of the file are no items; else empty.
 
     Raises:
         UsageError: if the file cannot be read, a number is not finite, or no item has a vector.
@@ -153,7 +190,9 @@ def read_vectors(
         vectors = np.zeros(shape, np.float32)
     else:
         vectors = open_memmap(out, "w+", np.float32, shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk would end the process later
+        # Reserve the space now: if the disk were full later, writing to the map would end the
+        # process without a message.
+        if hasattr(os, "posix_fallocate"):
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
     num_found, num_items = _copy_vectors(file, names, vectors), len(names) - 1
@@ -170,19 +209,30 @@ def read_vectors(
 
 
 def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray) -> int:
-    """Copy the vectors of a file to the rows of their items; return how many items have one.
+    """Copy the vectors of a file to the rows of their items.
 
-    ``item_names`` are [n] names by id; ``vectors`` [n, size] is written in place.
+    Args:
+        file: the open file, of which vectors of unknown names are passed over.
+        item_names: [n] names of items by id; the first is padding.
+        vectors: [n, size] float32, written in place.
+
+    Returns:
+        How many items have a vector.
+
+    Raises:
+        UsageError: if a number of an item is not finite in float32, or no item has a vector.
     """
+    # For each row of the file the id of its item, -1 for names that are no items.
     id_by_row = pd.Index(item_names).get_indexer(file.names)
-    id_by_row[id_by_row == 0] = -1  # padding is no item
+    id_by_row[id_by_row == 0] = -1  # id 0 is padding, which is no item
     num_found = 0
     with _explain_read_errors(file.path):
         for rows, block in file.blocks:
             ids = id_by_row[rows]
             is_known = ids >= 0
             ids = ids[is_known]
-            with np.errstate(over="ignore"):  # the next lines report overflow
+            # No warning of numpy where a number is too large: it becomes infinite and is refused.
+            with np.errstate(over="ignore"):
                 values = block[is_known].astype(np.float32)
             is_finite = np.isfinite(values).all(1)
             if not is_finite.all():
@@ -204,7 +254,20 @@ def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray)
 def read_new_vectors(
     source: str | Path, known: Mapping[str, int], item_field: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return names [k] and float32 vectors [k, size] of the items that are not ``known`` yet."""
+    """Read the vectors of items that a model does not know yet.
+
+    Args:
+        source: the file of vectors.
+        known: names of the items that the model knows (as keys).
+        item_field: name of the column of names, in parquet.
+
+    Returns:
+        names: [k] names of the new items.
+        vectors: [k, size] float32.
+
+    Raises:
+        UsageError: if the model knows all of them.
+    """
     excluded = {*known, "", "[PAD]"}
     names = [name for name in open_vectors(source, item_field).names if name not in excluded]
     if not names:
@@ -217,7 +280,15 @@ def read_new_vectors(
 
 
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
-    """Write the vectors of a run's items, ``names`` [items], into its folder; it can be moved."""
+    """Write the content vectors of a run's items into its folder, so that it needs no other file.
+
+    Args:
+        source: the file of ``item_vectors``.
+        names: [items] names of items by id.
+        item_field: name of the column of names, in parquet.
+        folder: folder of the run.
+    """
+    # Written under another name first, so that a file of the final name is always whole.
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
@@ -232,14 +303,23 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
 
 
 def to_file(value: Any) -> Any:
-    """Write vectors from memory into a temporary file, and return its path.
+    """Write content vectors from memory into a temporary file, which lasts as long as the process.
 
-    The file lasts as long as the process. ``value`` is a DataFrame with a column of names and one
-    of lists, or of numbers with the names as its index; or (names, matrix). Other values are
-    returned as they are, a path as text.
+    Args:
+        value: a DataFrame with a column of names and one of lists; a DataFrame of numbers with the
+            names as its index; or (names, matrix), where the matrix may be a tensor.
+
+    Returns:
+        The path of the file as text. A value that is none of these is returned as it is, but a
+        path as text.
+
+    Raises:
+        UsageError: if names and rows are not as many, or the frame cannot be written.
     """
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
+
+    # A frame with a column of objects has names and lists.
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
@@ -248,6 +328,8 @@ def to_file(value: Any) -> Any:
         except pa.ArrowException as error:  # rows of several types
             raise UsageError(f"item_vectors: the frame cannot be read: {error.args[0]}") from error
         return str(path)
+
+    # All else is names and a matrix.
     pair = (value.index, value) if isinstance(value, pd.DataFrame) else tuple(value)
     has_rows = len(pair) == 2 and all(hasattr(part, "__len__") for part in pair)
     if not has_rows or len(pair[0]) != len(pair[1]):
@@ -275,9 +357,13 @@ def make_absolute(source: Any) -> Any:
 
 
 def digest_content(source: str | Path) -> str:
-    """Return the digest of a file of vectors and its names, wherever they are.
+    """Return a digest (short hash) of the content of a file of vectors, whatever its path.
 
-    A path without a file is returned as text.
+    Args:
+        source: the file; of a .npy file the digest covers its names in the .txt file, too.
+
+    Returns:
+        The digest; the path itself, as text, if there is no such file.
     """
     path = Path(source)
     files = [path, path.with_suffix(".txt")] if path.suffix == ".npy" else [path]
@@ -293,7 +379,10 @@ def _digest_file(path: Path, modified: int) -> str:
 
 @contextmanager
 def _explain_read_errors(path: Path) -> Iterator[None]:
-    """Turn errors of numpy and Arrow into a UsageError, for use in a ``with`` block."""
+    """Turn errors of reading, in a ``with`` block, into a UsageError that names the file.
+
+    A UsageError passes unchanged: it names the file already.
+    """
     try:
         yield
     except UsageError:

@@ -38,13 +38,23 @@ _NO_NEGATIVES = (
 
 
 class WindowLoader:
-    """Batches of packed training windows.
+    """Yields batches of packed training windows (a window: inputs of one user that follow).
 
     The order of an epoch depends on the seed and the epoch only, so a resumed run sees the same
     batches. As many random windows as ``length_pool`` batches have are sorted by length and cut
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
-    every target weighs about the same in a step. A batch with more than ``train_batch_events`` is
-    cut, but never one window (of ``linked`` ones, all of a user's).
+    every target weighs about the same in a step. A batch with more than ``train_batch_events``
+    inputs is cut, but never within a window, nor between the windows of a user if the model takes
+    these together (``linked``).
+
+    Attributes:
+        windows: all training windows.
+        grouped: index of the windows, in the order of their groups. A group comes in one batch: it
+            is a window or, under ``linked``, all windows of a user.
+        group_sizes: [groups] number of windows of each group.
+        num_targets: number of targets in one epoch, of all processes.
+        epoch: number of the epoch whose batches are yielded.
+        shard: the part of every batch that this process yields.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -85,22 +95,33 @@ class WindowLoader:
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Order the groups of windows; return indices of windows, [k], for each batch."""
-        # of each group: number of windows, largest length, numbers of inputs and targets
+        """Distribute the groups of windows over the batches of this epoch.
+
+        A group is a window or, under ``linked``, all windows of a user. Batches are made of whole
+        groups; the class says how.
+
+        Returns:
+            For each batch the numbers of its windows, [k] int64.
+        """
+        # Of each group: number of windows, largest length, numbers of inputs and targets. ``first``
+        # is the place of a group's first window in ``grouped``.
         sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
-        first = np.cumsum(sizes) - sizes  # index of each group's first window in `grouped`
+        first = np.cumsum(sizes) - sizes
         max_lengths = np.maximum.reduceat(lengths, first)
         num_inputs = np.add.reduceat(lengths, first)
         num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
 
-        # pools of groups in random order, such as [[4, 0, 2], [1, 3]]
+        # Cut a random order of the groups into pools, such as [[4, 0, 2], [1, 3]], each with about
+        # as many windows as ``pool_size`` batches.
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(len(first)) if self.shuffle else np.arange(len(first))
         num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
         pool = num_before // (self.batch_size * self.pool_size)
         pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
 
-        batches: list[np.ndarray] = []  # of groups
+        # Cut each pool into batches: as it is, or sorted by length into batches of about as many
+        # targets each. ``batches`` holds the numbers of groups, not yet of windows.
+        batches: list[np.ndarray] = []
         for groups in pools:
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
             if self.pool_size == 1 or not self.shuffle:
@@ -118,7 +139,15 @@ class WindowLoader:
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
 
     def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
-        """Cut a batch of groups into batches of at most ``max_inputs`` inputs, or of one group."""
+        """Cut a batch into smaller ones, each of at most ``max_inputs`` inputs or of one group.
+
+        Args:
+            groups: [k] numbers of the groups of windows in the batch.
+            num_inputs: number of inputs of every group, by its number.
+
+        Returns:
+            The numbers of the groups of each smaller batch.
+        """
         total = int(num_inputs[groups].sum())
         if total <= self.max_inputs or len(groups) == 1:
             return [groups]
@@ -126,9 +155,15 @@ class WindowLoader:
         return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
 
     def _group_windows(self) -> tuple[Any, np.ndarray]:
-        """Return an index of the windows, group by group, and the size of each [groups].
+        """Group the windows that must come in the same batch.
 
-        A group stays in one batch: under ``linked`` all windows of a user, else one window.
+        Under ``linked`` these are all windows of a user, oldest first; else each window is a group.
+        For example, windows of the users [5, 3, 5] give ([1, 0, 2], [1, 2]).
+
+        Returns:
+            grouped: numbers of the windows, [windows] int64, group by group; a slice of all if each
+                window is a group.
+            sizes: [groups] int64 number of windows of each group.
         """
         start = self.windows.start
         if not self.requirements.linked:
@@ -138,14 +173,18 @@ class WindowLoader:
         return windows, np.unique(user, return_counts=True)[1]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        """Yield the batches of this epoch or, with several processes, this one's part of each."""
+        """Yield the batches of this epoch or, with several processes, this one's share of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
-        shares = batches  # of this process
+        shares = batches
         if not self.shard.is_alone:
             shares = [self.shard.take_rows(batch) for batch in batches]
+
+        # Copy the numbers of all windows to the device at once, rather than batch by batch.
         windows = torch.from_numpy(np.concatenate(shares))
-        windows = windows.to(self._gatherer.device)  # one copy to the device for the whole epoch
+        windows = windows.to(self._gatherer.device)
         indices = windows.split(list(map(len, shares)))
+
+        # ``take`` also tells the shard how many targets the batch has in all processes.
         for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
             share = self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(share, indices[step])
@@ -153,8 +192,14 @@ class WindowLoader:
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
 
-        By ``data_on_device`` the log is copied there once, or batches are, each made one ahead.
+        If all training data fit there, they are copied once, and batches are made on the device;
+        else each batch is made on the host and copied, while the model uses the one before.
+
+        Args:
+            device: device of the model.
+            data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
+        # Copy the data, unless that is done, or the model needs each batch on the host first.
         prepare = self.requirements.prepare
         data = self.log, self.windows, self.features
         if self._gatherer.device != device and prepare is None:
@@ -163,12 +208,15 @@ class WindowLoader:
         if self._gatherer.device == device:
             yield from self
             return
+
+        # Batches from the host. With several processes none is made ahead: the shard remembers the
+        # numbers of the batch made last, which must be the one that the model is using.
         batches: Iterator[SequenceBatch] = iter(self)
         if prepare is not None:
             batches = map(prepare, batches)
         if device.type == "cuda":
             batches = (batch.pin_memory() for batch in batches)
-        if self.shard.is_alone:  # a shard counts the current batch, which must not be the next one
+        if self.shard.is_alone:
             batches = prefetch(batches)
         for batch in batches:
             yield batch.to(device)
@@ -182,12 +230,17 @@ class WindowLoader:
 
 
 def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Split [n] groups, in order, into at most ``num_parts`` parts of about equal weight.
+    """Split groups, in their order, into at most ``num_parts`` parts of about equal weight.
 
-    For example, groups of the weights [1, 1, 2, 4] have their middles at [0.5, 1.5, 3, 6] of 8; of
-    two parts the first three are one, and the last is the other.
+    For example, groups of the weights [1, 1, 2, 4] have their middles at [0.5, 1.5, 3, 6] of 8. Of
+    two parts, the first gets the three groups with middles below 4, and the second gets the last.
+
+    Args:
+        groups: [n] numbers of the groups.
+        weights: [n] weight of each, such as its number of targets.
+        num_parts: number of parts; there are fewer if a part would be empty.
     """
-    middle = np.cumsum(weights) - weights / 2  # a group goes where its middle lies
+    middle = np.cumsum(weights) - weights / 2
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
 
@@ -206,7 +259,15 @@ class RowLoader(TrainDataLoader):
         return self.sample_size
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[Interaction]:
-        """Yield the batches of an epoch on the device of the model; rows are made on the host."""
+        """Yield the batches of an epoch on the device of the model; rows are made on the host.
+
+        For a GPU, a model's own ``pack`` turns RecBole's rows into its batch before the copy, since
+        sizes that depend on the values would have to be read back from the GPU.
+
+        Args:
+            device: device of the model.
+            data_on_device: not read: rows are always made on the host.
+        """
         pack = self.requirements.pack
         for batch in self:
             if device.type == "cpu":
@@ -218,7 +279,11 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate only this process's part of every batch from now on."""
+        """Collate only the share of this process of every batch from now on.
+
+        Nothing changes if there is only one process, or if the loader was divided before: its
+        ``collate_fn`` must not be wrapped twice.
+        """
         if shard.is_alone or not self.shard.is_alone:
             return
         if self.num_workers:
@@ -238,11 +303,15 @@ class TargetLoader(FullSortEvalDataLoader):
     """
 
     def __init__(self, config: Options, dataset: RecBoleView) -> None:
+        """Choose the targets; with several processes, each takes every n-th."""
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
+
+        # Validation may use a sample of the users, by the option ``valid_users``.
         rows = np.arange(len(dataset))
         if dataset.phase == PHASES[VALID]:
             rows = find_validation_rows(config, dataset)
+
         self.num_targets = len(rows)
         self.rows = rows[shard.rank :: shard.size]
         self.sample_size = len(self.rows)
@@ -261,7 +330,17 @@ class TargetLoader(FullSortEvalDataLoader):
 def make_training_loader(
     config: Options, train: RecBoleView, requirements: BatchRequirements
 ) -> WindowLoader | RowLoader:
-    """Return a loader of packed windows under ``augmentation: all_positions``, else of rows."""
+    """Return the loader of training batches that suits the model and the options.
+
+    Args:
+        config: the configuration. Under ``augmentation: all_positions`` a batch is packed windows,
+            with a target at every position; else it is RecBole's rows of one target each.
+        train: the training interactions.
+        requirements: what the model declares about its batches.
+
+    Raises:
+        UsageError: if the model cannot train as the options say.
+    """
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"]
     if requirements.windows:
@@ -286,7 +365,16 @@ def make_training_loader(
 def make_held_out_loaders(
     config: Options, parts: dict[str, RecBoleView]
 ) -> dict[str, TargetLoader | None]:
-    """Return a loader for validation and for test; None for a phase without targets."""
+    """Return the loaders of the phases ``valid`` and ``test``, by name; None without targets.
+
+    Args:
+        config: the configuration.
+        parts: dataset of each phase, by name.
+
+    Raises:
+        UsageError: if there are more processes than targets: a process without a target would
+            leave the others waiting for it.
+    """
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:
@@ -294,7 +382,7 @@ def make_held_out_loaders(
             loaders[phase] = None
             continue
         loader = TargetLoader(config, parts[phase])
-        if loader.num_targets < num_processes:  # one without a row would leave the others waiting
+        if loader.num_targets < num_processes:
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
                 f"{loader.num_targets}; use fewer"
@@ -304,14 +392,21 @@ def make_held_out_loaders(
 
 
 def _make_sampler(config: Options, train: RecBoleView) -> Any:
-    """Return RecBole's sampler of negatives; None if the model samples none.
+    """Return RecBole's sampler of negative items; None if the model samples none.
 
-    It reads training interactions only: RecBole's own construction counts popularity in all parts.
+    It is made of training interactions only. RecBole itself makes it of all parts, so that an
+    item's popularity would count held-out interactions.
+
+    Raises:
+        UsageError: if a user has all items, for whom RecBole would find no negative.
     """
     options = config["train_neg_sample_args"]
     distribution = options["distribution"]
     if distribution == "none":
         return None
+
+    # ``max_used`` is the most items that may not be drawn for a row: with a repeatable sampler the
+    # target only, else all items of the user in training.
     if config["repeatable"]:
         sampler = RepeatableSampler(["train"], train, distribution, options["alpha"])
         sampler = sampler.set_phase("train")
@@ -319,11 +414,14 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
     else:
         try:
             sampler = Sampler(["train"], [train], distribution, options["alpha"])
-        except ValueError as error:  # a user has all items, which leaves no negative
+        except ValueError as error:  # RecBole's, if a user has all items of the dataset
             raise UsageError(_NO_NEGATIVES) from error
         sampler = sampler.set_phase("train")
         max_used = max(map(len, sampler.used_ids))
+
+    # By popularity only items that occur in training are drawn. If a user has all of these, RecBole
+    # would draw again forever.
     num_items = train.inter_feat[train.iid_field].unique().numel()
-    if distribution == "popularity" and max_used == num_items:  # RecBole would sample forever
+    if distribution == "popularity" and max_used == num_items:
         raise UsageError(_NO_NEGATIVES)
     return sampler

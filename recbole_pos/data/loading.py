@@ -32,7 +32,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage, read_limit
 from recbole_pos.values import Options, listed, shown, suggest
 
-# Options that name fields, and of which type these must be; of any if empty.
+# Options that name fields, and the types that such a field may have; any type if empty.
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
@@ -41,7 +41,7 @@ NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
     "unused_col": (),
 }
-# What an option such as "[5,inf);(0,2]" says: bracket, low, high, bracket.
+# The intervals in an option such as "[5,inf);(0,2]": left bracket, low, high, right bracket.
 Intervals = list[tuple[str, float, float, str]]
 
 
@@ -80,7 +80,13 @@ class Tables:
 
 
 def _take_rows(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.DataFrame:
-    """Return the rows of a table where ``mask`` ([rows] bool) is true, with their index."""
+    """Return the rows of a table where a mask is true; each keeps its label in the index.
+
+    Args:
+        table: columns of categories or of numbers.
+        mask: [rows] bool.
+        storage: space for the new columns, in memory or on disk.
+    """
     columns: dict[str, Any] = {}
     for name, column in table.items():
         if column.dtype == "category":
@@ -107,7 +113,10 @@ def list_files(config: Options) -> list[Path]:
 
 
 def read_tables(config: Options) -> Tables:
-    """Read the tables of a dataset.
+    """Read the tables of a dataset, of interactions and, if they exist, of users and items.
+
+    Args:
+        config: the configuration, with the dataset's name, its folder and the fields to load.
 
     Raises:
         UsageError: if a file is missing or wrong, or the files and options do not fit together.
@@ -137,7 +146,20 @@ def read_tables(config: Options) -> Tables:
 
 
 def _read_interactions(paths: list[Path], config: Options) -> Tables:
-    """Read the interactions: of one file, or of the files of given parts, one below the other."""
+    """Read the files of interactions, one below the other, into one table.
+
+    Args:
+        paths: the file; or, with ``benchmark_filename``, those of training, validation (which may
+            be left out) and test.
+        config: the configuration.
+
+    Returns:
+        The tables, of which only ``inter`` is read; with ``part_by_row`` if there are several.
+
+    Raises:
+        UsageError: if the files have different columns, or an interaction has no time.
+    """
+    # All files must have the same columns of the same types.
     files = [open_file(path, config) for path in paths]
     kinds, *other_kinds = (select_columns(file, "inter", config) for file in files)
     for file, others in zip(files[1:], other_kinds, strict=True):
@@ -148,6 +170,7 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
                 "one type"
             )
 
+    # Storage keeps columns on disk if so many cells would exceed ``memory_limit``.
     num_cells = sum(file.num_rows for file in files) * len(kinds)
     storage = Storage(num_cells, read_limit(config["memory_limit"]))
     table, sizes = read_rows(files, kinds, storage)
@@ -161,6 +184,7 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
         _require_writable(files[0], table, key)
     _cut_lists(table, config)
 
+    # Where the files are the split, the part of each row is that of its file.
     part_by_row = None
     if config["benchmark_filename"]:
         parts = np.array((TRAIN, TEST) if len(files) == 2 else (TRAIN, VALID, TEST), np.int8)
@@ -171,9 +195,19 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
 def _read_entities(
     path: Path, name: str, config: Options
 ) -> tuple[pd.DataFrame | None, dict[str, str]]:
-    """Return the table of users or items, one row each, and its kinds; no table without columns.
+    """Read the table of users or of items.
 
-    ``name`` is user or item.
+    Args:
+        path: its file.
+        name: user or item.
+        config: the configuration.
+
+    Returns:
+        table: one row for each user or item; None if ``load_col`` loads no column of it.
+        kinds: type of each loaded field: token, float, token_seq or float_seq.
+
+    Raises:
+        UsageError: if two lines say different things about the same user or item.
     """
     if config["load_col"] is not None and not config["load_col"].get(name):
         return None, {}
@@ -192,12 +226,17 @@ def _key_fields(config: Options) -> dict[str, str]:
 
 
 def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, str]:
-    """Return the columns of a file to load, with their kinds.
+    """Return the columns of a file that are to be loaded.
 
     Args:
         file: the file.
         table: inter, user or item.
-        config: configuration with ``load_col`` and ``unload_col``.
+        config: configuration. ``load_col`` names the columns of each table, and loads none of a
+            table that it does not name; if it is None, all are loaded. ``unload_col`` excludes
+            columns.
+
+    Returns:
+        Name of each column -> its type: token, float, token_seq or float_seq.
 
     Raises:
         UsageError: if there are no ids or times among them, or an option names a missing column.
@@ -226,7 +265,15 @@ def _cut_lists(table: pd.DataFrame, config: Options) -> None:
 def _require_ids_and_times(
     file: AtomicFile, table: str, kinds: dict[str, str], config: Options
 ) -> None:
-    """Require that the loaded ``kinds`` of a file have ids as tokens and times as numbers."""
+    """Refuse a file of which ids or times are not loaded, or are of another type.
+
+    Args:
+        file: the file, for the message.
+        table: inter, which needs users, items and times; user or item, which needs its ids.
+        kinds: loaded fields -> type.
+        config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
+    """
+    # Each option, the type that its field must have, and the table that needs no such field.
     roles = [("USER_ID_FIELD", "token", "item"), ("ITEM_ID_FIELD", "token", "user")]
     if table == "inter":
         roles.append(("TIME_FIELD", "float", ""))
@@ -245,9 +292,13 @@ def _require_ids_and_times(
 def _explain_missing_field(file: AtomicFile, key: str, config: Options) -> UsageError:
     """Return the error about a file of which users, items or times are not loaded.
 
-    ``key`` is the option that names their field, such as TIME_FIELD.
+    Args:
+        file: the file.
+        key: the option that names the missing field: USER_ID_FIELD, ITEM_ID_FIELD or TIME_FIELD.
+        config: the configuration.
     """
     columns = _list_kinds(file.kinds)
+    # A file that has no numbers at all has no times under another name either.
     if key == "TIME_FIELD" and "float" not in file.kinds.values():
         return UsageError(
             f"{file.path} has no times, its columns are {columns}; if the rows of a user are in "
@@ -267,9 +318,18 @@ def _list_kinds(kinds: Mapping[str, str]) -> str:
 
 
 def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
-    """Refuse names of users or items, in ``key``, that the files of a run could not hold."""
+    """Refuse names of users or items that the files of a run could not hold.
+
+    Such a name has a line break, or is [PAD], which stands for padding.
+
+    Args:
+        file: the file, for the message.
+        table: its columns.
+        key: the column of names, as categories; nothing is checked if it is not loaded.
+    """
     if key not in table:
         return
+    # Check each category once, then whether a row has it: some categories have no row.
     names = table[key].cat.categories
     is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
     codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))
@@ -281,12 +341,21 @@ def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
 
 
 def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
-    """Refuse rows that contradict each other about a user or item, whose name is in ``key``."""
+    """Refuse a table in which two rows say different things about the same user or item.
+
+    Args:
+        file: the file, for the message.
+        table: a row for each user or item, or several.
+        key: the column of their names.
+    """
+    # Rows of users or items that have several, then those that remain without exact copies.
     repeated = table[table[key].duplicated(keep=False) & table[key].notna()].astype(str)
     different = repeated.drop_duplicates()
     contradicting = different[different[key].duplicated(keep=False)]
     if contradicting.empty:
         return
+
+    # The first of them, the first field in which its rows differ, and two of its values.
     name = contradicting[key].iloc[0]
     rows = contradicting[contradicting[key] == name]
     field = next(field for field in rows if rows[field].nunique() > 1)
@@ -299,7 +368,10 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
 
 
 def _require_common_names(tables: Tables, config: Options) -> None:
-    """Refuse a table of users or items that has no name of the interactions."""
+    """Refuse a table of users or items none of which has an interaction.
+
+    Their names are written in two ways then, such as 7 and u7. An empty table is not refused here.
+    """
     for name, key in _key_fields(config).items():
         if (table := tables.by_name().get(name)) is None:
             continue
@@ -315,7 +387,10 @@ def _require_common_names(tables: Tables, config: Options) -> None:
 
 
 def _require_distinct_columns(tables: Tables, config: Options) -> None:
-    """Refuse a field, except ids, of two tables: fields are known by their names only."""
+    """Refuse a field that two tables have, unless it holds the ids of users or items.
+
+    Options and models know a field by its name only, so there must be one of that name.
+    """
     columns = {name: set(table) for name, table in tables.by_name().items()}
     for one, other in itertools.combinations(columns, 2):
         repeated = columns[one] & columns[other] - {*_key_fields(config).values()}
@@ -331,7 +406,15 @@ def _require_distinct_columns(tables: Tables, config: Options) -> None:
 def _require_loaded(
     option: str, expected: tuple[str, ...], kinds: Mapping[str, str], config: Options
 ) -> None:
-    """Require that every field that an option names is loaded, and of an expected kind if any."""
+    """Refuse an option that names a field which is not loaded, or is of a wrong type.
+
+    Args:
+        option: name of the option; its value is a list of fields, or has them as keys.
+        expected: types that such a field may have; empty for any.
+        kinds: loaded fields -> type: token, float, token_seq or float_seq.
+        config: the configuration.
+    """
+    # An existing run, for which options are not strict, may have a ``seq_len`` without effect.
     value = config[option] or {}
     if option == "seq_len" and not is_strict(config):
         return
@@ -356,7 +439,12 @@ def _require_loaded(
 
 
 def filter_rows(tables: Tables, config: Options) -> Tables:
-    """Leave out rows by all options but those that count interactions."""
+    """Leave out rows, by all options except those that count the interactions of a user or item.
+
+    In this order: rows without a user or item, copies (``rm_copies`` and ``rm_dup_inter``), numbers
+    outside of ``val_interval``, and interactions of users or items that are in no table
+    (``filter_inter_by_user_or_item``).
+    """
     tables = leave_out_nameless(tables, config)
     tables = leave_out_copies(tables, config)
     for field, text in (config["val_interval"] or {}).items():
@@ -370,7 +458,11 @@ def filter_rows(tables: Tables, config: Options) -> Tables:
 
 
 def leave_out_nameless(tables: Tables, config: Options) -> Tables:
-    """Leave out rows without a user or item, with a warning."""
+    """Leave out rows without a name, with a warning.
+
+    These are interactions without a user or an item, and lines of the tables of users and items
+    without the name of the user or item.
+    """
     for name, key in _key_fields(config).items():
         for table_name in (name, "inter"):
             table = tables.by_name().get(table_name)
@@ -387,14 +479,18 @@ def leave_out_nameless(tables: Tables, config: Options) -> Tables:
 
 
 def leave_out_copies(tables: Tables, config: Options) -> Tables:
-    """Leave out exact copies (``rm_copies``) and repeated pairs (RecBole's ``rm_dup_inter``).
+    """Leave out interactions that repeat others, by two options.
 
-    RecBole may reorder interactions with equal times; here they keep their order.
+    ``rm_copies`` leaves out those with the user, item and time of an earlier row. ``rm_dup_inter``
+    (RecBole's) keeps of each pair of user and item the ``first`` interaction or the ``last``, by
+    time. RecBole may reorder interactions with equal times; here they keep their order.
     """
     pair, time_field = [*_key_fields(config).values()], config["TIME_FIELD"]
     if config["rm_copies"]:
         tables = tables.keep("inter", ~tables.inter.duplicated([*pair, time_field]).to_numpy())
     if (kept := config["rm_dup_inter"]) is not None:
+        # Find the repeated pairs in the order of time, and write the answer to the rows in order of
+        # the file.
         table = tables.inter
         order = np.argsort(table[time_field].to_numpy(), kind="stable")
         is_kept = np.empty(len(order), dtype=bool)
@@ -412,14 +508,17 @@ def leave_out_undescribed(tables: Tables, config: Options) -> Tables:
 
 
 def filter_by_counts(tables: Tables, config: Options) -> Tables:
-    """Apply ``session_filter``, then the intervals of numbers of interactions.
+    """Leave out users and items by their numbers of interactions, with all their rows.
 
-    Names get their ids later, so that dropped ones get none.
+    First by ``session_filter`` (least numbers for a session and for an item, in one pass), then by
+    the intervals ``user_inter_num_interval`` and ``item_inter_num_interval``. Ids are given to
+    names after this, so that users and items that are left out get none.
     """
     min_session, min_item = read_session_filter(config["session_filter"])
     if max(min_session, min_item) > 1:
         before, keys = tables.inter, _key_fields(config)
         left = filter_sessions(before, keys["user"], keys["item"], min_session, min_item)
+        # Users and items that had interactions and now have none leave their tables, too.
         for name, key in keys.items():
             if (table := tables.by_name().get(name)) is not None:
                 dropped = set(before[key].unique()) - set(left[key].unique())
@@ -429,9 +528,11 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
 
 
 def _keep_counts_within(tables: Tables, config: Options) -> Tables:
-    """Leave out users and items with too few or too many interactions.
+    """Leave out users and items whose number of interactions is in no allowed interval.
 
-    Each round lowers the counts of the others, so it repeats until nothing is left out.
+    The intervals are the options ``user_inter_num_interval`` and ``item_inter_num_interval``. To
+    leave out a user lowers the counts of items, and the other way round, so this repeats until all
+    that are left are within the intervals. The same rows are left as by RecBole.
     """
     allowed = []
     for name in ("user", "item"):
@@ -440,8 +541,9 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     if allowed == [None, None]:
         return tables
 
-    # of users, and of items: number of the name in each interaction and in each row of their
-    # table, and whether a name stands in the table and is not dropped
+    # Number the names of users, and those of items. Each list has two entries, users and items:
+    # the number of the name in each interaction; in each row of their table, if there is one; and
+    # for each name whether it stands in that table and is not left out yet.
     codes, table_codes, is_listed = [], [], []
     for name, key in _key_fields(config).items():
         table = tables.by_name().get(name)
@@ -452,6 +554,8 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
         table_codes.append(in_table)
         is_listed.append(np.isin(np.arange(len(names.categories)), in_table))
 
+    # Each round looks at the interactions that are left, and takes away those of a user or item
+    # whose count is wrong.
     is_kept = np.ones(len(tables.inter), dtype=bool)
     has_changed = True
     while has_changed:
@@ -459,7 +563,9 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
         for code, is_left, intervals in zip(codes, is_listed, allowed, strict=True):
             counts = np.bincount(code, minlength=len(is_left))
             is_wrong = (counts > 0) & ~_is_within(counts, intervals)
-            if intervals:  # RecBole applies the lower bound also without interactions
+            # A row of the table without any interaction goes, as in RecBole, if 0 is below the
+            # least count of the first interval.
+            if intervals:
                 _, lowest, _, _ = intervals[0]
                 is_wrong |= is_left & (counts < lowest)
             is_left &= ~is_wrong
@@ -476,7 +582,19 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
 
 
 def parse_intervals(text: Any, option: str) -> Intervals | None:
-    """Return the intervals in a text such as ``[5,inf);(0,2]``, of ``option``; None for None."""
+    """Parse intervals of numbers, such as ``[5,inf);(0,2]``.
+
+    Args:
+        text: the intervals, separated by semicolons; None for none.
+        option: the option they are of, for the message.
+
+    Returns:
+        (left bracket, low, high, right bracket) of each, such as ("[", 5.0, inf, ")"); None for
+        None.
+
+    Raises:
+        UsageError: if the text is something else.
+    """
     if text is None:
         return None
     intervals = []
@@ -495,7 +613,16 @@ def parse_intervals(text: Any, option: str) -> Intervals | None:
 
 
 def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
-    """Return [n] bool: whether each number lies in an interval; all do if there is none."""
+    """Return whether each number lies in one of several intervals.
+
+    Args:
+        numbers: [n].
+        intervals: (left bracket, low, high, right bracket) of each; a round bracket excludes its
+            bound. None for no limits, in which all numbers are.
+
+    Returns:
+        [n] bool.
+    """
     is_within = np.full(len(numbers), not intervals)
     for left, low, high, right in intervals or ():
         is_above = numbers >= low if left == "[" else numbers > low

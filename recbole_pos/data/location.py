@@ -31,6 +31,13 @@ _RAW = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".gz", ".txt",
 def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     """Return the path of a table of a dataset: the parquet file if it exists, else the text file.
 
+    The text file need not exist.
+
+    Args:
+        folder: folder of the dataset.
+        name: name of the dataset.
+        suffix: which table: inter, user, item, or such as train.inter.
+
     Raises:
         UsageError: if both exist.
     """
@@ -43,7 +50,17 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
 
 
 def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None) -> list[Path]:
-    """Return the files of interactions: one, or those of ``benchmark_filename`` in their order."""
+    """Return the files of a dataset's interactions.
+
+    Args:
+        folder: folder of the dataset.
+        name: name of the dataset.
+        parts: names of the parts of the split that have files of their own, such as [train, test]
+            (the option ``benchmark_filename``); None or empty for one file, which need not exist.
+
+    Raises:
+        UsageError: if the file of a part does not exist.
+    """
     if not parts:
         return [find_atomic_file(folder, name, "inter")]
     files = [find_atomic_file(folder, name, f"{part}.inter") for part in parts]
@@ -57,7 +74,15 @@ def list_interaction_files(folder: Path, name: str, parts: Sequence[str] | None)
 
 
 def read_dataset_name(dataset: Any) -> str | None:
-    """Return the name or path of a dataset; for a :class:`recbole_pos.Dataset` its folder."""
+    """Return a dataset as users name it: a name, or the path of its folder.
+
+    Args:
+        dataset: a name, a path or a :class:`recbole_pos.Dataset`, which stands for its folder; or
+            None, which is returned.
+
+    Raises:
+        UsageError: if it is something else, such as a frame.
+    """
     if dataset is None or isinstance(dataset, str):
         return dataset
     if isinstance(dataset, os.PathLike):
@@ -69,12 +94,20 @@ def read_dataset_name(dataset: Any) -> str | None:
 
 
 def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None]:
-    """Return the name of a dataset, and the folder that holds it if ``dataset`` is a path to it.
+    """Divide what a user gives as a dataset into its name and the folder that holds its folder.
 
-    The path starts in ``data_path`` or in the working directory. For a name, or a path without a
-    dataset, the folder is None. Whoever reads a dataset locates it first, so that the replacement
-    of its folder is finished here if a killed process has begun it.
+    For example, the path logs/shop gives ("shop", "logs") if the folder has the dataset shop.
+
+    Args:
+        dataset: a name, or a path, which starts in ``data_path`` or in the working directory.
+        data_path: the folder in which datasets are looked for by name.
+
+    Returns:
+        name: name of the dataset; ``dataset`` as it is if nothing was found.
+        folder: the folder that holds it; None for a name, or where nothing was found.
     """
+    # A process may have been killed while it replaced the folder of this dataset by a new one.
+    # Whoever reads a dataset comes here first, so the replacement is finished here.
     for path in (Path(data_path) / dataset, Path(dataset)):
         finish_replacement(path)
     if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
@@ -91,10 +124,15 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
 
 
 def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> None:
-    """Refuse a dataset that is not in ``folder``, with advice.
+    """Refuse a dataset whose files of interactions do not exist, with advice.
 
-    ``parts`` are the names in ``benchmark_filename``.
+    Args:
+        name: name of the dataset; or a path at which none was found.
+        folder: folder of the dataset.
+        parts: names of the parts of the split that have files of their own
+            (``benchmark_filename``); None for one file.
     """
+    # Without the folder, the advice about the dataset says more than a missing part does.
     is_name = Path(name).name == name
     parts = parts if is_name and folder.is_dir() else None
     if not (is_name and list_interaction_files(folder, name, parts)[0].exists()):
@@ -102,7 +140,13 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
 
 
 def _advise(typed: Path, folder: Path) -> str:
-    """Return advice on ``typed``, which named no dataset in ``folder``."""
+    """Return advice for a user whose dataset was not found.
+
+    Args:
+        typed: what was given as the dataset. It may be a file of raw data, a file of a dataset in
+            place of its folder, or a folder with datasets in it.
+        folder: the folder where a dataset of that name was looked for.
+    """
     if typed.suffix.lower() in _RAW:
         name = shlex.quote(typed.name.split(".")[0])
         return (

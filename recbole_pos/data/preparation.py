@@ -40,12 +40,16 @@ _LIST_TYPES = {"token_seq": np.int64, "float_seq": np.float32}
 def read_dataset(
     config: Options, known: Vocabulary | None = None, holds_out_later: bool = False
 ) -> Dataset:
-    """Read, number, sort and split a dataset, or load what was kept of that.
+    """Read a dataset from its files, give ids to its names, sort it and split it.
+
+    The result is kept in a cache, from which it is loaded the next time.
 
     Args:
         config: configuration of the dataset.
-        known: vocabulary of an earlier run; its names keep their ids.
-        holds_out_later: whether to read only the data of that run and hold all later data out.
+        known: names of users and items of an earlier run, which keep their ids; None for a new run.
+            With them the cache is not used.
+        holds_out_later: whether the dataset is only the data of that run, and all data that have
+            come since are kept apart in its ``held_out``.
     """
     cache = Cache.open(config, list_files(config)) if known is None else None
     if cache and (cached := cache.load(config)):
@@ -59,7 +63,10 @@ def read_dataset(
 
 @contextlib.contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collect the messages of warnings, which the cache keeps, for use in a ``with`` block."""
+    """Collect the messages of all warnings that are logged in a ``with`` block, into a list.
+
+    The cache keeps them with the dataset, to show them again when it is loaded.
+    """
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -71,16 +78,25 @@ def collect_warnings() -> Iterator[list[str]]:
 
 
 def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -> Dataset:
-    """Read the tables, leave out rows, number the names, sort the interactions, and split them."""
+    """Read the tables, leave out rows, number the names, sort the interactions, and split them.
+
+    Args:
+        config: configuration of the dataset.
+        known: names of users and items of an earlier run, which keep their ids; None for a new run.
+        holds_out_later: whether the dataset is only the data of that run, and all data that have
+            come since are kept apart in its ``held_out``.
+    """
+    # Read and filter. The data of an earlier run are found by their names, not by counts again:
+    # with later interactions, users and items that the run left out might pass the filters.
     tables = filter_rows(read_tables(config), config)
     held_out = None
     if known is not None and holds_out_later:
-        # with later interactions, users and items that the run left out would pass the filters
         tables, held_out = _divide_tables(tables, config, known)
     else:
         tables = filter_by_counts(tables, config)
     require_rows(tables, config)
 
+    # Replace names by ids, and take along the part of each row if there is a file for each part.
     storage, given_part = tables.storage, tables.part_by_row
     if given_part is not None:
         given_part = given_part[tables.inter.index]
@@ -89,6 +105,7 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     names, missing = numbers.names, numbers.missing
     user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
 
+    # Sort by user and time; masks of missing values and given parts follow in the same order.
     eval_args = config["eval_args"]
     ties = read_ties(eval_args["ties"])
     log, order = sort_interactions(
@@ -103,6 +120,7 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     missing |= {field: mask[order] for field, mask in missing.items() if field in log.fields}
     del order
 
+    # Split, which may leave interactions out (``is_left``: those that stay).
     is_selected = find_selected(config["target_events"], log, missing, names, requires_all=True)
     split, is_left = make_split(
         log,
@@ -132,7 +150,17 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
 
 
 def _divide_tables(tables: Tables, config: Options, known: Vocabulary) -> tuple[Tables, HeldOut]:
-    """Return the tables of an earlier run, whose vocabulary is ``known``, and its later data."""
+    """Divide the tables into the data of an earlier run and those that have come since.
+
+    Args:
+        tables: the tables as they are now.
+        config: configuration of the dataset.
+        known: names and counts of the earlier run.
+
+    Returns:
+        tables: those of the run: its interactions, and the users and items that it knew.
+        held_out: the later interactions.
+    """
     user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
     inter, held_out = divide_interactions(
         tables.inter, known, user_field, item_field, config["TIME_FIELD"]
@@ -167,9 +195,15 @@ class Numbers:
 
 
 def number_tables(tables: Tables, config: Options, known: Vocabulary | None = None) -> Numbers:
-    """Replace names by ids; fill and scale numbers by the options, as RecBole does.
+    """Replace names by ids; fill in missing numbers and scale numbers, as RecBole does.
 
-    Names of ``known``, the vocabulary of an earlier run, keep their ids.
+    Args:
+        tables: the tables as read, of names, numbers and lists.
+        config: configuration, which says what is scaled and which columns are unused.
+        known: names of an earlier run, which keep their ids; None for a new run.
+
+    Returns:
+        The columns of all tables as tensors, with the names by id.
     """
     names, ids = _number_all_names(tables, config, known)
     columns: dict[str, Columns] = {}
@@ -178,12 +212,17 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
     for table_name, table in tables.by_name().items():
         columns[table_name] = {}
         unused = (config["unused_col"] or {}).get(table_name) or ()
+
+        # Tables of users and items get a row for each id, in the order of ids: ``rows`` has its row
+        # in the file, or -1. Interactions stay in the order of the file (None).
         rows = None
         if table_name != "inter":
             key = config[f"{table_name.upper()}_ID_FIELD"]
             rows = _find_rows(ids[table_name, key], len(names[key]))
             columns[table_name][key] = torch.arange(len(rows))
             kinds[key] = "token"
+
+        # Convert each field by its type.
         for field in table:
             if field in unused or field in columns[table_name]:
                 continue
@@ -196,7 +235,7 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
                 column = _convert_numbers(values, field, config)
             elif kind == "token":
                 column = torch.from_numpy(_pick(cells, rows, none=0))
-            else:
+            else:  # token_seq or float_seq
                 column = _convert_lists(cells, rows, field, kind, config)
             columns[table_name][field] = column
             kinds[field] = kind
@@ -206,9 +245,16 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
 
 
 def _find_rows(ids: np.ndarray, num_ids: int) -> np.ndarray:
-    """Return the row of each id in a table whose rows have ``ids``, [num_ids] int64; -1 for none.
+    """Return in which row of a table each id stands.
 
-    For example, of 4 ids a table with the rows of [3, 1] gives [-1, 1, -1, 0].
+    For example, a table whose two rows have the ids [3, 1] gives [-1, 1, -1, 0] for 4 ids.
+
+    Args:
+        ids: [rows] id of each row of the table.
+        num_ids: number of all ids.
+
+    Returns:
+        [num_ids] int64 row of each id, -1 if it has none.
     """
     rows = np.full(num_ids, -1)
     rows[ids] = np.arange(len(ids))
@@ -216,7 +262,13 @@ def _find_rows(ids: np.ndarray, num_ids: int) -> np.ndarray:
 
 
 def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:
-    """Return the cell in each of ``rows``, ``none`` for row -1; all cells if ``rows`` is None."""
+    """Return the cells of given rows.
+
+    Args:
+        cells: [n] cells of a column.
+        rows: [m] rows to take, -1 for a row that does not exist; None for all cells as they are.
+        none: what a row that does not exist gets.
+    """
     if rows is None:
         return cells
     picked: np.ndarray = np.where(rows >= 0, cells[rows], none)
@@ -224,9 +276,22 @@ def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> n
 
 
 def _fill(values: np.ndarray, field: str, config: Options) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers [n] with the mean where one is missing, and which were missing, [n] bool."""
+    """Replace missing numbers of a field by the mean of the others, as RecBole does.
+
+    A number is missing too if it is infinite or, except for times, too large for float32, in which
+    models compute.
+
+    Args:
+        values: [n] float64, NaN where a number is missing.
+        field: name of the field.
+        config: configuration, which names the time field.
+
+    Returns:
+        values: [n] float64; all NaN if all are missing.
+        is_missing: [n] bool.
+    """
     is_valid = np.isfinite(values)
-    if field != config["TIME_FIELD"]:  # models compute in float32; times stay float64
+    if field != config["TIME_FIELD"]:  # times stay float64
         is_valid &= np.abs(values) <= LARGEST
     if not is_valid.all():
         num_valid = np.count_nonzero(is_valid)
@@ -236,9 +301,16 @@ def _fill(values: np.ndarray, field: str, config: Options) -> tuple[np.ndarray, 
 
 
 def _convert_numbers(values: np.ndarray, field: str, config: Options) -> Tensor:
-    """Return a field of numbers [n], float64 for times, else float32.
+    """Convert the numbers of a field to a tensor, scaled if the options say so.
 
-    RecBole's models take fields of ``numerical_features`` as pairs [n, 2]: number and 1.
+    Args:
+        values: [n] float64 numbers, none missing.
+        field: name of the field.
+        config: configuration, which says what is scaled, and which fields are numerical features.
+
+    Returns:
+        [n] float64 of times; [n] float32 of other fields; [n, 2] float32 of ``numerical_features``,
+        which RecBole's models take as pairs of the number and 1.
     """
     if field == config["TIME_FIELD"]:
         return wrap_read_only(values)
@@ -252,7 +324,18 @@ def _convert_numbers(values: np.ndarray, field: str, config: Options) -> Tensor:
 def _convert_lists(
     cells: Sequence[np.ndarray], rows: np.ndarray | None, field: str, kind: str, config: Options
 ) -> Tensor:
-    """Return a field of lists as [n, longest], padded with 0, in the order of ``rows`` if given."""
+    """Convert the lists of a field to a tensor, padded at the end with 0 to the longest list.
+
+    Args:
+        cells: a list (array) for each row of the table.
+        rows: [n] rows to take, -1 for an empty list; None for all rows.
+        field: name of the field.
+        kind: token_seq, whose lists are ids, or float_seq.
+        config: configuration, which says what is scaled.
+
+    Returns:
+        [n, longest] int64 of token_seq, float32 of float_seq.
+    """
     lists = list(cells)
     if rows is not None:
         empty = np.empty(0)
@@ -261,6 +344,8 @@ def _convert_lists(
     flat = np.concatenate(lists)
     if kind == "float_seq" and _is_scaled(field, config):
         flat = _scale(flat)
+
+    # Fill the first lengths[i] cells of each row i with the concatenated lists.
     padded = np.zeros((len(lists), lengths.max(initial=0)), _LIST_TYPES[kind])
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
     return torch.from_numpy(padded)
@@ -283,12 +368,22 @@ def _scale(numbers: np.ndarray) -> np.ndarray:
 def _number_all_names(
     tables: Tables, config: Options, known: Vocabulary | None
 ) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], Any]]:
-    """Number the names in all fields of tokens; users share ids with their aliases, so do items.
+    """Give ids to the names in all fields of the types token and token_seq.
+
+    A field of users shares its ids with the fields that ``alias_of_user_id`` names, and with the
+    same field in other tables; likewise for items. Every other field has ids of its own.
+
+    Args:
+        tables: the tables, with names as categories or lists of names.
+        config: the configuration.
+        known: names of an earlier run, which keep their ids; None for a new run.
 
     Returns:
-        Names by id for each field; and by table and field the ids of its cells, [rows] int64, or a
-        list of arrays for a field of lists.
+        names: field -> [ids] its names by id, padding first.
+        ids: (table, field) -> ids of its cells, [rows] int64, or for a field of lists an array for
+            each row.
     """
+    # Groups of fields that share ids, such as [[user_id, friend_ids], [item_id], [genre]].
     groups = [
         [config[f"{table}_ID_FIELD"], *(config[f"alias_of_{table.lower()}_id"] or ())]
         for table in ("USER", "ITEM")
@@ -297,6 +392,9 @@ def _number_all_names(
     token_fields = (field for field, kind in tables.kinds.items() if kind.startswith("token"))
     groups += [[field] for field in token_fields if field not in grouped]
 
+    # Number each group over all tables that have one of its fields. Names of an earlier run come
+    # first, without their padding, and so get the ids that they had; ``group_ids`` then begins with
+    # the ids of these names, which belong to no table.
     names: dict[str, np.ndarray] = {}
     ids: dict[tuple[str, str], Any] = {}
     for group in groups:
@@ -319,10 +417,19 @@ def _number_all_names(
 def number_names(
     columns: list[pd.Series], storage: Storage | None = None
 ) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
-    """Number the names of columns that share ids: 1 for the first name that appears, 2, ...
+    """Give ids to the names in columns that share ids: 1 to the first that appears, 2 to the next.
 
-    Columns are [rows] names (nan for none), as categories or objects, or arrays of names. Returned
-    are names by id, padding first; and for each column its ids, [rows] int64 or arrays of int64.
+    For example, the columns [b, a] and [a, c] give the names [[PAD], b, a, c], and the ids [1, 2]
+    and [2, 3].
+
+    Args:
+        columns: each of [rows] names, as categories or objects, NaN where there is none; or of
+            [rows] arrays of names.
+        storage: space for the ids; memory if None.
+
+    Returns:
+        names: [ids] names by id; the first is [PAD], for padding and for no name.
+        ids: for each column, [rows] int64, or an array of int64 for each row of arrays.
     """
     ids: dict[str, int] = {}
     numbered = [_number_column(column, ids, storage or Storage()) for column in columns]
@@ -332,7 +439,17 @@ def number_names(
 def _number_column(
     column: pd.Series, ids: dict[str, int], storage: Storage
 ) -> np.ndarray | list[np.ndarray]:
-    """Return the ids of one column, [rows] or of each list, and add its new names to ``ids``."""
+    """Return the ids of the names in one column, and add names that are new to ``ids``.
+
+    Args:
+        column: [rows] names, as categories or objects, NaN where there is none; or arrays of names.
+        ids: name -> id of the names so far, changed in place.
+        storage: space for the result.
+
+    Returns:
+        [rows] int64, 0 where there is no name; or an array of int64 for each row of arrays.
+    """
+    # Codes: for each cell the place of its name in ``names``, -1 where there is none.
     has_lists = column.dtype == object and len(column) and isinstance(column.iloc[0], np.ndarray)
     if column.dtype == "category":
         codes, names = column.cat.codes.to_numpy(), column.cat.categories.to_numpy()
@@ -341,12 +458,16 @@ def _number_column(
         codes, names = pd.factorize(cells)
         names = np.asarray(names, dtype=object)
 
+    # Give ids in the order in which names appear. The array has one more place, at its end, whose 0
+    # is what the code -1 reads.
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
-    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)  # code -1, no name, reads the last 0
+    id_by_code = np.zeros(len(names) + 1, dtype=np.int64)
     id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+
+    # Replace codes by ids: for each list, or for the column.
     if has_lists:
         return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
     column_ids = storage.empty(len(codes), np.int64)
-    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # -1 is the last
+    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # "wrap" reads -1 as the last place
     return column_ids

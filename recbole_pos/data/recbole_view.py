@@ -45,7 +45,14 @@ class RecBoleView(SequentialDataset):
     inter_feat: Any
 
     def __init__(self, data: Dataset, phase: str | None = None) -> None:
-        """Set the attributes that RecBole's own constructor takes from files."""
+        """Set the attributes that RecBole's own constructor takes from files.
+
+        Args:
+            data: the finished dataset.
+            phase: train, valid or test, whose targets are the rows; None for all interactions that
+                have a history.
+        """
+        # names and options
         config = data.config
         self.data, self.phase, self.config = data, phase, config
         self.dataset_name, self.dataset_path = data.dataset_name, data.dataset_path
@@ -53,6 +60,8 @@ class RecBoleView(SequentialDataset):
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         self.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
+
+        # tables, and what RecBole knows of their fields
         self.field2id_token, self.field2token_id = data.field2id_token, data.field2token_id
         self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
         self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
@@ -61,6 +70,8 @@ class RecBoleView(SequentialDataset):
         self.field2seqlen = _find_list_lengths(data)
         floats = [field for field, kind in data.kinds.items() if "float" in kind]
         self.field2bucketnum = dict.fromkeys(floats, 2)  # RecBole's number without discretization
+
+        # Rows: sequential models take targets with their histories, other models take interactions.
         self.inter_feat = Interaction(dict(data.log.fields))
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             self._aug_presets()  # names of the columns of histories
@@ -69,7 +80,11 @@ class RecBoleView(SequentialDataset):
             self.inter_feat = self._make_rows_without_history()
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the dataset; pickle asks before there is one."""
+        """Return an attribute of the dataset that this view, RecBole's class, does not have.
+
+        Before ``data`` is set (pickle and copy ask an empty object for special methods) there is
+        none.
+        """
         if name.startswith("__") or "data" not in vars(self):
             raise AttributeError(name)
         try:
@@ -81,7 +96,12 @@ class RecBoleView(SequentialDataset):
             ) from None
 
     def _make_rows_with_history(self) -> PrefixRows:
-        """Return a row for each target; for training without augmentation each user's newest."""
+        """Return a row, with history, for each interaction that this view has.
+
+        These are the targets of the phase; with ``augmentation: none`` only each user's newest
+        target of training. Without a phase they are all interactions that have a history.
+        """
+        # The rows are chosen by a function, so that an unpickled view computes them again.
         data, config = self.data, self.config
         find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
         if self.phase is not None:
@@ -93,9 +113,11 @@ class RecBoleView(SequentialDataset):
         return PrefixRows(data.log, find_mask, self.max_item_list_len, *names, features)
 
     def _make_rows_without_history(self) -> Interaction:
-        """Return all training interactions, or each held-out target, for general models.
+        """Return the interactions of this phase for general models, which read no histories.
 
-        These read no histories, so ``target_events`` leaves them only interactions of that kind.
+        For training these are all training interactions, also those that no history precedes; of
+        these, ``target_events`` (an option: which kind of interaction is to be predicted) leaves
+        only that kind. For validation and test they are the targets.
         """
         data = self.data
         mask = data.split.find_targets(PHASES.index(str(self.phase)))
@@ -114,9 +136,10 @@ class RecBoleView(SequentialDataset):
         return list(make_views(self.data).values())
 
     def join(self, df: Interaction) -> Interaction:
-        """Join the tables of users and items as RecBole does, but keep what rows have of users.
+        """Return rows with the columns of the tables of users and items added, as RecBole does.
 
-        RecBole's table has the mean where a number is missing, rows of ``user_features`` NaN.
+        Columns of ``user_features`` that the rows have already stay as they are: where a number is
+        missing they have NaN, which models recognise, while RecBole's table has the mean.
         """
         names = read_feature_names(self.config, "user_features")
         gathered = {name: df[name] for name in names if name in df}
@@ -136,9 +159,13 @@ class RecBoleView(SequentialDataset):
         return Counter(dict(zip(items.tolist(), counts[items].tolist(), strict=True)))
 
     def inter_matrix(self, form: str = "coo", value_field: str | None = None) -> Any:
-        """Return a sparse matrix [users, items] of the interactions of this phase, or of all.
+        """Return a sparse matrix [users, items] of the interactions of this phase.
 
-        As in RecBole, ``form`` is coo or csr, and ``value_field`` gives the values; 1 if None.
+        A view without a phase has all interactions.
+
+        Args:
+            form: coo or csr, as in RecBole.
+            value_field: field of interactions whose values the matrix has; ones if None.
         """
         part, fields = self.data.part, self.data.log.fields
         mask = np.ones(len(part), bool) if self.phase is None else part == PHASES.index(self.phase)
@@ -169,10 +196,11 @@ def read_view(config: Options) -> RecBoleView:
 
 
 def make_views(data: Dataset) -> dict[str, RecBoleView]:
-    """Return a view of each phase: train, valid and test.
+    """Return a view of each phase, by its name: train, valid and test.
 
     Raises:
-        UsageError: if there is no training target, or a given part has none.
+        UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
+            users without earlier interactions, so that it has no target.
     """
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
     if not len(views["train"]):
@@ -188,7 +216,14 @@ def make_views(data: Dataset) -> dict[str, RecBoleView]:
 
 
 def _require_shared_users(data: Dataset, phase: int) -> None:
-    """Refuse a given part of users who have no interaction before it."""
+    """Refuse a file of validation or test data if none of its users has earlier interactions.
+
+    Nothing can be predicted for them. Their names may be written in another way than in training.
+
+    Args:
+        data: the dataset, whose parts are files (``benchmark_filename``).
+        phase: TRAIN, VALID or TEST, the part that has no target.
+    """
     users, part = data.log.users.numpy(), data.part
     here, earlier = users[part == phase], users[part < phase]
     if len(here) and not np.isin(here, earlier).any():
@@ -201,9 +236,10 @@ def _require_shared_users(data: Dataset, phase: int) -> None:
 
 
 class PrefixRows(Interaction):
-    """RecBole's augmented interactions, computed on access: row r is a target and its history.
+    """RecBole's augmented interactions, computed when they are read.
 
-    In place of RecBole's tensors of [rows, L], memory is O(rows), and little before rows are read.
+    Row r is a target with the history before it. RecBole keeps histories of all rows as tensors of
+    [rows, L]; this keeps the log only, and the number of each target's row once rows are read.
 
     Args:
         log: the interactions.
@@ -211,7 +247,8 @@ class PrefixRows(Interaction):
         max_length: L, histories keep their last L interactions and are padded on the right.
         suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
         length_field: name of the field with the length of the history.
-        features: columns of interactions in histories, and of users.
+        features: columns that histories take from it instead of from the log (``events``), and
+            columns of users that rows have too (``users``).
     """
 
     def __init__(
@@ -249,7 +286,11 @@ class PrefixRows(Interaction):
         return name in self.columns
 
     def __getitem__(self, index: Any) -> Tensor | Interaction:
-        """Return a field of all rows by its name, or rows by a slice or index."""
+        """Return a field of all rows, or all fields of some rows.
+
+        Args:
+            index: name of a field; or a slice or array of the numbers of rows.
+        """
         if isinstance(index, str):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]
@@ -259,11 +300,25 @@ class PrefixRows(Interaction):
         return self._gather(index)
 
     def _gather(self, index: Any) -> Interaction:
-        """Return the rows of a slice or of indices; histories are [rows, L], padded at the end."""
+        """Compute some rows: the interactions to be predicted, each with the history before it.
+
+        For example, for a target in row 7 of the log, whose user begins in row 5, the history is
+        the rows [5, 6], followed by padding (0) up to L cells.
+
+        Args:
+            index: a slice, or an array of n numbers of rows.
+
+        Returns:
+            The fields of the targets, [n]; the fields of their histories, [n, L]; the lengths of
+            the histories; and the row of each target in the log.
+        """
+        # Rows of the targets in the log, and of where their histories begin.
         rows = torch.as_tensor(np.arange(self.length)[index] if isinstance(index, slice) else index)
         target = self.target[rows.reshape(-1)]
         start = self._find_start(target)
         fields = {name: column[target] for name, column in self.log.fields.items()}
+
+        # Histories: L rows from the start on, of which those from the target on are padding.
         history_rows = start[:, None] + torch.arange(self.max_length)  # [n, L]
         is_padding = history_rows >= target[:, None]
         history_rows.masked_fill_(is_padding, 0)
@@ -272,6 +327,7 @@ class PrefixRows(Interaction):
                 history = self.features.events.get(name, column)[history_rows]
                 history[is_padding] = 0
                 fields[name + self.suffix] = history
+
         for name, column in self.features.users.items():
             fields[name] = column[fields[self.log.user_field]]
         fields[self.length_field] = target - start

@@ -34,7 +34,16 @@ _HELD_OUT = {
 
 
 def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
-    """Return the kind of split in ``eval_args`` (LS, RS, GT or ST) and its value.
+    """Return the kind of split that the option ``eval_args`` names, and the value of that kind.
+
+    For example, ``{"split": {"LS": "valid_and_test"}, ...}`` gives ("LS", "valid_and_test").
+
+    Args:
+        eval_args: RecBole's option of that name, with the keys order, group_by and split.
+
+    Returns:
+        kind: LS (leave-one-out), RS (ratios per user), GT (global time) or ST (whole sessions).
+        value: what stands under that kind, not yet checked.
 
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
@@ -56,13 +65,19 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
 def split_log(
     log: EventLog, is_possible: np.ndarray, eval_args: dict[str, Any], time_unit: str
 ) -> tuple[np.ndarray, list[float]]:
-    """Return [interactions] int8 parts, and the times of the boundaries (none under LS and RS).
+    """Assign every interaction to training, validation or test, by the split in ``eval_args``.
 
     Args:
-        log: the interactions.
-        is_possible: [interactions] bool, which may be targets; LS and RS count these.
+        log: the interactions, sorted by user and time.
+        is_possible: [interactions] bool, which interactions may be targets, that is, be predicted.
+            Leave-one-out (LS) and ratios (RS) count only these.
         eval_args: RecBole's option of that name.
         time_unit: unit of the times in the log, such as seconds.
+
+    Returns:
+        part: [interactions] int8 of TRAIN, VALID and TEST.
+        boundaries: times that separate the parts, at most two; empty under LS and RS, where each
+            user is split alone.
 
     Raises:
         UsageError: for a split the plugin does not have, or one that leaves a part empty.
@@ -72,6 +87,8 @@ def split_log(
         return split_by_time(log.times.numpy(), value, time_unit)
     if kind == "ST":
         return split_sessions(log, value)
+
+    # Both other kinds split each user alone, so that a chunk of users at a time saves memory.
     split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
@@ -82,19 +99,28 @@ def split_log(
 def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -> np.ndarray:
     """Hold out the last targets of each user for test, the ones before them for validation.
 
-    A user with too few targets for all parts keeps one for training first, then those of the test.
-    An interaction after a held-out target that cannot be a target itself belongs to that target's
-    part. The result is [interactions] int8.
+    A user with too few targets keeps one for training, then has those of the test, then those of
+    validation. An interaction that cannot be a target belongs to the part of the target before it.
+    For example, with one target held out for each part, a user whose interactions are
+    [no target, target, target, target] has the parts [TRAIN, TRAIN, VALID, TEST].
 
     Args:
-        num_targets: [interactions] number of possible targets of the interaction's user.
-        num_until: [interactions] how many of these are up to the interaction, itself included.
+        num_targets: [interactions] number of possible targets of the interaction's user; above,
+            [3, 3, 3, 3].
+        num_until: [interactions] how many of these targets come up to the interaction, itself
+            included; above, [0, 1, 2, 3].
         value: valid_and_test, valid_only or test_only, which hold out one target of a user for
             each part; or numbers of targets such as {valid: 1, test: 3}.
+
+    Returns:
+        [interactions] int8 of TRAIN, VALID and TEST.
     """
+    # How many targets each user really gives to test, and then to validation.
     num_valid, num_test = _read_held_out(value)
     num_test = np.minimum(num_test, np.maximum(num_targets - 1, 0))
     num_valid = np.minimum(num_valid, np.maximum(num_targets - 1 - num_test, 0))
+
+    # Test is where fewer than ``num_test`` targets of the user follow, validation comes before it.
     num_later = num_targets - num_until
     part = np.full(len(num_until), TRAIN, dtype=np.int8)
     part[num_later < num_test + num_valid] = VALID
@@ -103,7 +129,18 @@ def leave_last_out(num_targets: np.ndarray, num_until: np.ndarray, value: Any) -
 
 
 def _read_held_out(value: Any) -> tuple[int, int]:
-    """Return how many targets of a user LS holds out for validation and for test."""
+    """Return how many targets of each user leave-one-out holds out for validation and for test.
+
+    Args:
+        value: valid_and_test, valid_only or test_only; or numbers such as {valid: 1, test: 3},
+            where a part that is not named gets 0.
+
+    Returns:
+        Number of targets for validation, and for test.
+
+    Raises:
+        UsageError: if the value is neither.
+    """
     numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
     is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= set(PHASES[1:])
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
@@ -117,23 +154,38 @@ def _read_held_out(value: Any) -> tuple[int, int]:
 def split_by_ratio(
     num_targets: np.ndarray, num_until: np.ndarray, ratios: list[float]
 ) -> np.ndarray:
-    """Return [interactions] int8 parts: each user's targets are cut by ratios, as in RecBole.
+    """Cut the targets of each user, oldest first, into training, validation and test by ratios.
 
-    ``num_targets`` and ``num_until`` are as in :func:`leave_last_out`.
+    This gives the same parts as RecBole. For example, ratios [8, 1, 1] give a user with 20 targets
+    16 for training, then 2 for validation and 2 for test.
+
+    Args:
+        num_targets: [interactions] number of possible targets of the interaction's user.
+        num_until: [interactions] how many of these targets come up to the interaction, itself
+            included.
+        ratios: three numbers, for training, validation and test; only their proportions matter.
+
+    Returns:
+        [interactions] int8 of TRAIN, VALID and TEST.
     """
     are_three = isinstance(ratios, (list, tuple)) and len(ratios) == 3
     if not (are_three and all(map(is_number, ratios)) and min(ratios) >= 0 and sum(ratios) > 0):
         raise UsageError(f"eval_args.split.RS: expected three ratios, found {shown(ratios)}")
+
+    # Numbers of targets are rounded down for validation and test; training has the rest.
     _, valid_share, test_share = np.asarray(ratios, dtype=float) / sum(ratios)
     num_valid = (valid_share * num_targets).astype(int)
     num_test = (test_share * num_targets).astype(int)
     num_train = num_targets - num_valid - num_test
-    # a part of less than one target gets one from training, if that has two
+
+    # Where a share is less than one target, as 0.1 of 5, the part gets one target from training,
+    # if that keeps at least one; test comes first.
     for counts, share in ((num_test, test_share), (num_valid, valid_share)):
         exact = share * num_targets
         is_raised = (num_train > 1) & (exact > 0) & (exact < 1)
         counts += is_raised
         num_train -= is_raised
+
     part = np.full(len(num_until), TRAIN, dtype=np.int8)
     part[num_until > num_train] = VALID
     part[num_until > num_train + num_valid] = TEST
@@ -141,7 +193,7 @@ def split_by_ratio(
 
 
 def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.ndarray, list[float]]:
-    """Return [interactions] int8 parts, cut at the same times for all users, and these times.
+    """Cut all interactions into parts at the same one or two points in time (the split GT).
 
     Args:
         times: [interactions] float64.
@@ -150,7 +202,15 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
             Split", 2025). Larger numbers are times and texts are dates: training is all before the
             first.
         time_unit: unit of the times, such as seconds.
+
+    Returns:
+        part: [interactions] int8 of TRAIN, VALID and TEST; no VALID with one boundary.
+        boundaries: the one or two boundaries as times.
+
+    Raises:
+        UsageError: if ``value`` holds no such boundaries, or a part would be empty.
     """
+    # The boundaries b as times. ``side`` says to which part a time equal to a boundary belongs.
     bounds = list(value) if isinstance(value, (list, tuple)) else []
     side: Literal["left", "right"]
     if bounds and all(is_number(bound) and 0 < bound < 1 for bound in bounds):
@@ -165,9 +225,12 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
             "quantiles such as [0.95, 0.97], dates such as ['2024-01-25', '2024-02-05'], or times "
             f"as in the time field; found {shown(value)}"
         )
+
+    # The number of boundaries before a time is its part: 0 TRAIN, 1 VALID, 2 TEST.
     part = np.searchsorted(boundaries, times, side=side).astype(np.int8)
-    if len(boundaries) == 1:
+    if len(boundaries) == 1:  # there is no validation
         part[part == 1] = TEST
+
     for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
         if not (part == phase).any():
             raise UsageError(
@@ -179,9 +242,15 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
 
 
 def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
-    """Return [bounds] float64 times of given boundaries; none if one is no time.
+    """Convert boundaries of a split to times in the unit of the time field.
 
-    A date is midnight; a date or time without a zone is UTC.
+    Args:
+        bounds: each a number of at least 1, which is a time already; or a date, or a text such as
+            2024-01-25, which is midnight. Where no time zone is given, it is UTC.
+        time_unit: unit of the times since 1970, such as seconds.
+
+    Returns:
+        [bounds] float64; an empty array if one of them is neither, which the caller refuses.
     """
     times = []
     for bound in bounds:
@@ -189,10 +258,11 @@ def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
             times.append(float(bound))
             continue
         try:
+            # Of an empty text pandas makes NaT ("not a time"), which has no timestamp: ValueError.
             moment = pd.Timestamp(bound if isinstance(bound, (str, date)) else "")
             moment = moment.tz_localize("UTC") if moment.tzinfo is None else moment
             times.append(moment.timestamp() / SECONDS[time_unit])
-        except (ValueError, OverflowError):  # NaT has no timestamp
+        except (ValueError, OverflowError):
             return np.empty(0)
     return np.array(times)
 
@@ -203,33 +273,59 @@ def format_time(time: float) -> str:
 
 
 def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
-    """Return [interactions] int8 parts of whole sessions, and the last time of each but test.
+    """Assign whole sessions, ordered by their last times, to training, validation and test.
 
-    Sessions are the users of the log, in the order of their last times. ``value`` are ends of
-    training and validation: one or two fractions of all sessions (rounded down) or numbers of
-    sessions; with one there is no validation.
+    A session is what the log calls a user. For example, of 10 sessions the value [8, 9] gives the
+    8 that end first to training, the next to validation and the last to test.
+
+    Args:
+        log: the interactions, sorted by session and time.
+        value: where training and validation end, as one or two fractions of all sessions (rounded
+            down) or numbers of sessions; with one there is no validation.
+
+    Returns:
+        part: [interactions] int8 of TRAIN, VALID and TEST.
+        last_times: the time of the last interaction of training and, if it exists, of validation.
     """
+    # The part of each session in the order of last times: the number of bounds at or before it.
     sessions = _order_sessions(log)
     bounds = _read_bounds(value, len(sessions))
-    part = np.searchsorted(bounds, np.arange(len(sessions)), side="right")  # in that order
-    if len(bounds) == 1:
+    part = np.searchsorted(bounds, np.arange(len(sessions)), side="right")
+    if len(bounds) == 1:  # there is no validation
         part[part == 1] = TEST
+
+    # The same by id; ids without interactions keep 0, which is repeated no time.
     part_by_user = np.zeros(len(log.lengths), dtype=np.int8)
     part_by_user[sessions] = part
+
     last_sessions = sessions[np.array(bounds) - 1]
     last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
     return np.repeat(part_by_user, log.lengths), last_times.tolist()
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:
-    """Return the ids of sessions with interactions, by their last times, then as in the file."""
-    sessions = np.flatnonzero(log.lengths)  # ids are in the order of the file
+    """Return the ids of all sessions that have interactions, in the order of their last times.
+
+    Sessions that end at the same time stay in the order of the file, which is that of their ids.
+    """
+    sessions = np.flatnonzero(log.lengths)
     last_times = log.times.numpy()[log.offsets[sessions + 1] - 1]
     return sessions[np.argsort(last_times, kind="stable")]
 
 
 def _read_bounds(value: Any, num_sessions: int) -> list[int]:
-    """Return the number of sessions before validation and before test, or only the latter."""
+    """Return how many sessions come before validation and before test.
+
+    For example, [0.9, 0.95] of 200 sessions gives [180, 190], and [0.9] gives [180].
+
+    Args:
+        value: one or two fractions of all sessions, or numbers of sessions; with one there is no
+            validation, so that it is the number before test.
+        num_sessions: number of all sessions.
+
+    Raises:
+        UsageError: if the value is something else, or leaves a part empty.
+    """
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
@@ -241,7 +337,7 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
             f"follows the last is test; found {shown(value)}"
         )
     bounds = numbers
-    if are_shares:  # exactly, by the text of each: in floats 0.29 * 100 is less than 29
+    if are_shares:  # as exact fractions of their texts: in floats 0.29 * 100 is less than 29
         bounds = [math.floor(Fraction(str(share)) * num_sessions) for share in numbers]
     if (np.diff([0, *bounds, num_sessions]) <= 0).any():
         raise UsageError(
@@ -251,10 +347,18 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
 
 
 def read_fraction(value: Any) -> Fraction:
-    """Return ``train_fraction``, a number or text such as 1/64 above 0 and at most 1, exactly."""
+    """Return the option ``train_fraction`` as an exact fraction, above 0 and at most 1.
+
+    Args:
+        value: a number such as 0.25, or a text such as 1/64.
+
+    Raises:
+        UsageError: if it is something else.
+    """
     try:
         text = "0" if isinstance(value, bool) else str(value)
-        # by float, since a Fraction of 1e-999999999 has as many digits
+        # A decimal goes through float, which turns 1e-999999999 into 0; Fraction would compute a
+        # number of a billion digits.
         fraction = Fraction(text if "/" in text else str(float(text)))
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(0)
@@ -269,19 +373,28 @@ def read_fraction(value: Any) -> Fraction:
 def find_recent_sessions(
     log: EventLog, part: np.ndarray, train_fraction: Any
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Find which interactions are left without all but the newest training sessions.
+    """Find the interactions that remain when only the newest training sessions are kept.
+
+    A session is what the log calls a user. Validation and test sessions all remain.
 
     Args:
-        log: the interactions.
-        part: [interactions] int8 part of each.
+        log: the interactions, sorted by session and time.
+        part: [interactions] int8 of TRAIN, VALID and TEST, the same for a whole session.
         train_fraction: share of the training sessions that is kept; None for all of them.
 
     Returns:
-        [interactions] bool, which are left; and the numbers of sessions that are left: by phase,
-        ``left_out``, and ``overlapping`` (held out, begun before the last training interaction).
+        is_left: [interactions] bool, which interactions remain.
+        counts: numbers of sessions: those that remain as ``train``, ``valid`` and ``test``; those
+            that do not as ``left_out``; and as ``overlapping`` the validation and test sessions
+            that began before the last training interaction.
+
+    Raises:
+        UsageError: if the share is less than one session.
     """
     sessions = _order_sessions(log)
     session_parts = part[log.offsets[sessions]]
+
+    # Of the training sessions, ordered by their last times, leave the first ones out.
     num_left_out = 0
     is_kept = np.ones(len(log.lengths), dtype=bool)
     if train_fraction is not None:
@@ -296,17 +409,30 @@ def find_recent_sessions(
         is_kept[train_sessions[:num_left_out]] = False
 
     is_left = np.repeat(is_kept, log.lengths)
+
+    # Held-out sessions that began while training sessions were still going on.
     times = log.times.numpy()
     train_end = times[is_left & (part == TRAIN)].max(initial=-math.inf)
     first_times = times[log.offsets[sessions]]
     num_overlapping = int(((session_parts != TRAIN) & (first_times < train_end)).sum())
+
     counts = np.bincount(session_parts[is_kept[sessions]], minlength=len(PHASES)).tolist()
     numbers = dict(zip(PHASES, counts, strict=True))
     return is_left, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
 
 
 def read_session_filter(value: Any) -> tuple[int, int]:
-    """Return the least interactions of a session and of an item by ``session_filter``."""
+    """Return how many interactions a session and an item must have, by ``session_filter``.
+
+    Args:
+        value: the option: None, or a mapping such as {item: 5, session: 2}.
+
+    Returns:
+        Least number for a session, and for an item; 1 for what the option does not name.
+
+    Raises:
+        UsageError: if it is no such mapping.
+    """
     option = {} if value is None else value
     if isinstance(option, dict) and set(option) <= {"session", "item"}:
         minimums = option.get("session", 1), option.get("item", 1)
@@ -321,10 +447,20 @@ def read_session_filter(value: Any) -> tuple[int, int]:
 def filter_sessions(
     interactions: pd.DataFrame, session: str, item: str, min_session: int, min_item: int
 ) -> pd.DataFrame:
-    """Drop sessions with too few interactions, items with too few, such sessions again.
+    """Drop sessions with too few interactions, then items with too few, then sessions again.
 
-    This is one pass, as in PosRec's section 5.1.2: afterwards an item may be rare again.
-    ``session`` and ``item`` are the names of the columns.
+    The last step is for sessions that lost items in the second. It is one pass, as in section
+    5.1.2 of the paper PosRec, so afterwards an item may have too few interactions again.
+
+    Args:
+        interactions: a row per interaction.
+        session: name of the column of sessions.
+        item: name of the column of items.
+        min_session: least number of interactions of a session.
+        min_item: least number of interactions of an item.
+
+    Returns:
+        The rows that are left, in the same order.
     """
     for field, minimum in ((session, min_session), (item, min_item), (session, min_session)):
         sizes = interactions.groupby(field, observed=True)[field].transform("size")

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from recbole.utils import ModelType
 from torch import Tensor
 
 from recbole_pos.data.interactions import EventLog
@@ -33,11 +32,9 @@ from recbole_pos.data.splits import (
     read_split,
     split_log,
 )
-from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, is_number, listed, shown, suggest
+from recbole_pos.values import is_number, listed, shown, suggest
 
-ALL_ITEMS, WITHOUT_SEEN = "all items", "items not in the user's past"
 _DEFAULT_SPLIT = {"LS": "valid_and_test"}
 _RANDOM = re.compile(r"random\((\d{1,9})\)")
 
@@ -584,27 +581,6 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
-    """Return a warning if seen items are excluded, and more than 1% of the test targets are seen.
-
-    ``summary`` is that of a split, ``candidates`` what :func:`describe_candidates` returns.
-    """
-    num_targets = summary["targets"]["test"]
-    num_repeated = summary["repeated_targets"]["test"]
-    if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
-        return []
-    share = f"{num_repeated:,} of {num_targets:,} test targets ({num_repeated / num_targets:.0%})"
-    if candidates == WITHOUT_SEEN:
-        return [
-            f"mask_history: {share} are items that their user has had before, which are excluded, "
-            "so no model can hit them; with mask_history: False all items are ranked"
-        ]
-    return [
-        f"mask_history: {share} are items that their user has had before; repeated_targets: "
-        "candidate excludes all seen items but these, which makes them easy to hit"
-    ]
-
-
 def count_phases(part: np.ndarray) -> dict[str, int]:
     """Count interactions by phase.
 
@@ -615,55 +591,3 @@ def count_phases(part: np.ndarray) -> dict[str, int]:
         Name of the phase -> number of interactions in it.
     """
     return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}
-
-
-# --- candidates ---
-
-
-def masks_history(config: Options) -> bool:
-    """Return whether seen items are excluded: ``mask_history``, or RecBole's choice if unset.
-
-    RecBole excludes them for all models but sequential ones.
-    """
-    choice = config["mask_history"]
-    return config["MODEL_TYPE"] != ModelType.SEQUENTIAL if choice is None else choice
-
-
-def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
-    """Return which items are ranked for a target, in words.
-
-    Args:
-        excludes_seen: whether items of the user's past are not ranked.
-        repeated_targets: the option of that name.
-    """
-    if not excludes_seen:
-        return ALL_ITEMS
-    if repeated_targets == "miss":
-        return WITHOUT_SEEN
-    return f"{WITHOUT_SEEN}, and the target"
-
-
-def find_excluded_items(
-    log: EventLog, target_event: Tensor, target_items: Tensor, repeated_targets: str
-) -> tuple[Tensor, Tensor]:
-    """Return the seen items that are not ranked, as pairs of an example and an item.
-
-    Args:
-        log: the interactions, sorted by user and time.
-        target_event: [b] row in the log of the target of each example.
-        target_items: [b] item of the target of each example.
-        repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
-
-    Returns:
-        examples: [n] int64 numbers of examples, from 0.
-        items: [n] int64 ids of items that are not ranked for these examples.
-    """
-    target = target_event.numpy()
-    # the history of an example: the rows from the first of its user up to its target
-    start = log.offsets[log.users.numpy()[target]]
-    items = log.items[torch.from_numpy(gather_index(start, target - start))]
-    examples = torch.repeat_interleave(torch.from_numpy(target - start))
-    if repeated_targets == "miss":
-        return examples, items
-    is_other = items != target_items[examples]
-    return examples[is_other], items[is_other]

@@ -16,12 +16,15 @@ from recbole_pos.values import Options
 
 
 def find_validation_rows(config: Options, dataset: Any) -> np.ndarray:
-    """Return the numbers of the validation targets to evaluate, [n] int64, in ascending order.
+    """Return which validation targets are evaluated: all, or those of a sample of the users.
 
     Args:
         config: options; ``valid_users`` is the size of the sample, None for all users.
         dataset: the dataset of any phase; its validation targets are numbered from 0 in the order
             of the interactions.
+
+    Returns:
+        [n] int64 numbers of the targets, in ascending order.
     """
     split = dataset.split
     users = split.log.users.numpy()[split.find_targets(VALID)]
@@ -51,9 +54,11 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
 
 
 def add_sample(summary: dict[str, Any], config: Options) -> dict[str, Any]:
-    """Return the summary of a split with ``valid_users``, the size of the sample, if there is one.
+    """Return the summary of a split, with ``valid_users`` if validation is on a sample of users.
 
-    Its counts of validation targets stay those of all users.
+    Args:
+        summary: counts of the split; those of validation targets stay those of all users.
+        config: options; ``valid_users`` is the size of the sample, None for all users.
     """
     if config["valid_users"] is None:
         return summary

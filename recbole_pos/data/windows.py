@@ -68,18 +68,29 @@ class Windows:
 def cut_windows(
     user_start: np.ndarray, user_end: np.ndarray, max_length: int, mode: str, stride: int | None
 ) -> Windows:
-    """Cut each user's training interactions into windows.
+    """Cut each user's training interactions into windows of at most ``max_length`` inputs.
+
+    The target of an input is the interaction after it. For example, a user with the interactions
+    [10, 11, 12, 13, 14] has the inputs [10, 11, 12, 13]; with ``max_length`` 3, ``chunk`` makes
+    the windows [11, 12, 13] and [10], newest first.
 
     Args:
         user_start, user_end: [users] user u trains on rows user_start[u] : user_end[u] of the log.
         max_length: most inputs of a window, L.
-        mode: ``last`` (the most recent window only, as SASRec's code), ``chunk`` (windows of L
-            targets, end to end, counted from the newest), ``sliding`` (``stride`` new targets a
-            window, up to L - stride inputs of context before them, at L / stride times the cost) or
-            ``prefix`` (one target a window). Except under last, every interaction but a user's
+        mode: which windows a user gets. Except under ``last``, every interaction but a user's
             first is a target exactly once.
-        stride: new targets per window under ``sliding``; L // 2 when None.
+
+            - ``last``: only the window of the newest inputs, as SASRec's code does;
+            - ``chunk``: windows of L targets, end to end, counted from the newest;
+            - ``sliding``: windows with ``stride`` new targets each, before which up to L - stride
+              inputs are context only; training costs L / stride times as much;
+            - ``prefix``: windows of one target each.
+        stride: new targets per window under ``sliding``; L // 2 when None. Else it must be None.
+
+    Raises:
+        UsageError: if the stride is too small or too large, or not read under ``mode``.
     """
+    # The number of new targets in each window, except in a user's oldest one.
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= stride <= max_length:
@@ -91,17 +102,18 @@ def cut_windows(
     else:
         stride = 1 if mode == "prefix" else max_length
 
+    # The inputs of a user are all interactions but the newest, which is only a target.
     is_trainable = user_end - user_start >= 2
-    user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1  # of the inputs
+    user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1
     num_inputs = user_end - user_start
     if mode == "last":
         num_windows = np.ones_like(num_inputs)
     elif mode == "prefix":
         num_windows = num_inputs
-    else:  # the oldest window of a user holds the remaining targets, up to L
+    else:  # the oldest window learns all its targets, up to L; each other one ``stride`` of them
         num_windows = -(-np.maximum(num_inputs - max_length, 0) // stride) + 1  # rounded up
 
-    # windows of a user from the newest to the oldest; each ends a stride before the one before it
+    # Windows of a user from the newest to the oldest; each ends a stride before the newer one.
     user = np.repeat(np.arange(len(num_windows)), num_windows)
     age = gather_index(np.zeros_like(num_windows), num_windows)  # 0 is the newest of a user
     end = user_end[user] - age * stride
@@ -111,9 +123,16 @@ def cut_windows(
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [sum(lengths)].
+    """Return consecutive numbers from each start, as many as its length, one range after the other.
 
     For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4].
+
+    Args:
+        start: [n] int64, first number of each range.
+        lengths: [n] int64, how many numbers each range has.
+
+    Returns:
+        [sum(lengths)] int64.
     """
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(start - offsets, lengths)
@@ -159,7 +178,11 @@ class BatchRequirements:
 def send_to_device(
     batch: SequenceBatch | Interaction, device: torch.device
 ) -> SequenceBatch | Interaction:
-    """Return a batch of the host on a device; a GPU copies it asynchronously."""
+    """Copy a batch from the memory of the host to a device, and return the copy.
+
+    For a GPU the batch is pinned first (locked in memory), so that the copy runs while Python goes
+    on.
+    """
     if isinstance(batch, SequenceBatch):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
     columns = batch.interaction
@@ -201,7 +224,20 @@ class WindowGatherer:
         return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return the windows numbered ``batch`` [b], packed; ``index`` is a copy on the device."""
+        """Return a batch of training windows, packed: the inputs of all windows end to end.
+
+        Nothing is read back from the device, which would wait for it. So all sizes are computed on
+        the host, whose copy of the windows says the same.
+
+        Args:
+            batch: [b] int64, numbers of the windows, on the host.
+            index: the same numbers on the device; copied there if None.
+
+        Returns:
+            The batch on the device. Its ``targets`` are the items to predict, and ``queries`` the
+            positions in ``items`` from which they are predicted; None if these are all positions.
+        """
+        # sizes, on the host
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
         num_inputs = int(host_lengths.sum())
@@ -214,21 +250,25 @@ class WindowGatherer:
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
 
-        # targets: each is the interaction in the row after its input
+        # Targets: each is the interaction in the row after its input. Inputs before ``first`` are
+        # context, which has no target.
         trained_rows = rows
         queries = None
-        if num_targets < num_inputs:  # some inputs are context
+        if num_targets < num_inputs:
             offsets = lengths.cumsum(0) - lengths  # position of each window's first input
             num_possible = int((windows.end[batch] - windows.first[batch]).sum())
             queries = concatenate_ranges(first - start + offsets, end - first, num_possible)
-            if self.is_target is not None:  # sort: a mask would read its size from the device
+            # Only some interactions may be targets. A stable sort brings them to the front; an
+            # index by a mask would have to read its size from the device.
+            if self.is_target is not None:
                 is_context = (~self.is_target[rows[queries] + 1]).byte()
                 queries = queries[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[queries]
 
+        # Times of the inputs and, if required, of the target of each window's newest input.
         times = at = None
         if self.times is not None:
-            seconds = self.requirements.seconds  # a product with 1 would be a copy
+            seconds = self.requirements.seconds  # times are not multiplied by 1, which would copy
             times = self.times[rows] if seconds == 1 else self.times[rows] * seconds
             if self.requirements.requests:
                 at = self.times[end] if seconds == 1 else self.times[end] * seconds
@@ -247,9 +287,17 @@ class WindowGatherer:
 
 
 def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """Return the ranges start[w] .. start[w] + lengths[w] - 1, concatenated: [total] int64.
+    """Return consecutive numbers from each start, as many as its length, one range after the other.
 
-    ``total`` is the sum of ``lengths``, known on the host so that no device is waited for.
+    For example, starts [7, 2] and lengths [2, 3] give [7, 8, 2, 3, 4].
+
+    Args:
+        start: [n] int64, first number of each range, on any device.
+        lengths: [n] int64, how many numbers each range has.
+        total: sum of ``lengths``, given so that it need not be read from the device.
+
+    Returns:
+        [total] int64, on the device of ``start``.
     """
     shift = start - (lengths.cumsum(0) - lengths)
     steps = torch.arange(total, device=start.device)
@@ -259,13 +307,18 @@ def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:
 def fits_on_device(
     device: torch.device, data_on_device: str, log: EventLog, windows: Windows, features: Features
 ) -> bool:
-    """Return whether the data are copied to the device of a model once, before training.
+    """Return whether all training data are to be copied to the device of a model, before training.
 
-    ``data_on_device`` is auto or never.
+    On a GPU they are if they take at most half of its free memory. On a CPU they are there already.
+
+    Args:
+        device: device of the model.
+        data_on_device: the option of that name: auto, or never.
+        log, windows, features: the data that would be copied.
     """
     if data_on_device == "never" or device.type == "cpu":
         return False
-    if device.type != "cuda":
+    if device.type != "cuda":  # such as a Mac's GPU, which shares the memory of the host
         return True
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
@@ -275,7 +328,10 @@ def fits_on_device(
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Yield items, none of them None; a thread computes the next while the caller uses the last."""
+    """Yield the same items, while a thread computes the next one for a caller that uses the last.
+
+    No item may be None, which stands for the end.
+    """
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         upcoming = thread.submit(next, iterator, None)

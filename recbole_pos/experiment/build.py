@@ -51,15 +51,19 @@ class Experiment:
 
 
 def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = None) -> Experiment:
-    """Make data, model and trainer for a configuration, seeded.
+    """Make data, model and trainer for a configuration, after seeding all random numbers.
 
     Args:
-        config: configuration of the run; a UsageError says what in it, the data and the memory
-            does not fit together.
+        config: configuration of the run.
         fresh: whether the run starts from the beginning. Otherwise the caller loads weights from a
             checkpoint, and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
+
+    Raises:
+        UsageError: if options, data and memory do not fit together.
     """
+    # Seeded again before the model, whose initial weights must not depend on whether reading the
+    # data has drawn random numbers (they may come from the cache).
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
@@ -73,20 +77,40 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
             f"in position; {config['model']}{position} reads no time of a request. Give such a "
             "scheme, as time_rope (`recbole-pos schemes` lists them), or set request_time: none"
         )
+
+    # The training loader needs to know what the model requires of its batches.
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
     apply_start_options(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
+
+    # The evaluator's metrics of popularity count training interactions. ``fit`` collects them too,
+    # but a loaded model is tested without it.
     trainer = PosTrainer(config, model)
     require_scores(config, dataset, trainer.part_size or dataset.item_num)
-    trainer.eval_collector.data_collect(train)  # a loaded model is tested without fit
+    trainer.eval_collector.data_collect(train)
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
 
 
 def _prepare_data(
     config: PosConfig, fresh: bool, dataset: Dataset | None
 ) -> tuple[Dataset, RecBoleView, dict[str, Any]]:
-    """Return the dataset, the view of its training part, and the loaders of valid and test."""
+    """Read the dataset, if none is given, and make what training and evaluation read of it.
+
+    Args:
+        config: configuration of the run.
+        fresh: whether the run starts from the beginning; only then is a public dataset's number of
+            interactions checked, since an existing run has passed the check.
+        dataset: a dataset of this configuration; read from its files if None.
+
+    Returns:
+        dataset: the whole dataset.
+        train: its training part, as RecBole's models read it.
+        loaders: loaders of the phases valid and test, by name; None for a phase without targets.
+
+    Raises:
+        UsageError: if the data and options do not fit together.
+    """
     try:
         if dataset is None:
             dataset = read_dataset(config)
@@ -111,10 +135,14 @@ def _prepare_data(
 def read_dataset(
     config: PosConfig, folder: RunFolder | None = None, hold_out_later: bool = False
 ) -> Dataset:
-    """Return the dataset of a configuration, read from its files.
+    """Read the dataset of a configuration from its files.
 
-    Users and items keep the ids that they have in an earlier run, by default ``update_from``;
-    interactions that it did not have are held out if ``hold_out_later``.
+    Args:
+        config: the configuration.
+        folder: folder of an earlier run in which users and items have ids that they keep; if None,
+            the one of ``update_from``, if that is set.
+        hold_out_later: whether interactions that the earlier run did not have are kept apart, in
+            ``held_out`` of the dataset.
     """
     vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
@@ -128,10 +156,18 @@ def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
 
 
 def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) -> Any:
-    """Build the model of a configuration for the training part of a dataset, on its device.
+    """Build the model of a configuration for a dataset, on the device of the configuration.
 
-    A UsageError says why it cannot be built; errors of custom code are raised unchanged.
+    Args:
+        config: the configuration.
+        dataset: the whole dataset.
+        train_data: its training part, which the constructors of RecBole's models read.
+
+    Raises:
+        UsageError: says why the model cannot be built. Errors in custom code are raised as they
+            are, since its author needs the traceback.
     """
+    # The configuration notes which options without a default a custom model asks for.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
     config.asked_for.clear()
@@ -143,7 +179,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
     except UsageError:
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
-        if locate_in_custom_code(error):  # its author needs the traceback
+        if locate_in_custom_code(error):
             _warn_of_missing(config)
             raise
         raise _explain_build_error(error, config, dataset) from error
@@ -159,7 +195,13 @@ def _warn_of_missing(config: PosConfig) -> None:
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:
-    """Return the error to raise where a model of the plugin or of RecBole cannot be built."""
+    """Return the error to raise if a model of the plugin or of RecBole cannot be built.
+
+    Args:
+        error: what its constructor raised. A KeyError is of a field that is not loaded.
+        config: the configuration.
+        dataset: the dataset, whose loaded fields the message lists.
+    """
     name = config["model"]
     if isinstance(error, KeyError):  # its text is the missing field
         loaded = listed(map_fields_to_tables(dataset))

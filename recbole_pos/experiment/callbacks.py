@@ -70,7 +70,10 @@ class MetricLogger(Callback):
         raise NotImplementedError
 
     def on_start(self, experiment: Any) -> None:
-        """Begin a run with tags that identify data, options and version."""
+        """Begin a run in the tracker, with tags that identify data, options and version.
+
+        If the training is resumed, the epochs before are written to it first.
+        """
         config, folder = experiment.config, experiment.trainer.run.path
         options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
         digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
@@ -84,7 +87,7 @@ class MetricLogger(Callback):
             "run_dir": str(folder),
         }
         self.begin(config, folder, tags)
-        for epoch in experiment.trainer.progress.history:  # not empty if the run is resumed
+        for epoch in experiment.trainer.progress.history:
             self.on_epoch(epoch)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
@@ -118,6 +121,7 @@ class MLflowLogger(MetricLogger):
     """Writes to MLflow, in the experiment of the dataset."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        """Begin a run in the experiment of the dataset, which is created if it is not there."""
         self.client = _require("mlflow", "mlflow-skinny").MlflowClient()
         title = config["dataset"]
         experiment = self.client.get_experiment_by_name(title)
@@ -125,7 +129,7 @@ class MLflowLogger(MetricLogger):
         run = self.client.create_run(number, run_name=folder.name, tags=tags)
         self.run_id = run.info.run_id
         for key, value in config.plain.items():
-            self.client.log_param(self.run_id, key, str(value)[:500])
+            self.client.log_param(self.run_id, key, str(value)[:500])  # MLflow allows 500
 
     def write(self, values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():  # MLflow allows no @ in names
@@ -139,6 +143,7 @@ class WandbLogger(MetricLogger):
     """Writes to Weights & Biases, in the project of ``wandb_project``."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        """Begin a run in the project of ``wandb_project``; tags are stored beside the options."""
         self.run = _require("wandb", "wandb").init(
             project=config["wandb_project"],
             name=folder.name,

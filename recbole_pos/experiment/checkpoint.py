@@ -30,7 +30,7 @@ from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import short, shown
 
 FORMAT = "recbole-pos/1"
-IDENTITY = ("data", "fields")  # parts that say of the data what ``data/identity.py`` computes
+IDENTITY = ("data", "fields")  # entries with the digests of the data, see ``Dataset.identity``
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
 Metrics = dict[str, float]
@@ -38,10 +38,21 @@ Metrics = dict[str, float]
 
 @dataclass
 class Progress:
-    """Progress of a training; epochs count from 0. Part of a checkpoint."""
+    """How far a training has come; a checkpoint holds it. Epochs count from 0.
+
+    Attributes:
+        next_epoch: the epoch to train next.
+        stopped: whether early stopping or a callback has ended the training.
+        steps_without_gain: validations since the best one.
+        best_epoch, best_score, best_result: the best validated epoch, its value of
+            ``valid_metric``, and all its metrics; None before the first validation.
+        training_seconds, evaluation_seconds: time spent so far.
+        trained_targets: number of targets trained so far, counted again in every epoch.
+        history: the line of each epoch in metrics.jsonl.
+    """
 
     next_epoch: int = 0
-    stopped: bool = False  # by early stopping, or a callback
+    stopped: bool = False
     steps_without_gain: int = 0
     best_epoch: int | None = None
     best_score: float | None = None
@@ -62,23 +73,31 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Read the parts of a checkpoint by name onto the CPU, without running anything in it.
+    """Read a checkpoint onto the CPU, without running any code that it may hold.
+
+    Args:
+        path: the file. It stays mapped: a tensor is read from disk when it is used.
+        required: names of the entries that it must have.
+
+    Returns:
+        Its entries by name, such as ``weights`` and ``config``.
 
     Raises:
         CheckpointError: if the file is missing, damaged, lacks a required part, or was not written
             by this package.
     """
-    if not os.path.isfile(path):  # False if the name is too long, where pathlib may raise
+    # os.path says False for a name that is too long, where pathlib may raise an error.
+    if not os.path.isfile(path):
         raise CheckpointError(f"no checkpoint at {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # not read yet
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds objects, which could run code when loaded, and not only tensors and "
             "plain values; nothing in it was run. If you trust its author, and RecBole's trainer "
             "wrote it, it loads with RecBole's load_data_and_model(file, trust=True)"
         ) from error
-    except Exception as error:  # torch raises different ones
+    except Exception as error:  # torch raises errors of many types for a damaged file
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is truncated or no checkpoint: {short(reason)}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -89,7 +108,13 @@ def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str | Path) -> None:
-    """Raise a CheckpointError if a checkpoint was trained on other data than ``identity``."""
+    """Raise a CheckpointError if a checkpoint was trained on other data than those of now.
+
+    Args:
+        state: the checkpoint, with the digests of its data.
+        identity: the same digests of the data of now, see ``Dataset.identity``.
+        path: the file of the checkpoint, for the message.
+    """
     if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since, so "
@@ -101,7 +126,11 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
 
 
 def get_random_state() -> dict[str, Any]:
-    """Return the states of all random number generators that training uses, as plain values."""
+    """Return the states of all random number generators that training uses.
+
+    These are the generators of torch (of the CPU and of each GPU), of numpy, and of Python. The
+    states are tensors and plain values, so that a checkpoint can hold them.
+    """
     numpy_state: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
     kind, words, *rest = numpy_state
     return {
@@ -113,14 +142,19 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put all random number generators into the states of :func:`get_random_state`."""
+    """Put all random number generators into the states that :func:`get_random_state` returned.
+
+    Raises:
+        ValueError: if the state of numpy is damaged; numpy does not check it, and would read
+            memory past its end.
+    """
     kind, words, position, *rest = state["numpy"]
-    if words.shape != (624,) or not 0 <= position <= 624:  # numpy would read past the end
+    if words.shape != (624,) or not 0 <= position <= 624:
         raise ValueError("expected 624 words of numpy's generator")
     np.random.set_state((kind, words.numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        # of the devices that are there: the run may have seen more
+        # The run may have seen more GPUs than there are here, whose states are left out.
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -129,9 +163,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 class CheckpointWriter:
     """Writes the checkpoints of a training, in at most a twentieth of its time.
 
-    An epoch that ends too soon after the last write is kept in memory, where a later epoch replaces
-    it; it is written if the training is stopped. So ``kill -9`` costs an epoch, or twenty times the
-    time of a write.
+    The state after an epoch that ends too soon after the last write is kept in memory, where that
+    of a later epoch replaces it; it is written if the training is stopped by an error or Ctrl-C.
+    So ``kill -9`` loses an epoch or, if that is more, twenty times the time of a write.
 
     Args:
         file: the checkpoint; None to write nothing.
@@ -145,22 +179,28 @@ class CheckpointWriter:
         self._next_write = 0.0  # time from which there may be another write
 
     def keep(self) -> None:
-        """Write the state after an epoch, or keep a copy of it in memory if it is too soon."""
+        """Write the state after an epoch or, if the last write was just now, copy it to memory."""
         if self.file is None:
             return
-        self._unwritten = None  # frees its memory before the next state is captured
+        self._unwritten = None  # frees the copy of an earlier state before the next one is made
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
             return
-        best_weights = state["best_weights"]  # never changed, so not copied
+
+        # Training goes on to change the tensors of the state, except the best weights.
+        best_weights = state["best_weights"]
         self._unwritten = {
             name: part if part is best_weights else copy_to_cpu(part)
             for name, part in state.items()
         }
 
     def flush(self) -> None:
-        """Write the newest state at once, unless it is written; also after an interrupted write."""
+        """Write the newest state now, if it is not written yet.
+
+        Until a write has ended, the state stays in memory, so that one that was interrupted is
+        begun again by the next call.
+        """
         if self._unwritten is None or self.file is None:
             return
         started = time.monotonic()
@@ -184,7 +224,7 @@ def copy_to_cpu(value: Any) -> Any:
 # --- the state of a trainer ---
 
 
-# What a checkpoint must hold to be resumed.
+# The entries that a checkpoint must have to be resumed.
 RESUMABLE = (
     *("config", "progress", "weights", "best_weights", "optimizer", "scaler", "random", "loader"),
     *("steps", *IDENTITY),
@@ -192,9 +232,14 @@ RESUMABLE = (
 
 
 def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
-    """Return how tensors of a file differ from the expected ones, in words; None if they fit.
+    """Describe how tensors differ from the expected ones, in a few words; None if they fit.
 
-    Names, shapes and types must be the same, and numbers finite where the expected ones are.
+    Names, shapes and types must be the same, and all numbers of a tensor finite, unless the
+    expected tensor has some that are not.
+
+    Args:
+        tensors: those of a file; anything else than tensors by name is a difference.
+        expected: tensors of the model, by name.
     """
     if not isinstance(tensors, dict):
         return f"expected tensors by name, found {type(tensors).__name__}"
@@ -215,9 +260,17 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
 def capture(trainer: Any) -> dict[str, Any]:
     """Return the state of a trainer that a resumed run needs to end with the same bits.
 
-    The tensors are the trainer's own and change with it, except the tensors of ``best_weights``. If
-    the newest weights are the best, ``weights`` and ``best_weights`` are the same object.
+    The tensors are the trainer's own and change as it goes on, except those of ``best_weights``.
+    After an epoch that is the best so far, ``weights`` and ``best_weights`` are the same object, so
+    that the file holds them once.
+
+    Args:
+        trainer: the PosTrainer, after an epoch.
+
+    Returns:
+        The entries of a checkpoint, see ``RESUMABLE``.
     """
+    # Only RecBole's loaders of rows have a generator; others compute their order from the epoch.
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
     is_best = progress.best_epoch == progress.next_epoch - 1
@@ -237,9 +290,13 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore the state that :func:`capture` returned, in a new trainer of that configuration.
+    """Restore a checkpoint in a new trainer of the same configuration.
 
-    The random state of ``train_data``, the loader that it will train with, is restored too.
+    Args:
+        trainer: the trainer, whose weights, optimiser and progress are replaced.
+        file: the checkpoint.
+        train_data: the loader that it will train with, whose random state is restored, too; None
+            to restore no loader, and not to check that the data are the same.
 
     Raises:
         CheckpointError: if such a trainer would not have written the file, or it was trained on
@@ -251,21 +308,33 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         _restore(trainer, state, file, train_data)
     except PosError:
         raise
-    except Exception as error:  # a part that is of another kind raises something else everywhere
+    except Exception as error:  # an entry of a wrong type raises all kinds of errors
         raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
 
 
 def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: Any) -> None:
-    """Restore the state of a file in a trainer, see :func:`restore`."""
+    """Restore the entries of a checkpoint in a trainer, one after the other.
+
+    Args:
+        trainer: the trainer, changed in place.
+        state: the entries of the checkpoint.
+        file: its path, for messages.
+        train_data: the loader to train with, or None, see :func:`restore`.
+    """
     if (model := state["config"]["model"]) != trainer.config["model"]:
         raise UsageError(f"{file} is of model {shown(model)}, not {trainer.config['model']}")
     if train_data is not None:
         require_same_data(state, train_data._dataset.identity, file)
     trainer.progress = Progress(**state["progress"])
-    # the trainer writes to its tensors; those of the file stay mapped, and may share memory
+
+    # Tensors of the file are mapped, and may share memory with each other. The trainer needs copies
+    # that it can write to.
     trainer.best_weights = copy_to_cpu(state["best_weights"])
-    for weights in filter(None, (state["best_weights"], state["weights"])):  # checks both
+    # Both are loaded so that both are checked; the newest ones, loaded last, stay in the model.
+    for weights in filter(None, (state["best_weights"], state["weights"])):
         load_weights(trainer.model, weights, file)
+
+    # Of the optimiser only the moments are from the file; its settings are those of the options.
     moments = copy_to_cpu(state["optimizer"]["state"])
     _require_moments(trainer.optimizer, moments, file)
     trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
@@ -279,10 +348,20 @@ def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: 
 def _require_moments(
     optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]], file: str | Path
 ) -> None:
-    """Refuse moments of an optimiser that do not fit its parameters; some may have none."""
+    """Refuse moments of an optimiser (such as Adam's means) that do not fit its parameters.
+
+    A parameter may have no moments, if it has had no gradient yet.
+
+    Args:
+        optimizer: the optimiser of the model.
+        moments: number of a parameter -> its moments by name, from a checkpoint.
+        file: the checkpoint, for the message.
+    """
+    # ``state_dict`` numbers the parameters in the order in which the optimiser has them.
     indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
+        # Each moment has the shape of its parameter, except counts of steps, which are scalars.
         tensors = {name: moment for name, moment in moments.get(index, {}).items() if moment.dim()}
         if difference := find_difference(tensors, dict.fromkeys(tensors, parameter)):
             raise CheckpointError(
@@ -302,7 +381,16 @@ def extract_weights(model: Any) -> dict[str, Any]:
 def make_config(
     state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
 ) -> PosConfig:
-    """Return the configuration in a checkpoint; ``options`` win over it."""
+    """Make the configuration that a checkpoint was trained with.
+
+    Args:
+        state: the entries of the checkpoint.
+        file: its path, for the message.
+        options: options that win over those of the checkpoint.
+
+    Raises:
+        CheckpointError: if it names no model or no dataset.
+    """
     plain = state.get("config") or {}
     if not {"model", "dataset"} <= plain.keys():
         raise CheckpointError(f"{file} names no model or no dataset")
@@ -316,14 +404,27 @@ def load_best(
     allows_changed_fields: bool = False,
     vocabulary: Vocabulary | None = None,
 ) -> list[str]:
-    """Load the best weights of a checkpoint, or the newest if no epoch was validated yet.
+    """Load the best weights of a checkpoint into a model, or the newest if none was validated yet.
 
-    A given ``identity`` of the data, or the ``vocabulary`` that replaces them, must be that of
-    training; with ``allows_changed_fields``, fields may have other values. Returns these fields.
+    Args:
+        model: the model, changed in place.
+        file: the checkpoint.
+        identity: digests of the data, see ``Dataset.identity``, which must be those of the
+            training; None if there are no data, so that nothing is checked.
+        allows_changed_fields: whether attributes of users and items may have other values now.
+        vocabulary: names of items by id if they are not from data; it must be the one that was
+            written with the checkpoint. None if there are data.
+
+    Returns:
+        The fields that have other values now.
+
+    Raises:
+        CheckpointError: if the data, the names or the architecture are others.
     """
     state = load(file, ("weights", "best_weights", *IDENTITY))
     require_vocabulary(state, vocabulary, file)
     if identity is not None:
+        # Without digests of fields only items, interactions and split are compared.
         required = {**identity, "fields": {}} if allows_changed_fields else identity
         require_same_data(state, required, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
@@ -333,7 +434,14 @@ def load_best(
 def require_vocabulary(
     state: dict[str, Any], vocabulary: Vocabulary | None, file: str | Path
 ) -> None:
-    """Raise a CheckpointError if a vocabulary is given that the weights were not trained with."""
+    """Raise a CheckpointError if names of items by id are not those of the training.
+
+    Args:
+        state: the entries of the checkpoint. It may be one without a digest of names (``known``),
+            which is not checked.
+        vocabulary: names and counts to check; None for no check.
+        file: the checkpoint, for the message.
+    """
     if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
             f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
@@ -342,11 +450,18 @@ def require_vocabulary(
 
 
 def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "these weights") -> None:
-    """Put weights in the form of :func:`extract_weights` into a model.
+    """Put weights into a model, after checking that they fit.
+
+    Args:
+        model: the model, changed in place.
+        weights: ``state_dict`` and ``other``, as of :func:`extract_weights`.
+        source: where they are from, for the message.
 
     Raises:
-        CheckpointError: if they are of another architecture, or not finite; names ``source``.
+        CheckpointError: if they are of another architecture, or not finite.
     """
+    # ``other`` has what RecBole's models keep outside of state_dict, such as sparse matrices; of
+    # these the shapes are compared.
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
         other_parameters = from_plain(weights["other"])

@@ -39,9 +39,13 @@ def count_cores() -> int:
 
 
 def check_device(config: PosConfig) -> None:
-    """Raise a UsageError if the device of a run is missing or does not have its precision.
+    """Refuse a GPU that is missing, and a precision that the device does not have.
 
     RecBole would silently use the CPU if torch does not see the GPU.
+
+    Raises:
+        UsageError: also if ``gpu_id`` holds no numbers, or RecBole's options ``enable_amp`` and
+            ``enable_scaler`` contradict ``precision``.
     """
     gpu_id = str(config.plain["gpu_id"]).strip()
     on_cpu = config["device"].type == "cpu"
@@ -55,6 +59,8 @@ def check_device(config: PosConfig) -> None:
             f"gpu_id: {gpu_id} is not there: torch {torch.__version__} sees no GPU of that number. "
             "--use_gpu=False trains on the CPU"
         )
+
+    # RecBole's options for mixed precision may be set only along with the precision they mean.
     precision = config["precision"]
     allowed = {"enable_amp": ("auto", "bf16"), "enable_scaler": ("fp16",)}
     for option, precisions in allowed.items():
@@ -65,7 +71,12 @@ def check_device(config: PosConfig) -> None:
 
 
 def describe_device(config: Options) -> dict[str, Any]:
-    """Return ``name``, ``threads`` and ``precision`` of the device, and ``processor`` of a CPU."""
+    """Describe the device of a run, for its result.
+
+    Returns:
+        ``name`` of the GPU, or cpu; ``processor`` (its model and vector instructions) for a CPU;
+        number of ``threads``; and ``precision``, in words such as "float32".
+    """
     device = config["device"]
     if device.type == "cuda":
         hardware = {"name": torch.cuda.get_device_name(device)}
@@ -76,8 +87,11 @@ def describe_device(config: Options) -> dict[str, Any]:
 
 
 def _describe_cpu() -> str:
-    """Return the model and vector instructions of the CPU: ``AMD EPYC, AVX512``."""
-    # both decide how sums are rounded: on another CPU the same run ends with other weights
+    """Return the model and vector instructions of the CPU, such as ``AMD EPYC, AVX512``.
+
+    Both decide how sums are rounded, so on another CPU the same run ends with other weights.
+    """
+    # Python's answer, which Linux makes more precise.
     model = platform.processor()
     with suppress(OSError, UnicodeDecodeError):
         line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
@@ -119,7 +133,10 @@ class Precision:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Compute losses in this precision in a ``with`` block."""
+        """Compute products in half precision, in a ``with`` block, if this is bf16 or fp16.
+
+        Other precisions change nothing here.
+        """
         if self.name not in _DTYPES:
             yield
             return
@@ -128,7 +145,10 @@ class Precision:
 
     @contextmanager
     def rounded_products(self) -> Iterator[None]:
-        """Let a GPU round float32 products to TF32 in a ``with`` block, except under fp32."""
+        """Let a GPU round float32 products to TF32, in a ``with`` block, except under fp32.
+
+        The setting is of the whole process, and is put back at the end.
+        """
         previous = torch.get_float32_matmul_precision()
         if self.device == "cuda" and self.name != "fp32":
             torch.set_float32_matmul_precision("high")
@@ -149,7 +169,13 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
 
 
 def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
-    """Raise a UsageError if the scores of a batch for ``num_items`` items exceed the memory."""
+    """Refuse an ``eval_batch_size`` with which the scores of one batch exceed the memory.
+
+    Args:
+        config: configuration of the run.
+        dataset: the dataset; a batch has no more rows than there are held-out targets.
+        num_items: number of items that are scored at a time.
+    """
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32

@@ -23,10 +23,15 @@ _MIN_CHANGE = 1e-5  # relative change of states; rounding changes them less
 
 
 def log_notices(model: nn.Module, trains_every_position: bool) -> None:
-    """Log a model's ``notices`` about its data and options, in the first process only.
+    """Log warnings about a model before it is trained, in the first process only.
 
-    If every position of its input has a target, custom models and schemes are tested for looking
-    ahead.
+    These are the model's own ``notices`` about its data and options, and a warning if custom code
+    looks ahead: if states depend on later interactions, which are what the model is to predict.
+
+    Args:
+        model: the model.
+        trains_every_position: whether every position of an input has a target; only then does
+            looking ahead matter.
     """
     if current_shard().rank != 0:
         return
@@ -38,7 +43,12 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
 
 
 def _find_looking_ahead(model: PosRecommender) -> list[str]:
-    """Return a list with a warning if a custom model or scheme looks ahead, else an empty list."""
+    """Return a warning, in a list, if a custom model looks ahead; else an empty list.
+
+    A model looks ahead if its states depend on later interactions. Custom are models and position
+    schemes (parts that encode positions) whose class is not of this package. A model is not tested
+    if it says itself that it is not causal, or reads more of a batch than items and times.
+    """
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
     custom = [cls for cls in classes if not cls.__module__.startswith("recbole_pos.")]
@@ -46,7 +56,7 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
         return []
     try:
         change = looks_ahead(model)
-    except Exception:  # training raises the same error with more context
+    except Exception:  # training will raise the same error, with a better message
         return []
     if change <= _MIN_CHANGE:
         return []
@@ -60,14 +70,23 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
 
 
 def locate_in_custom_code(error: BaseException) -> str | None:
-    """Return the innermost file and line of custom code that an exception passed through, if any.
+    """Find where in custom code an exception was raised, or passed through.
 
-    Custom code is that of a model or scheme, and of modules beside it in the same folder.
+    Custom code is the modules of registered models and position schemes, and other modules in the
+    same folders.
+
+    Args:
+        error: the exception, with its traceback.
+
+    Returns:
+        The innermost such place, as "mine.py, line 12"; None if there is none.
     """
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
     folders = {os.path.dirname(file) for file in files if file}
+
+    # The traceback goes from the outermost call to the innermost; the last place found wins.
     location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -86,6 +105,7 @@ def looks_ahead(model: Any) -> float:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
         to rounding, for a causal model, and 0 for a model that samples in evaluation mode.
     """
+    # Two histories of 12 and 9 interactions. ``is_later`` marks those in the newer halves.
     max_length = min(12, model.max_seq_length)
     device = model.item_embedding.weight.device
     lengths = torch.tensor([max_length, max(max_length - 3, 1)])
@@ -100,6 +120,7 @@ def looks_ahead(model: Any) -> float:
         moved = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
         return model.encode(moved).cpu()
 
+    # Encode the histories twice, then with other items and 30 hours later in the newer halves.
     was_training = model.training
     model.eval()
     try:
@@ -110,16 +131,25 @@ def looks_ahead(model: Any) -> float:
             changed_states = encode(other_items, hours + 30 * is_later)
     finally:
         model.train(was_training)
+
+    # States that differ without any change are random, so that nothing can be said.
     if not torch.equal(states, repeated_states):
         return 0.0
-    largest = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)  # weights may start at 0
+    # All states may be 0, where weights start at 0; then the divisor is the smallest number.
+    largest = states.abs().max().clamp(min=torch.finfo(states.dtype).tiny)
     return float((states - changed_states)[~is_later].abs().max() / largest)
 
 
 def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
-    """Return a sentence with the likely cause of a loss that is not finite, and what to do.
+    """Explain why a loss is not finite: because of the data, of the weights, or of this step.
 
-    ``batch`` is a :class:`SequenceBatch`, or RecBole's Interaction.
+    Args:
+        batch: the batch of that loss, a :class:`SequenceBatch` or RecBole's Interaction.
+        model: the model, with its weights before the step.
+        learning_rate: the learning rate, for the message.
+
+    Returns:
+        A sentence with the likely cause, and what to do.
     """
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
     bad_columns = [

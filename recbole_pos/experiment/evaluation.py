@@ -20,8 +20,8 @@ from recbole.trainer.trainer import Trainer
 from torch import Tensor
 
 from recbole_pos.config.metrics import DATASET, EVENT, ITEMS, RANK
+from recbole_pos.data.candidates import find_excluded_items, masks_history
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.targets import find_excluded_items, masks_history
 from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
@@ -285,7 +285,8 @@ class TargetCollector(Collector):
         for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
-        self.last.set(DATASET, self.dataset)
+        if self.needs_ranks:  # metrics of one's own may read targets and attributes of items
+            self.last.set(DATASET, self.dataset)
         return self.last
 
 

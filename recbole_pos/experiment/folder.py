@@ -18,14 +18,10 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
 from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.data.targets import (
-    describe_candidates,
-    make_warnings,
-    masks_history,
-    warn_of_repeats,
-)
+from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
@@ -45,7 +41,18 @@ SEARCH = "search.json"  # a file that only the folder of a search has
 
 
 class RunFolder:
-    """The folder of one run, which need not exist: its files, and how they are written."""
+    """The folder of one run, which need not exist: its files, and how they are written.
+
+    Attributes:
+        config: all options.
+        metrics: a line per epoch.
+        checkpoint: weights, and all that is needed to resume.
+        result: the result of a finished run.
+        ranks: the rank of each test target.
+        known: names of users and items by id, and their numbers of interactions.
+        vectors: content vectors of items, if the model reads them.
+        data: a folder with the dataset, of a model that was saved with its data.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,14 +63,24 @@ class RunFolder:
         self.ranks = self.path / "test_ranks.parquet"
         self.known = self.path / "known.parquet"
         self.vectors = self.path / KEPT
-        self.data = self.path / "dataset"  # of a model that was saved with its data
+        self.data = self.path / "dataset"
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
-        """Create the folder of a new run, saved/<dataset>/<model>/<time>/ if ``path`` is None."""
+        """Create the folder of a new run.
+
+        Args:
+            path: the folder, which may exist; saved/<dataset>/<model>/<time>/ if None.
+            dataset: name of the dataset.
+            model: name of the model.
+
+        Raises:
+            UsageError: if it holds a run already, or cannot be created.
+        """
+        # If another process has just created the folder of the same second, try the next name.
         while path is None:
             unused = find_unused_path(dataset, model)
-            with suppress(FileExistsError):  # another process has just created it
+            with suppress(FileExistsError):
                 make_folder(unused, exist_ok=False)
                 path = unused
         if not str(path):
@@ -104,7 +121,10 @@ class RunFolder:
         return f"finish it with `{self.resume_command}`"
 
     def require_unused(self) -> None:
-        """Raise a UsageError, which says how to continue, if the folder holds a run or a search."""
+        """Refuse a folder that holds a run already, or a search for options (many runs).
+
+        The message says how to continue it.
+        """
         is_search = (self.path / SEARCH).exists()
         if self.holds_run or is_search:
             command = make_resume_command(self.path, command="tune")
@@ -114,7 +134,14 @@ class RunFolder:
             )
 
     def require(self, option: str = "") -> RunFolder:
-        """Return this folder; raise a UsageError about ``option`` if it holds no trained run."""
+        """Return this folder if it holds a trained run.
+
+        Args:
+            option: the option that names the folder, as the beginning of the message; none if "".
+
+        Raises:
+            UsageError: if it holds none, or one that was stopped before the end of its first epoch.
+        """
         prefix = f"{option}: " if option else ""
         if self.is_only_begun:
             raise UsageError(f"{prefix}{self.path} has no finished epoch yet; {self.how_to_finish}")
@@ -139,7 +166,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for training in a ``with`` block, and remove unfinished files in it."""
+        """Lock the folder against other processes that train in it, for a ``with`` block.
+
+        Temporary files that a killed process has left beside the files of the run are removed.
+        """
         with lock_folder(self.path, "trained"):
             text = self.vectors.with_suffix(".txt")
             written = self.config, self.metrics, self.checkpoint, self.result
@@ -174,17 +204,35 @@ class RunFolder:
             vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
 
     def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
-        """Read what :meth:`write_vocabulary` wrote; None if the folder has none."""
+        """Read the names of users and items by id that :meth:`write_vocabulary` wrote.
+
+        Args:
+            user_field, item_field: names of the fields of users and items.
+
+        Returns:
+            The names with their numbers of interactions; None if the folder has no such file.
+
+        Raises:
+            CheckpointError: if the file is damaged.
+        """
         if not self.known.is_file():
             return None
         try:
             return Vocabulary.from_table(pd.read_parquet(self.known), user_field, item_field)
-        except Exception as error:  # the table's description of itself makes pandas raise anything
+        except Exception as error:  # damaged metadata of the table make pandas raise any error
             raise CheckpointError(f"{self.known} is damaged: {shown(str(error))}") from error
 
 
 def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
-    """Return the path saved/<dataset>/<model>/<prefix><time>, with a number if that exists."""
+    """Return the path of a new folder: saved/<dataset>/<model>/<prefix><time>.
+
+    Where that exists, -1 or the next free number is appended.
+
+    Args:
+        dataset: name of the dataset.
+        model: name of the model.
+        prefix: beginning of the folder's name, before the time.
+    """
     first = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
     path = first
     number = 0
@@ -195,10 +243,15 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> None:
-    """Create a folder and its parents; a UsageError if that is impossible.
+    """Create a folder and its parents.
+
+    Args:
+        path: the folder.
+        exist_ok: whether it may exist already.
 
     Raises:
         FileExistsError: if the folder exists, and ``exist_ok`` is false.
+        UsageError: if it cannot be created for another reason.
     """
     try:
         path.mkdir(parents=True, exist_ok=exist_ok)
@@ -216,7 +269,10 @@ def find_versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """Return the largest memory of this process so far, in MB; None if the system does not say."""
+    """Return the most memory that this process has used so far, in MB.
+
+    It is None on Windows, where Python cannot ask for it.
+    """
     try:
         import resource
     except ImportError:  # Windows
@@ -232,10 +288,13 @@ def copy_run(
     with_results: bool = False,
     config: dict[str, Any] | None = None,
 ) -> None:
-    """Copy the files of a training into another folder; ``with_results`` also those of its test.
+    """Copy a trained run into another folder.
 
-    ``config`` replaces the configuration of the run.
-    The checkpoint is copied last: until it is there, the target does not count as a trained run.
+    Args:
+        source: folder of the run.
+        target: the other folder, created if it does not exist.
+        with_results: whether to copy the results of its test, too.
+        config: options to write in place of the run's; None to keep those.
     """
     make_folder(target.path)
     files = [source.config, source.metrics, source.known]
@@ -246,6 +305,8 @@ def copy_run(
             shutil.copy(file, target.path)
     if config is not None:
         target.write_config(config)
+
+    # The checkpoint comes last: until it is whole, the target does not count as a trained run.
     with (
         source.checkpoint.open("rb") as original,
         atomic_write(target.checkpoint, text=False) as copied,
@@ -317,9 +378,11 @@ def read_result(folder: RunFolder) -> Result:
 
 
 def is_unfinished(folder: RunFolder) -> bool:
-    """Return whether a run was stopped before its end, the first time or after ``--resume``.
+    """Return whether a run was stopped before its end.
 
-    Best trials of searches and .pth files of RecBole's functions count as finished.
+    That is so if it has no result; or if more epochs were trained than its result counts, since
+    it was resumed and stopped again. The best run of a search for options, and .pth files that
+    RecBole's own functions wrote (beside which there are no names of items), count as finished.
     """
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
@@ -333,7 +396,15 @@ def is_unfinished(folder: RunFolder) -> bool:
 
 
 def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
-    """Return the facts that a run reports before its first epoch: data, model, device, folder."""
+    """Return the facts that a run reports before its first epoch.
+
+    Args:
+        experiment: the model with its data.
+        folder: folder of the run.
+
+    Returns:
+        Plain values by name: model, dataset, its counts and split, parameters, device and folder.
+    """
     config, dataset = experiment.config, experiment.dataset
     return {
         "model": config["model"],
@@ -354,7 +425,10 @@ def count_parameters(model: Any) -> int:
 def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> list[str]:
     """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
 
-    ``split`` is its summary, ``candidates`` which items are ranked, in words.
+    Args:
+        split: summary of the split, with counts of targets that are easy to predict.
+        candidates: which items are ranked, in words.
+        request_time: "target" if the model knows the time of what it predicts; else "none".
     """
     knows_when = [KNOWS_WHEN] if request_time == "target" else []
     return [*make_warnings(split), *warn_of_repeats(split, candidates), *knows_when]
@@ -363,7 +437,14 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
 def make_result(
     experiment: Any, folder: RunFolder, test: dict[str, float] | None, test_seconds: float
 ) -> Result:
-    """Return the result of a trained run; ``test`` is None if the split has no test targets."""
+    """Return the result of a trained run.
+
+    Args:
+        experiment: the trained model with its data and trainer.
+        folder: folder of the run.
+        test: metrics of the test by name; None if the split has no test targets.
+        test_seconds: time that the test took.
+    """
     config, progress = experiment.config, experiment.trainer.progress
     split = add_sample(experiment.dataset.split.summary, config)
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor

@@ -89,12 +89,16 @@ def run(
         CheckpointError: if the run to resume has no usable checkpoint.
         Interrupted: a KeyboardInterrupt that names the folder to resume.
     """
+    # Divide the keywords into arguments of the run and options. A Dataset made of a frame owns the
+    # temporary folder of its files, which lasts as long as the variable ``dataset``.
     args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
-    name = read_dataset_name(dataset)  # dataset keeps its temporary folder meanwhile
+    name = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
-    if is_launched():  # lets torch count GPUs without initialising CUDA
+    if is_launched():  # makes torch count GPUs by NVML, without initialising CUDA
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+    # The configuration: of a new run, or of the interrupted one to resume.
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
@@ -105,6 +109,8 @@ def run(
         if model or dataset or config_file_list or run_dir:
             raise UsageError(_RESUME_ONLY)
         config = _load_interrupted(folder, config_dict)
+
+    # Train: as one of the processes that torchrun has started, in new processes, or in this one.
     if callbacks and (is_launched() or args.nproc > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if is_launched():
@@ -125,7 +131,16 @@ _RESUME_ONLY = (
 
 
 def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConfig:
-    """Load the configuration of a run to resume; a UsageError if it cannot be resumed here."""
+    """Load the configuration of a run to resume.
+
+    Args:
+        folder: folder of the run.
+        config_dict: options that win over its own: only epochs, data_path and plugins.
+
+    Raises:
+        UsageError: if there are other options, the folder holds no run, its precision needs a GPU
+            that is not there, or its dataset is missing.
+    """
     if set(config_dict) - {"epochs", "data_path", "plugins"}:
         raise UsageError(_RESUME_ONLY)
     config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
@@ -139,7 +154,12 @@ class NeedsDataset(UsageError):
     """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
 
     def __init__(self, missing: str, config: Options) -> None:
-        """Make the message, which says where the dataset was not found."""
+        """Make the message, which says where the dataset was looked for.
+
+        Args:
+            missing: what is needed from the dataset, as the subject of the message.
+            config: configuration of the run.
+        """
         name = config["dataset"]
         data_path = Path(config["data_path"]).parent
         super().__init__(
@@ -193,14 +213,15 @@ def load(
     options: dict[str, Any] | None = None,
     dataset: Any = None,
 ) -> Experiment:
-    """Load a trained model with its data: best weights, evaluation mode.
+    """Load a trained model and its data: with its best weights, in evaluation mode.
 
     Args:
         path: the run folder, or the .pth file that RecBole's own functions wrote for a model of the
             plugin. A RunWarning says that the run was stopped before its end.
         view: takes the built dataset and returns the one of the experiment; the same if None.
-        grown: whether the data may have grown since the run. If so, later interactions are held
-            out, see ``data/identity.py``, and attributes may have other values.
+        grown: whether the data may have grown since the run. If so, interactions that have come
+            since are kept apart in ``held_out`` of the dataset, and attributes of users and items
+            may have other values.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
         options: options of evaluation, which win over the options of the run.
         dataset: dataset of the run; read from its files if None.
@@ -209,6 +230,7 @@ def load(
         NeedsDataset: if the dataset is missing.
         CheckpointError: if the data that the model was trained on have changed.
     """
+    # the configuration of the run
     options = dict(options or {})
     if data_path is not None:
         options["data_path"] = str(data_path)
@@ -218,9 +240,14 @@ def load(
     else:
         _require_dataset(config)
     warn_of_unfinished(folder)
+
+    # The data are read here where ids must be those of the run, or a view is taken of them; else
+    # ``prepare`` reads them.
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset = dataset if view is None else view(dataset)
+
+    # The model, with weights that are checked to be of these data.
     experiment = prepare(config, fresh=False, dataset=dataset)
     identity = experiment.dataset.identity
     experiment.changed = load_best(experiment.model, file, identity, allows_changed_fields=grown)
@@ -230,9 +257,16 @@ def load(
 
 
 def load_without_data(path: str | Path) -> Experiment:
-    """Load a trained model from its run folder only, with a :class:`Catalogue` as its dataset.
+    """Load a trained model from its run folder alone, to answer histories that are given to it.
 
-    The experiment has no loaders and no trainer. A NeedsDataset says what it needs the data for.
+    In place of the dataset it has the names of users and items (a :class:`Catalogue`). The returned
+    experiment has no loaders and no trainer.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        NeedsDataset: if the model reads more of the data, or the folder has no names.
     """
     file, folder, config = _open_trained(path, {})
     vocabulary = load_vocabulary(folder, config)
@@ -272,7 +306,18 @@ def warn_of_unfinished(folder: RunFolder) -> None:
 
 
 def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunFolder, PosConfig]:
-    """Return checkpoint, folder and configuration of a trained model; ``options`` win."""
+    """Find the files of a trained model and load its configuration.
+
+    Args:
+        path: the run folder; or a .pth file that RecBole's own functions wrote.
+        options: options that win over those of the run. Without ``data_path`` among them, data that
+            were saved with the model are used where the original ones are missing.
+
+    Returns:
+        file: the checkpoint.
+        folder: the folder of the run, or of the .pth file.
+        config: the configuration.
+    """
     if os.path.isfile(path):  # written by RecBole's own functions
         file = Path(path)
         return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
@@ -284,9 +329,16 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
 
 
 def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) -> PosConfig:
-    """Load the configuration of an existing run; options in ``config_dict`` win.
+    """Load the configuration of an existing run.
 
-    Content vectors are read from the run folder, except if the weights already include them.
+    Args:
+        folder: folder of the run.
+        config_dict: options that win over those of the run.
+
+    Returns:
+        The configuration, in which content vectors of items (``item_vectors``) are those in the run
+        folder; or None if the run only began its item embeddings with them (``init``), since its
+        weights include them. A run without a finished epoch still has the file of the user.
     """
     plain = folder.read_config()
     options = dict(config_dict or {})
@@ -334,6 +386,7 @@ def attach(
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
     """
+    # the trained run
     source = RunFolder(trained).require()
     options = dict(config_dict or {})
     warn_of_unfinished(source)
@@ -342,14 +395,19 @@ def attach(
         raise UsageError(f"{min(refused)}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
+
+    # Import the modules of custom schemes, of this call and of the trained run. Those of the run
+    # are not needed if its schemes are known already.
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")
     are_registered = all(name in SCHEMES for name in list_positions(config["position"], None))
     import_plugins(config.get("plugins"), str(source.config), are_registered)
+
+    # Add the schemes to those of the run; ``nope`` stands for none.
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
     present = [name for name in scheme_names(config["position"]) if name != "nope"]
     options |= {"position": [*present, *added], "train_only": added}
-    # the weights of an updated run include those that its update started from
+    # A run that was an update itself is not updated again: its weights include that update.
     options |= {"init_from": str(source.path.resolve()), "update_from": None, "new_items": None}
     return _run_from(source, options, run_dir, settings, keywords)
 
@@ -408,7 +466,18 @@ def _run_from(
     settings: AttachArguments | None,
     keywords: dict[str, Any],
 ) -> Result | None:
-    """Start a run with the configuration of another one; ``options`` win over it."""
+    """Start a new run with the configuration of another one.
+
+    Args:
+        source: folder of the other run.
+        options: options that win over its own.
+        run_dir: folder of the new run; None for one that is named by the time.
+        settings: what is printed.
+        keywords: fields of ``settings`` by name, which win over it.
+
+    Returns:
+        The result of the new run.
+    """
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
     return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)

@@ -46,14 +46,20 @@ def train(
         callbacks: callbacks of the training.
 
     Returns:
-        The result in the first process of a run; None in the others. Interrupted (at Ctrl-C) and
-        StorageError say what was kept.
+        The result in the first process of a run; None in the others.
+
+    Raises:
+        Interrupted: at Ctrl-C; says how to resume.
+        StorageError: if a file cannot be written; says what was kept.
     """
     is_first = current_shard().rank == 0
     keep_freed_memory()
     with ExitStack() as locks:
-        if folder is not None and is_first:  # locked before the checkpoint is read
+        # A run to resume is locked before its checkpoint is read.
+        if folder is not None and is_first:
             locks.enter_context(folder.locked())
+
+        # Make data, model and trainer. A run that has no finished epoch begins again.
         with reporter.task(f"reading {config['dataset']}", shown=config["show_progress"]):
             if folder is not None and dataset is None:
                 dataset = read_dataset(config, folder)
@@ -62,18 +68,24 @@ def train(
         trainer, loaders = experiment.trainer, experiment.loaders
         trainer.reporter = reporter
         checkpoint = None if folder is None or is_new else str(folder.checkpoint)
-        if not is_first:  # other processes write no files
+
+        # All processes train and test together, but only the first one writes files.
+        if not is_first:
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
             trainer.fit(loaders["train"], loaders["valid"])
             trainer.evaluate(loaders["test"])
             return None
-        if folder is None:  # created only now, so that wrong options leave no folder behind
+
+        # The folder of a new run is created only now, so that wrong options leave none behind.
+        if folder is None:
             folder = RunFolder.create(run_dir, config["dataset"], config["model"])
             locks.enter_context(folder.locked())
             folder.require_unused()  # another run may have begun here before the lock
         trainer.run, trainer.saved_model_file = folder, str(folder.checkpoint)
         trainer.callbacks = [*make_loggers(config), *callbacks]
+
+        # Train and test. Callbacks learn of the end also if it is an error.
         with _explained_stops(folder, experiment.config["plugins"]):
             if checkpoint:
                 trainer.resume_checkpoint(checkpoint, loaders["train"])
@@ -90,15 +102,17 @@ def train(
 
 @contextmanager
 def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[None]:
-    """Add how to resume to errors of Ctrl-C and of a full disk, in a ``with`` block.
+    """Say how to resume in the errors of Ctrl-C and of a full disk, in a ``with`` block.
 
-    ``plugins`` are modules that the command must name again.
+    Args:
+        folder: folder of the run. As long as it has no checkpoint there is nothing to resume.
+        plugins: modules of custom models or schemes, which the command must name again.
     """
     try:
         yield
     except KeyboardInterrupt:
         if not folder.checkpoint.is_file():
-            raise  # nothing to continue
+            raise
         raise Interrupted(str(folder.path), plugins) from None
     except StorageError as error:
         advice = "no epoch was kept; make room and start again"
@@ -116,10 +130,22 @@ def _train_and_test(
     reporter: Reporter,
     report: Callable[[Experiment], None] | None,
 ) -> Result:
-    """Train and test an experiment; write and report all results of the run."""
+    """Train and test an experiment, and write and report what comes out.
+
+    Args:
+        experiment: the model with its data and trainer.
+        folder: folder of the run, in which all files are written.
+        reporter: prints, and logs as json.
+        report: called with the experiment after every validated epoch; None for no call.
+
+    Returns:
+        The result of the run.
+    """
     config, trainer, loaders = experiment.config, experiment.trainer, experiment.loaders
     _write_start(experiment, folder)
     _report_start(experiment, folder, reporter)
+
+    # A resumed run may have no epoch left; its caller is told of the last one all the same.
     show_progress = config["show_progress"]
     if report and trainer.is_finished:
         report(experiment)
@@ -129,12 +155,15 @@ def _train_and_test(
         show_progress=show_progress,
         callback_fn=(lambda *_: report(experiment)) if report else None,
     )
+
+    # Test the best epoch.
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
         ranks = collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
         if ranks is not None:
             folder.write_ranks(ranks)
+
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
@@ -148,7 +177,12 @@ def _train_and_test(
 
 
 def _write_start(experiment: Experiment, folder: RunFolder) -> None:
-    """Write the files that a run has before its first epoch; a resumed run writes them again."""
+    """Write the files that a run has before its first epoch.
+
+    These are its configuration, the names of users and items by id (the vocabulary, whose digest
+    the checkpoint keeps) and, if the model reads them, content vectors of items. A resumed run
+    writes them again.
+    """
     dataset, plain = experiment.dataset, experiment.config.plain
     if folder.checkpoint.is_file():
         plain["item_vectors"] = _find_vector_source(plain, folder)
@@ -163,18 +197,28 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
 
 
 def _find_vector_source(plain: dict[str, Any], folder: RunFolder) -> Any:
-    """Return where a resumed run has its content vectors from.
+    """Return the path of content vectors that a resumed run writes into its configuration.
 
-    It reads them from its own folder, see :func:`recbole_pos.experiment.run.load_config`, but a run
-    that repeats or updates it reads them from where they came from.
+    A resumed run reads the vectors from its own folder. Its configuration keeps the path they first
+    came from, where runs that repeat or update it read them.
+
+    Args:
+        plain: options of the resumed run, with its ``item_vectors``.
+        folder: folder of the run.
     """
     if plain["item_vectors"] not in (None, make_absolute(folder.vectors)):
-        return plain["item_vectors"]  # given again, as to a search that was moved
+        return plain["item_vectors"]  # another path, given anew, as for a search that was moved
     return folder.read_config().get("item_vectors")
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
-    """Report model, data and device, and how the model is validated and tested."""
+    """Report model, data and device, then how the model is validated and tested.
+
+    Args:
+        experiment: the model with its data.
+        folder: folder of the run; its path is shown unless it is a temporary one.
+        reporter: prints the lines, and logs the facts as json.
+    """
     loaders = experiment.loaders
     facts = make_start_facts(experiment, folder)
     device = facts["device"]
@@ -191,6 +235,8 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         parts.append(facts["run_dir"])
     reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
     reporter.write_json("start", facts)
+
+    # what is held out, and what it means for the training if there is no validation or no test
     if split := describe_split(experiment.dataset.split.summary):
         reporter.line(split)
     if loaders["valid"] and experiment.config["valid_users"] is not None:

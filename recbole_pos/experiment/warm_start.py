@@ -35,9 +35,15 @@ from recbole_pos.values import Options, shown
 def apply_start_options(
     model: nn.Module, config: Options, identity: dict[str, Any], with_weights: bool = True
 ) -> None:
-    """Apply the options ``init_from`` (if ``with_weights``) and ``train_only`` to a new model.
+    """Give a new model the weights of the run in ``init_from``, and freeze all but ``train_only``.
 
-    The run in ``init_from`` must have been trained on the dataset of ``identity``.
+    Args:
+        model: the model, changed in place.
+        config: configuration. ``init_from`` is the folder of a trained run, or None; ``train_only``
+            names position schemes (parts of a model that encode positions), or is None.
+        identity: digests of the data, which must be those that the run was trained on.
+        with_weights: whether ``init_from`` is read. A resumed run does not read it: it gets its own
+            weights from its checkpoint.
     """
     if with_weights and config["init_from"]:
         source = RunFolder(config["init_from"]).require("init_from")
@@ -47,7 +53,11 @@ def apply_start_options(
 
 
 def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
-    """Freeze all parameters except the parameters of the named schemes."""
+    """Freeze all parameters except those of the named position schemes, for ``train_only``.
+
+    Raises:
+        UsageError: if the model lacks one of them, or none of them has parameters.
+    """
     trained: set[nn.Parameter] = set()
     missing = []
     for name in names:
@@ -65,7 +75,22 @@ def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
 def _load_init_weights(
     model: nn.Module, source: RunFolder, config: Options, identity: dict[str, Any]
 ) -> None:
-    """Load the best weights of a run with fewer schemes; added schemes keep their initial ones."""
+    """Load the best weights of a run whose model has the same or fewer position schemes.
+
+    Position schemes are parts of a model that encode positions. Those that the run did not have
+    keep their initial weights.
+
+    Args:
+        model: the new model, changed in place.
+        source: folder of the trained run.
+        config: configuration of the new model.
+        identity: digests of the data, which must be those that the run was trained on.
+
+    Raises:
+        UsageError: if data, options or architecture differ.
+    """
+    # The run must have had the same options and data: else its weights would mean something else,
+    # or have seen targets that are held out here.
     earlier = source.read_config()
     _require_same_function(earlier, config, "init_from")
     state, best_weights = _read_best(source)
@@ -73,6 +98,8 @@ def _load_init_weights(
         checkpoint.require_same_data(state, identity, source.checkpoint)
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
+
+    # Expected from the run are all weights except those of added schemes.
     present = scheme_names(earlier["position"])
     weights = _rename_input(best_weights, present, model)
     added_names = set(scheme_names(config["position"])) - set(present)
@@ -97,16 +124,28 @@ def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _require_same_function(earlier: dict[str, Any], config: Options, option: str) -> None:
-    """Raise a UsageError about ``option`` if the earlier run had other data, options or schemes.
+    """Refuse an earlier run in which the same weights would compute something else.
 
-    A model of the plugin has a declared list of the options that shape it; other models have none.
+    Its dataset, the options that shape the model, and its position schemes must be those of this
+    run, which may have more schemes. Only models of the plugin declare which options shape them, so
+    runs of other models are refused.
+
+    Args:
+        earlier: configuration of the earlier run.
+        config: configuration of this run.
+        option: init_from or update_from, the option that named the earlier run. An updated model
+            must be of the same class, too.
     """
     if not starts_from_runs(str(earlier["model"])):
         raise UsageError(f"{option}: its run is of {earlier['model']}, not a plugin model")
+
+    # Schemes that are missing now; ``nope`` stands for none.
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     current = scheme_names(config["position"]) if present else []
     if missing := set(present) - {*current, "nope"}:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
+
+    # Options that shape the model: its own, those of its schemes, and some that all models have.
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
@@ -122,8 +161,20 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
 
 
 def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """Return weights of a run with one input encoding, named as in a model with several."""
-    # a single encoding is a part of the model itself; several are parts of a ComposeInput, by name
+    """Rename the weights of a model with one input encoding for a model with several.
+
+    A single encoding is the module ``x`` of the model itself, and one of several is a part of a
+    ComposeInput there: the weight ``x.weight`` of ``learned`` becomes ``x.schemes.learned.weight``.
+
+    Args:
+        weights: tensors of the run by name.
+        present: position schemes of the run, of which some encode the input.
+        model: the new model.
+
+    Returns:
+        The tensors by their new names; as they are if the run has not exactly one encoding, or the
+        model has only one.
+    """
     encodings = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     prefixes = [
         f"{name}." for name, module in model.named_modules() if isinstance(module, ComposeInput)
@@ -145,7 +196,11 @@ def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) ->
 
 
 def require_updatable(path: str | Path) -> RunFolder:
-    """Return the folder in ``update_from``; a UsageError if it holds no finished run to update."""
+    """Return the folder of a run that can be trained further (``update_from``).
+
+    Raises:
+        UsageError: if it holds no run, no list of its items by id, or a run that is not finished.
+    """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
         raise UsageError(
@@ -158,11 +213,21 @@ def require_updatable(path: str | Path) -> RunFolder:
 
 
 def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
-    """Give a new model the weights of ``update_from``, and new items vectors from ``new_items``.
+    """Give a model the weights of an earlier run on the same data, which have grown since.
 
-    Known users and items keep their ids in the dataset, which has grown since. A UsageError says
-    why the earlier run does not fit.
+    Items that the run knew have the same ids, and new ones follow them, so a weight of the run is
+    the first part of the same weight of the model, such as its first rows. The other rows keep
+    their random start or, with the option ``new_items``, begin as means over similar items.
+
+    Args:
+        model: the new model, changed in place.
+        config: configuration; ``update_from`` is the folder of the run.
+        dataset: the data as they are now.
+
+    Raises:
+        UsageError: if the run does not fit, or interactions that it had are missing now.
     """
+    # The run, its weights, and the names that these belong to.
     source = require_updatable(config["update_from"])
     earlier = source.read_config()
     _require_same_function(earlier, config, "update_from")
@@ -171,11 +236,13 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     vocabulary = source.read_vocabulary(config["USER_ID_FIELD"], item_field)
     assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
+
+    # Views of the first part of each new weight, as large as the weight of the run.
     new_weights = model.state_dict()
-    known_parts = {}  # the first part of each new weight, as large as the earlier weight
+    known_parts = {}
     for name, weight in weights.items():
         new_weight = new_weights.get(name)
-        if new_weight is None or not isinstance(weight, Tensor):
+        if new_weight is None or not isinstance(weight, Tensor):  # refused by the check below
             continue
         if weight.dim() == new_weight.dim():
             known_parts[name] = new_weight[tuple(map(slice, weight.shape))]
@@ -183,7 +250,10 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
         raise UsageError(f"update_from: {source.path} does not fit: {difference}")
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
+
     _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
+
+    # New items, padding counted among the known ones.
     num_known = len(vocabulary.tokens[item_field])
     if num_new := dataset.item_num - num_known:
         model.notices.append(
@@ -201,9 +271,16 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: RunFolder) -> None:
-    """Raise a UsageError if users have lost interactions since an earlier run, but not all.
+    """Refuse data in which a user has fewer interactions than when an earlier run was trained.
 
-    What is held out of the others may be what that run was trained on.
+    The last interactions of a user are held out for the test. Where some are missing, the test
+    could be on interactions that the run was trained on. A user without any is not tested.
+
+    Args:
+        known: names and numbers of interactions of the earlier run.
+        user_field: name of the field of users.
+        dataset: the data as they are now.
+        source: folder of the earlier run, for the message.
     """
     before = known.user_counts
     now = dataset.user_counts[: len(before)]
@@ -221,25 +298,33 @@ def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: 
 def fill_new_items(vectors: Tensor, num_known: int, tokens: Tensor) -> None:
     """Set the vectors of new items to means over the known items that share a token with them.
 
-    A new item gets the mean over its known tokens of the mean vector of the token's known items. A
-    new item without a known token keeps its vector.
+    Tokens are values of an attribute, such as genres. A token has the mean vector of its known
+    items, and a new item gets the mean over its tokens that known items have. A new item without
+    such a token keeps its vector. For example, if the known items with the genre "war" have the
+    mean 1 and those with "love" 3, a new item with both genres gets 2.
 
     Args:
         vectors: [items, d] vectors of items, padding first; changed in place.
         num_known: number of known items, which come first.
         tokens: [items, s] tokens of each item, 0 for none.
     """
+    # has_token: sparse [items, tokens], 1 where an item has a token, also if it has it twice.
     item, slot = tokens.nonzero(as_tuple=True)
     token = tokens[item, slot].numpy()
     shape = (len(tokens), int(tokens.max()) + 1)
     has_token = sp.csr_matrix((np.ones(len(item)), (item.numpy(), token)), shape)
-    has_token.data[:] = 1  # not 2 for a token that an item has twice
+    has_token.data[:] = 1
+
+    # Mean vector of the known items of each token, [tokens, d]; 0 for tokens without known items.
     known_has_token = has_token[:num_known]
     num_known_items = np.asarray(known_has_token.sum(0)).ravel()  # [tokens]
     known_sums = known_has_token.T @ vectors[:num_known].numpy()
     token_means = known_sums / num_known_items.clip(1)[:, None]
+
+    # Mean over the tokens of each new item, of tokens that known items have, [new items, d].
     new_has_token = has_token[num_known:].multiply(num_known_items > 0).tocsr()
     num_known_tokens = np.asarray(new_has_token.sum(1)).ravel()  # [new items]
     new_means = new_has_token @ token_means / num_known_tokens.clip(1)[:, None]
+
     has_mean = torch.from_numpy(num_known_tokens > 0)
     vectors[num_known:][has_mean] = torch.from_numpy(new_means).to(vectors)[has_mean]

@@ -80,7 +80,10 @@ class PeriodicField(nn.Module):
     def __init__(self, numbers: np.ndarray, size: int) -> None:
         """Measure mean and deviation of the numbers, and create the parameters c [k] and W [d, 2k].
 
-        Without numbers mean and deviation are 0 and 1 until a checkpoint overwrites them.
+        Args:
+            numbers: [n] finite numbers to fit. Without any, mean and deviation are 0 and 1 until a
+                checkpoint overwrites them.
+            size: d.
         """
         super().__init__()
         scale = [0.0, 1.0]
@@ -170,7 +173,13 @@ class EventFeatures(nn.Module):
         size: int,
         fusion: str,
     ) -> None:
-        """Keep the embeddings, those of interactions before those of users."""
+        """Keep the embeddings, those of interactions before those of users.
+
+        Args:
+            events, users: module that embeds each field of interactions and of users, by its name.
+            size: d, size of all vectors.
+            fusion: how they are joined: ``sum`` or ``concat_mlp``.
+        """
         super().__init__()
         self.events, self.users = list(events), list(users)
         self.fields = nn.ModuleList([*events.values(), *users.values()])
@@ -226,7 +235,11 @@ class ItemFeatures(ItemPart):
     ) -> None:
         """Keep the embeddings and the values of all items.
 
-        A field is a column [items] of numbers or tokens, or [items, s] of lists of tokens.
+        Args:
+            fields: module that embeds each field, by its name.
+            columns: values by field: [items] numbers or tokens, or [items, s] lists of tokens.
+            size: d, size of all vectors.
+            fusion: how they are joined with item vectors: ``sum`` or ``concat_mlp``.
         """
         super().__init__()
         self.fields = nn.ModuleList(fields.values())

@@ -241,10 +241,15 @@ class MultiHeadAttention(nn.Module):
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the attention weights softmax( M + B( R q . U^T (R k) ) ) alone, for inspection.
 
-        ``x`` [m, d] are the inputs of the sub-layer; the result is [b, h, t, t], from queries
-        (rows) to keys, with histories aligned at the start. In training
-        :func:`~recbole_pos.layers.attention.masked_attention` computes the same weights and their
-        product with the values, without keeping them.
+        In training :func:`~recbole_pos.layers.attention.masked_attention` computes the same weights
+        and their product with the values, without keeping them.
+
+        Args:
+            x: [m, d] inputs of the sub-layer.
+            batch: the histories.
+
+        Returns:
+            [b, h, t, t] from queries (rows) to keys, with histories aligned at the start.
         """
         query, key, value = self.project(self.LayerNorm(x) if self.pre_norm else x)
         q, k, _, bias = self.apply_hooks(query, key, value, batch)
@@ -253,6 +258,7 @@ class MultiHeadAttention(nn.Module):
         return logits.masked_fill(make_mask(batch, self.causal), -torch.inf).softmax(-1)
 
 
+# The values of the option ``hidden_act``, as in RecBole.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,

@@ -53,7 +53,15 @@ class PointwiseAttention(MultiHeadAttention):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        """Build the sub-layer with its gate; refuse a position scheme that replaces attention."""
+        """Build the sub-layer with its gate.
+
+        Args:
+            options: sizes and switches of the layer.
+            position: position scheme of the layer.
+
+        Raises:
+            UsageError: if the scheme, or one that it is made of, replaces attention.
+        """
         for name, scheme in position.parts().items():
             if replaces_attention(type(scheme)):
                 raise UsageError(

@@ -272,9 +272,11 @@ class WGAT(nn.Module):
     """
 
     def __init__(self, hidden_size: int, n_heads: int) -> None:
-        """Create the weights W [h, d, d] and a [h, 2d + 1] of h heads, and the bias b [d].
+        """Create the weights W [h, d, d] and a [h, 2d + 1] of the heads, and the bias b [d].
 
-        ``hidden_size`` is d, ``n_heads`` is h. Each head starts by Xavier's rule on its own.
+        Args:
+            hidden_size: d.
+            n_heads: h. Each head starts by Xavier's rule on its own.
         """
         super().__init__()
         self.n_heads = n_heads

@@ -19,6 +19,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
+# The linear layers at the input of attention.
 PROJECTIONS = ("query", "key", "value")
 # A query or key, [m, h, e]: a Tensor, or None where ``projections`` of the scheme leaves it out.
 Projected: TypeAlias = Any
@@ -159,7 +160,7 @@ def add_positions(scheme: nn.Module, x: Tensor, batch: SequenceBatch) -> Tensor:
 def require_result(
     found: Any, dtype: torch.dtype, shape: Sequence[int], source: nn.Module, method: str
 ) -> Tensor:
-    """Check what a method of a user's own scheme or model has returned, and return it.
+    """Check what a method of a user's own position scheme or model has returned, and return it.
 
     Args:
         found: the result.

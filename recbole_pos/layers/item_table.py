@@ -71,7 +71,8 @@ class ItemTable(nn.Embedding):
     def extend(self, vectors: np.ndarray) -> None:
         """Add k items behind the others, from their content vectors [k, c].
 
-        The parts make vectors of the content. The new rows of the table itself are zeros.
+        Modules in ``parts``, such as an MLP of the content, make vectors of them. The new rows of
+        the table itself are zeros.
         """
         parts: Iterable[Any] = self.parts.values()
         for part in parts:
@@ -84,8 +85,9 @@ class ItemTable(nn.Embedding):
     def forward(self, items: Tensor) -> Tensor:
         """Return the vectors [..., d] of item ids [...].
 
-        They are rows of the table, or zeros without one (``has_ids``), to which the parts add
-        features and content. Within :meth:`shared` they are rows of what is computed already.
+        They are rows of the table, or zeros without one (``has_ids``), to which the modules in
+        ``parts`` add features and content. Within :meth:`shared` they are rows of what is computed
+        already.
         """
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
@@ -100,7 +102,11 @@ class ItemTable(nn.Embedding):
         return vectors
 
     def vectors(self) -> Tensor:
-        """Return the vectors [n, d] of all items, in the order of their ids, with all parts."""
+        """Return the vectors [n, d] of all items, in the order of their ids.
+
+        They are the table, or zeros without one (``has_ids``), to which the modules in ``parts``
+        add features and content. Within :meth:`shared` they are computed already.
+        """
         if self._shared is not None:
             return self._shared
         vectors: Tensor = self.weight
@@ -114,8 +120,12 @@ class ItemTable(nn.Embedding):
     def shared(self) -> Iterator[Tensor]:
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
 
-        Without parts nothing is computed, and lookups keep their gradient by rows. A block within
-        another one gives back the outer block's vectors at its end.
+        Without modules that add features or content nothing is computed, and lookups keep their
+        gradient by rows. A block within another one gives back the outer block's vectors at its
+        end.
+
+        Yields:
+            [n, d] vectors of all items.
         """
         if not self.parts:
             yield self.vectors()

@@ -197,8 +197,14 @@ class _CatalogueLoss(EarlyGradients):
     ) -> Tensor:
         """Return the scalar mean cross-entropy over all items, and keep its gradients.
 
-        The arguments are those of :func:`_compute_loss_and_gradients`: states [m, d], item vectors
-        [items, d], targets and their weights [m, n], prior [items], type of factors.
+        Args:
+            ctx: torch's context of the function.
+            states: [m, d] state of each position.
+            vectors: [items, d] item vectors; item 0 is padding.
+            targets: [m, n] int64 items of each position.
+            betas: [m, n] their weights; None if all are 1.
+            prior: [items] weight of each item at every position, or None.
+            factor_type: type to which factors of products are rounded; None for their own.
         """
         loss, grad_states, grad_vectors = _compute_loss_and_gradients(
             states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]

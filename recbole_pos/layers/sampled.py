@@ -44,6 +44,7 @@ from recbole_pos.layers.chunks import fixed_chunk_elements, iterate_chunks
 from recbole_pos.layers.item_table import index_rows
 from recbole_pos.layers.losses import MIN_ROWS, EarlyGradients
 
+# Values of ``loss_type``: losses of the target against each negative, and all sampled losses.
 BINARY = ("BCE", "gBCE")
 SAMPLED = (*BINARY, "sampled_softmax", "in_batch")
 TINY = 1e-9  # least 1 - q_t: a target that is all of q would divide by zero
@@ -276,12 +277,8 @@ class _SharedNegatives(EarlyGradients):
         """Return the mean loss of targets against sampled negatives, and keep its gradients.
 
         Groups of positions share n negatives. The loss is a softmax over the target and the
-        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients to
-        states and item vectors are computed here, while the logits of a chunk of groups exist, so
-        that these are neither kept nor computed twice.
-
-        Returns:
-            Scalar.
+        negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
+        computed here, while the logits of a chunk of groups exist.
         """
         # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
         m = len(states)

@@ -76,10 +76,20 @@ class AttrFormer(PosSASRec):
     }
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Read the relations, build the backbone with them, and estimate the prior of targets."""
+        """Read the relations, build the layers with them, and estimate the prior of the loss.
+
+        Args:
+            config: options, ``properties/model/AttrFormer.yaml``.
+            dataset: training part of a dataset, whose fields give the relations.
+
+        Raises:
+            UsageError: if options contradict each other, or a relation cannot be read.
+        """
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         self.reads_request = False  # neighbours in a batch would learn when a target happens
+
+        # linked: consecutive windows of a user come in one batch, later ones reading earlier ones
         self.linked = config["chunking"]
         for key, required in (("augmentation", "all_positions"), ("train_windows", "chunk")):
             if self.linked and config[key] != required:
@@ -87,12 +97,15 @@ class AttrFormer(PosSASRec):
                     f"chunking: links the windows of {key}: {required}; found "
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
+
+        # relations of users are read by layers that aggregate; say so if there is none
         user_fields = [relation.field for relation in self.declared if relation.is_of_users]
         if user_fields and not any(layer.aggregates for layer in self.trm_encoder.layer):
             self.notices.append(
                 f"relations: {', '.join(user_fields)} of users is read by no layer: user_layers is "
                 f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
             )
+
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
@@ -107,7 +120,18 @@ class AttrFormer(PosSASRec):
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def attach(self, dataset: Dataset, config: Options) -> None:
-        """Set the log whose interactions batches name by ``log_rows`` and predictions read."""
+        """Set the dataset whose interactions are related, and which predictions read.
+
+        Its log is the one that ``batch.log_rows`` counts in. It also chooses the users whose
+        training interactions all predictions read (``bank_users``).
+
+        Args:
+            dataset: training part of a dataset.
+            config: options of the model.
+
+        Raises:
+            UsageError: if times are related, but fall along a history.
+        """
         self.lookup = RelationLookup(
             self.declared,
             dataset,
@@ -118,8 +142,11 @@ class AttrFormer(PosSASRec):
             default_self_relation=float(config["user_update"] == "replace"),
         )
         self.notices += self.lookup.notices
-        if self.relates_times:  # of one sequence the interactions nearest in order are compared
+
+        # Only the nearest interactions of a sequence are compared by time: times must not fall.
+        if self.relates_times:
             require_order(dataset.log, "relations: time", "leave the time out of relations")
+        # the clock of times has not been checked yet if no position scheme reads times
         if not self.needs_time and (self.relates_times or self.lookup.clock == "time_respecting"):
             instead = "set cross_sequence: random_order"
             if self.relates_times:
@@ -136,7 +163,15 @@ class AttrFormer(PosSASRec):
     def build_layer(
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
     ) -> RelationLayer:
-        """Build layer ``number``, from 1; ``user_layers`` says which aggregate by users."""
+        """Build one layer, with heads for the relations of items and interactions.
+
+        Args:
+            config: options; ``user_layers`` (odd, even, all, none) says which layers also aggregate
+                by the relations of users.
+            options: sizes and switches of the layer.
+            position: position scheme of the layer.
+            number: number of the layer, from 1.
+        """
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         return RelationLayer(
@@ -151,15 +186,27 @@ class AttrFormer(PosSASRec):
 
     @property
     def histories_need_time(self) -> bool:
-        """Whether a scheme reads times, or those relations that :meth:`encode` looks up."""
+        """Whether histories from outside the dataset must come with times.
+
+        They must if a position scheme or a relation reads times, or if histories are related to
+        training interactions of other users that happened earlier.
+        """
         if self.lookup.clock == "time_respecting" and self.inference == "training_bank":
-            return True  # ``batch`` has no training interactions of users that are not in the log
+            # not with ``batch``: users from outside have no training interactions to be read
+            return True
         return self.needs_time or (self.relates_times and self.inference != "none")
 
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
-        """Return the mean of equation 17 over states [k, d] with targets and betas [k, n]."""
+        """Return the posterior loss (AttrFormer, equation 17), a scalar mean over states.
+
+        Args:
+            states: [k, d] states that predict.
+            vectors: [items, d] item vectors.
+            targets: [k, n] int64 the next n items of each state.
+            target_weights: [k, n] their weights beta, 0 where there is no such item.
+        """
         return posterior_loss(
             states, vectors, targets, target_weights, self.prior, self.prior_weight
         )
@@ -172,9 +219,12 @@ class AttrFormer(PosSASRec):
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Return the rows of a batch, where they are in the log, and what others may read of them.
+        """Find the rows of the log that a training batch is made of, and what others may read.
 
-        Windows may overlap, so an interaction may be read where it has a target.
+        To read an interaction is to add its state to one's own, weighted by how they are related.
+
+        Windows may overlap, so an interaction may be read by other users only in the window in
+        which it is followed by a target. Without targets nothing may be read.
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
@@ -186,7 +236,16 @@ class AttrFormer(PosSASRec):
     def _relate(
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> BatchRelations:
-        """Return the relations of rows; none of them if predictions read none."""
+        """Return the relations among the interactions of some sequences, as sparse matrices.
+
+        Args:
+            rows: the sequences, by rows of the log.
+            lookup: the log and its relations.
+            device: where the matrices are put.
+
+        Returns:
+            The relations; none at all when predicting with ``inference_relations: none``.
+        """
         if not self.training and self.inference == "none":
             return BatchRelations(None, None)
         # in training from torch's generator, whose state checkpoints keep
@@ -197,15 +256,18 @@ class AttrFormer(PosSASRec):
     # --- prediction: rows read the bank, and not each other ---
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states [k, d] of the batch's queries.
+        """Encode the histories of a batch, and return the states [k, d] of its queries.
 
-        A batch with relations is encoded as it is. For any other one the whole histories before its
-        newest interactions are looked up, and ``inference_relations`` says whether they read the
-        bank: training interactions only, all older than a held-out target of their user. Prefixes
-        of the training part have no such guarantee, and read each other as in training.
+        A batch with relations, as in training, is encoded as it is. For any other one the whole
+        histories up to its newest interactions are looked up in the log, and with
+        ``inference_relations`` they read the bank: training interactions of other users, all older
+        than a held-out target of their user. Histories that end within the training part have no
+        such guarantee, and read each other as in training. Histories that are not in the log are
+        appended to it.
         """
         if batch.extras is not None:
             return super().encode(batch)
+
         newest_index = batch.last.cpu().numpy()
         if batch.log_rows is not None:
             newest = batch.log_rows.cpu().numpy()[newest_index]
@@ -220,17 +282,26 @@ class AttrFormer(PosSASRec):
         return self._encode_histories(lookup.num_events + newest_index, lookup)
 
     def _encode_histories(self, newest: np.ndarray, lookup: RelationLookup) -> Tensor:
-        """Return the states [b, d] after the histories that end with the rows ``newest`` [b]."""
+        """Return the states [b, d] that predict what follows whole histories.
+
+        Args:
+            newest: [b] int64 row of the log with the newest interaction of each history.
+            lookup: the log and its relations, with histories from outside appended.
+        """
+        # a history is the rows from ``start`` to ``target``, without the latter
         target = newest + 1
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
+
+        # Histories read the bank but not each other, so they can be encoded part by part, with
+        # about ``MOST_EVENTS`` interactions in each.
         bank = self._pack_bank(lookup.users[newest], lookup)
         states = []
-        # rows do not read each other, so a batch of long histories is encoded part by part
         part = np.cumsum(target - start) // MOST_EVENTS
         for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
             packed = lookup.pack_histories(start[histories], target[histories], is_bank=False)
+            # a query after the last interaction of each history
             queries = np.cumsum(target[histories] - start[histories]) - 1
             packed = packed if bank is None else packed + bank
             states.append(super().encode(self.gather(packed, torch.from_numpy(queries), lookup)))
@@ -239,7 +310,14 @@ class AttrFormer(PosSASRec):
     def gather(
         self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Return rows of the log as a batch with their relations; ``queries`` may be None."""
+        """Return sequences of the log as a batch, with the relations among them.
+
+        Args:
+            rows: the sequences, by rows of the log.
+            queries: [k] int64 index of the interaction that each query follows; None for a query
+                after each interaction.
+            lookup: the log and its relations.
+        """
         device = self.item_embedding.weight.device
         relations = self._relate(rows, lookup, device)
         batch = SequenceBatch.from_lengths(
@@ -260,20 +338,37 @@ class AttrFormer(PosSASRec):
         return replace(batch, log_rows=torch.from_numpy(rows))
 
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
-        """Return the packed training histories that predictions for users [b] read; None: none.
+        """Return the training histories that predictions read, the bank.
 
-        They are of ``bank_users``, or of the batch's own users (``inference_relations: batch``).
+        They are those of ``bank_users``, which are sampled once, or of the batch's own users
+        (``inference_relations: batch``).
+
+        Args:
+            users: [b] int64 users for whom items are predicted.
+            lookup: the log and its relations.
+
+        Returns:
+            The histories; None if predictions read no other users.
         """
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
         if self.inference == "training_bank":
             return lookup.pack_bank(self.bank_users)
-        users = np.unique(users)  # given histories have no training interactions
+        # users from outside the log, whose ids come after its own, have no training interactions
+        users = np.unique(users)
         return lookup.pack_bank(users[users < len(lookup.train_end)])
 
 
 def read_posterior(config: Options) -> tuple[list[float], float]:
-    """Return the betas of equation 17 and the weight of its prior (section 3.2.3).
+    """Read the options of the posterior loss (AttrFormer, Liu et al., KDD 2025, section 3.2.3).
+
+    Args:
+        config: options; ``future_weights`` are the betas of equation 17, ``prior_weight`` the
+            factor of its prior, and ``loss_type`` must be CE unless they give plain cross-entropy.
+
+    Returns:
+        The betas, the weight of the next item first, and the weight of the prior. For plain
+        cross-entropy they are [1.0] and 0.
 
     Raises:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
@@ -313,7 +408,14 @@ class RelationAttention(MultiHeadAttention):
         num_heads: int,
         head_size: int,
     ) -> None:
-        """Create the self-attention, and value, mixture and output of the heads of relations."""
+        """Create self-attention and, beside it, heads whose weights are given relations.
+
+        Args:
+            options: sizes and switches of the layer.
+            position: position scheme of the self-attention.
+            num_relations: M, number of attributes by which interactions are related; 0 for none.
+            num_heads, head_size: M' and e', number and size of the heads of relations.
+        """
         super().__init__(options, position)
         self.num_relations, self.num_relation_heads = num_relations, num_heads
         if num_relations:
@@ -333,18 +435,25 @@ class RelationAttention(MultiHeadAttention):
         return out + self.relation_dense(self.compute_heads(x, relations.heads))
 
     def compute_heads(self, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return H_RAH, [m, M' e'], of inputs [m, d] (equations 6 to 8).
+        """Return H_RAH, the outputs of the heads of relations (AttrFormer, equations 6 to 8).
 
-        ``multiply`` is the product with the relations, see :class:`BatchRelations`. Equation 6
-        normalises the relation of each attribute, equation 7 reads as if it were their mixture.
-        Here it is each attribute's, or one of many large relations would leave little of the
-        others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
+        A head sums the values of related interactions, by a learned mixture W^R of M relations.
+        Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their
+        mixture. Here it is each attribute's, or one of many large relations would leave little of
+        the others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
 
             ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
 
         one sparse product for all heads, E M' e' multiplications, and a small dense one. The
         relations have no gradient; W^R gets its own from the dense part. Heads have values V_h of
         their own, as "relation dimension" (B.3) suggests.
+
+        Args:
+            x: [m, d] inputs.
+            multiply: product of the stacked normalised relations [M m, m] with a matrix [m, ...].
+
+        Returns:
+            [m, M' e'], the outputs of M' heads of size e' side by side.
         """
         value = self.relation_value(x)  # [m, M' e']
         related = multiply(value)  # [M m, M' e'], Norm(R_r) V_h for each relation r, head h
@@ -381,8 +490,18 @@ class RelationLayer(TransformerLayer):
         aggregates: bool,
         gated: bool,
     ) -> None:
-        """Build the layer and, if the aggregate is gated, a scalar gate that is 0 when fresh."""
-        # the plain attention is replaced at once; it keeps the random numbers of earlier versions
+        """Build the layer: attention with heads of relations, and a feed-forward network.
+
+        Args:
+            options: sizes and switches of the layer.
+            position: position scheme of the self-attention.
+            num_relations: M, number of attributes by which interactions are related.
+            num_heads, head_size: M' and e', number and size of the heads of relations.
+            aggregates: whether states are aggregated over related users at the end.
+            gated: whether the aggregate is added with a learned weight; else it replaces states.
+        """
+        # The plain attention is replaced at once. It is built all the same, since it draws random
+        # numbers: without it, seeds would give other weights than in earlier versions.
         super().__init__(MultiHeadAttention(options, position), FeedForward(options))
         self.multi_head_attention = RelationAttention(
             options, position, num_relations, num_heads, head_size
@@ -393,7 +512,19 @@ class RelationLayer(TransformerLayer):
         self.register_parameter("user_gate", gate)
 
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
-        """Apply the layer to x [m, d]; return all states, or those at packed ``queries`` [k]."""
+        """Apply attention and feed-forward network, then aggregate the states of related users.
+
+        The aggregate is added to a state with a learned weight, or replaces it. Layers that do not
+        aggregate end before.
+
+        Args:
+            x: [m, d] states of all interactions.
+            batch: the histories, with their relations as ``extras``.
+            queries: [k] int64 indices of the states to return; None for all.
+
+        Returns:
+            [m or k, d].
+        """
         relations: BatchRelations = batch.extras
         if not self.aggregates or relations.users is None:
             return super().forward(x, batch, queries)

@@ -46,6 +46,9 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         dataset: the training dataset, for the popularity of items.
         candidates: ids of the items that the loss chooses among; None for all.
 
+    Returns:
+        A function that returns the scalar mean loss.
+
     Raises:
         UsageError: for an unknown ``loss_type``.
     """
@@ -59,6 +62,8 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
         names = ", ".join(("CE", "SCE", *SAMPLED))
         raise UsageError(f"loss_type: {shown(kind)} is not one of {names}")
 
+    # Sampled losses read how often each item occurs. A run that is loaded for serving has no
+    # interactions, and does not train: any counts will do.
     options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
     counts = np.ones(dataset.item_num)
     if has_log(dataset):
@@ -93,18 +98,26 @@ class PosRecommender(SequentialRecommender):
     )
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the item vectors with their features and content, and the loss."""
+        """Build what all models share: the item vectors with features and content, and the loss.
+
+        Args:
+            config: RecBole's configuration with the options of the model.
+            dataset: training part of a dataset, or that of a run which is loaded for serving.
+        """
         super().__init__(config, dataset)
         self.notices: list[str] = []  # to report before training, not when a run is loaded
         self.time_unit = SECONDS[config["timestamp_unit"]]
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
-        self.later_targets: LaterTargets | None = None  # where a query has several targets
+
+        # with target_window the next few items after a query are its targets, with equal weights
+        self.later_targets: LaterTargets | None = None
         num_targets = config["target_window"]
         if num_targets > 1 and has_log(dataset):
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
+        # item vectors, which content may replace or extend, and which restricts the loss to some
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
@@ -119,7 +132,11 @@ class PosRecommender(SequentialRecommender):
         self.event_features = build_event_features(config, dataset)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Apply ``fn``, and move the tables of loss and targets so that no step copies them."""
+        """Apply ``fn`` to all tensors, as torch does to move or cast a model, for example.
+
+        The tables of the loss and of the targets are no buffers: they are moved to the device of
+        the item vectors here, so that no training step has to.
+        """
         super()._apply(fn, recurse)
         for tables in (self.loss, self.later_targets):
             if isinstance(tables, (SampledLoss, LaterTargets)):
@@ -127,7 +144,11 @@ class PosRecommender(SequentialRecommender):
         return self
 
     def init_weights(self) -> None:
-        """Initialise linear layers and embeddings; position schemes initialise themselves."""
+        """Initialise linear layers and embeddings by a normal distribution, biases by zero.
+
+        Its deviation is ``initializer_range``. Position schemes initialise themselves; item vectors
+        that start as content are written last.
+        """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=self.initializer_range)
@@ -167,10 +188,17 @@ class PosRecommender(SequentialRecommender):
         return self.item_embedding.shared()
 
     def training_candidates(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the item vectors [c, d] that training chooses among, and the targets' rows [k].
+        """Return the item vectors that the loss chooses among, and the targets as rows of them.
 
         Where content vectors score items without a training interaction, these are left out: the
         loss would teach that they are wrong answers.
+
+        Args:
+            vectors: [items, d] vectors of all items.
+            targets: [...] int64 ids of items.
+
+        Returns:
+            [c, d] and [...]: all items as they are, or the ``candidates`` only.
         """
         if self.candidates is None:
             return vectors, targets
@@ -201,12 +229,18 @@ class PosRecommender(SequentialRecommender):
     def compare_with_later_targets(
         self, states: Tensor, vectors: Tensor, batch: SequenceBatch
     ) -> Tensor:
-        """Return the loss of states [k, d] by the next few items after each query.
+        """Return the loss of states against the next few items after each query, not only one.
 
-        ``vectors`` of items are [items, d].
+        Args:
+            states: [k, d] states of the queries.
+            vectors: [items, d] vectors of all items.
+            batch: the histories, with the row of each interaction in the log.
+
+        Returns:
+            Scalar.
         """
         assert self.later_targets is not None and batch.log_rows is not None
-        rows = batch.take_queries(batch.log_rows)
+        rows = batch.take_queries(batch.log_rows)  # of the interactions that queries follow
         targets, target_weights = self.later_targets.find_next(rows + 1)  # [k, n] both
         vectors, targets = self.training_candidates(vectors, targets)
         return self.average_losses(states, vectors, targets, target_weights)
@@ -214,13 +248,23 @@ class PosRecommender(SequentialRecommender):
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
-        """Return the mean over states [k, d] of the weighted losses of their n targets.
+        """Return the mean over states of the weighted losses of their n targets.
 
-        ``vectors`` of items are [items, d]. ``target_weights`` [k, n] are all equal, but 0 where
-        ``targets`` [k, n] has none.
+        Args:
+            states: [k, d] states.
+            vectors: [items, d] item vectors.
+            targets: [k, n] int64 items after each state.
+            target_weights: [k, n] all equal, but 0 where there is no such item.
+
+        Returns:
+            Scalar.
         """
-        if self.loss is full_cross_entropy:  # computes the logits of a state once for its n targets
+        # cross-entropy computes the logits of a state once for its n targets
+        if self.loss is full_cross_entropy:
             return weighted_cross_entropy(states, vectors, targets, target_weights, None)
+
+        # Other losses take each pair of state and target as one more position. Their mean is over
+        # pairs, so it is scaled by the sum of weights per state.
         state, column = target_weights.nonzero(as_tuple=True)
         mean = self.loss(states[state], vectors, targets[state, column])
         return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)
@@ -228,7 +272,13 @@ class PosRecommender(SequentialRecommender):
     # --- doors: batches of what others hold ---
 
     def pack(self, rows: Interaction) -> SequenceBatch:
-        """Return RecBole's rows, histories [B, L] padded on the right, with a query after each."""
+        """Return RecBole's rows as a batch without padding, with a query after each history.
+
+        Args:
+            rows: RecBole's batch: histories [B, L] padded with 0 on the right, their lengths and,
+                where the model reads them, times, features, the time of the request, the row of the
+                target in the log. The item to predict is its target, if there is one.
+        """
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         index = torch.arange(items.size(1), device=items.device)
         is_real = index < lengths[:, None]
@@ -295,10 +345,17 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> Tensor:
-        """Return the states [B, d] after histories that are padded on the right.
+        """Return the states that predict what follows histories, which are padded on the right.
 
-        Items and times are [B, L], features of interactions [B, L] or [B, L, s]; for the others see
-        :meth:`make_batch`.
+        Args:
+            item_seq: [B, L] items of the histories.
+            item_seq_len: [B] number of interactions of each.
+            times: [B, L] in the unit of the time field, or None.
+            at: [B] times of the requests, or None.
+            features: columns [B, L] or [B, L, s] of interactions and [B, ...] of users, or None.
+
+        Returns:
+            [B, d].
         """
         is_real = torch.arange(item_seq.size(1), device=item_seq.device) < item_seq_len[:, None]
         times = None if times is None else times[is_real]
@@ -315,13 +372,16 @@ class PosRecommender(SequentialRecommender):
     def compute_states(self, rows: Interaction) -> Tensor:
         """Return the states [B, d] that predict the target of each of RecBole's rows.
 
-        On a CPU rows are encoded in parts of similar length if most of a batch is padding.
+        On a CPU rows are encoded in parts of similar length if most of a batch is padding. The
+        states are in the order of the rows.
         """
+        # Not on a GPU, which would have to be waited for to read the lengths; not in training, and
+        # not for models that relate the rows of a batch to each other (``needs_events``).
         lengths = rows[self.ITEM_SEQ_LEN]
-        # a GPU would be waited for to read the lengths; in a batch with events rows may be related
         is_split = not self.training and lengths.device.type == "cpu" and not self.needs_events
         if not is_split or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
             return encode_queries(self, self.pack(rows))
+
         order = lengths.argsort(stable=True)
         parts = [rows[part] for part in order.chunk(_NUM_PARTS)]
         states = torch.cat([encode_queries(self, self.pack(part)) for part in parts])

@@ -73,7 +73,14 @@ class Content(ItemPart):
     def __init__(
         self, statistics: Statistics, values: np.ndarray, size: int, is_trainable: bool
     ) -> None:
-        """Keep content vectors [n, c], fixed or as a parameter; create the MLP, c to d to d."""
+        """Keep the content vectors, fixed or as a parameter, and create the MLP from c to d to d.
+
+        Args:
+            statistics: the transformation that ``values`` have had, for items added later.
+            values: [n, c] content vectors of all items, transformed.
+            size: d.
+            is_trainable: whether the content vectors are trained, too.
+        """
         super().__init__()
         self.statistics = statistics
         content = torch.from_numpy(values).to(torch.get_default_dtype())
@@ -88,7 +95,10 @@ class Content(ItemPart):
         return vectors + self.outer(nn.functional.gelu(self.inner(content)))
 
     def extend(self, vectors: np.ndarray) -> None:
-        """Add items by their content vectors [k, c], which are not transformed yet.
+        """Add items behind the others by their content vectors.
+
+        Args:
+            vectors: [k, c] content vectors, not transformed yet.
 
         Raises:
             UsageError: if the size of the vectors is not that of training.
@@ -100,6 +110,7 @@ class Content(ItemPart):
             )
         values = self.statistics.transform(vectors.copy())
         extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
+        # trained content stays a parameter, so that a checkpoint has it
         is_parameter = "values" in self._parameters
         self.values = nn.Parameter(extended, requires_grad=False) if is_parameter else extended
 
@@ -117,7 +128,15 @@ class Statistics:
     matrix: Any
 
     def transform(self, values: np.ndarray) -> np.ndarray:
-        """Return vectors [n, c], transformed in place if their size stays c; zeros stay zeros."""
+        """Return (values - mean) @ matrix, a part of the rows at a time.
+
+        Args:
+            values: [n, c] content vectors. They are overwritten if their size stays c. A row of
+                zeros, an item without content, stays zero.
+
+        Returns:
+            [n, c or k] float32.
+        """
         keeps_size = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
         out = values if keeps_size else np.zeros((len(values), self.matrix.shape[1]), np.float32)
         for start in range(0, len(values), _ROWS):
@@ -132,12 +151,19 @@ class Statistics:
     def from_vectors(
         cls, values: np.ndarray, is_fitted: np.ndarray, whiten: bool, size: int = 0
     ) -> Statistics:
-        """Fit the transformation to the content vectors [n, c] of items that are ``is_fitted`` [n].
+        """Measure the mean of content vectors, and the matrix that scales or whitens them.
 
         ``matrix`` is one scale for all components, 1 / standard deviation. With ``whiten`` it is
         the ZCA matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first
-        principal axes [c, size]; with both these axes, whitened. Zero vectors are left out.
+        principal axes [c, size]; with both these axes, whitened.
+
+        Args:
+            values: [n, c] content vectors of all items.
+            is_fitted: [n] bool, the items to measure; rows of zeros are left out.
+            whiten: whether components are scaled and turned to be uncorrelated.
+            size: number of principal components to keep; 0 for no such reduction.
         """
+        # sums over the rows, some at a time, in float64
         rows = np.flatnonzero(is_fitted & values.any(1))
         c, num_rows = values.shape[1], max(1, len(rows))
         needs_products = whiten or size > 0
@@ -154,6 +180,7 @@ class Statistics:
             variance = (squares / num_rows - (mean**2).sum()) / c
             return cls(mean, 1 / np.sqrt(variance) if variance > _TINY else 1.0)
 
+        # principal axes, the columns of ``axes``, and the variance along each
         variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
@@ -166,7 +193,16 @@ class Statistics:
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add content vectors to a model, if ``item_vectors`` gives any.
+    """Add content vectors to the items of a model, if the option ``item_vectors`` gives any.
+
+    With ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained
+    function of the content is added to them, with ``replace`` it takes their place; the loss then
+    chooses among items with a training interaction only.
+
+    Args:
+        model: a model with an ``item_embedding``, which is changed.
+        config: options of the model.
+        dataset: training part of a dataset.
 
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
@@ -179,6 +215,8 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
         model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
     if use == "init" or not has_vectors:
         return
+
+    # items that never occur in training: not candidates of the loss, and without a vector of ids
     is_trained = dataset.popularity > 0  # [n]
     if not is_trained[1:].all():
         _limit_candidates(model, is_trained)
@@ -188,7 +226,17 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
-    """Let the id vectors of a model start as content vectors (``item_vectors_use: init``)."""
+    """Let the item vectors of a model start as content vectors (``item_vectors_use: init``).
+
+    Content of another size than d is reduced to its first principal components. These, and whitened
+    content, are scaled to the size of fresh vectors; other content is taken as it is. Items without
+    content keep fresh random vectors.
+
+    Args:
+        model: a model with an ``item_embedding``, which is changed.
+        config: options of the model.
+        dataset: training part of a dataset.
+    """
     table = model.item_embedding
     whiten, d = config["item_vectors_whiten"], config["hidden_size"]
     values = _read_content(model, config, dataset)
@@ -202,13 +250,22 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
             measured = values[has_content]
         values *= config["initializer_range"] / max(float(measured.std()), _TINY)
 
+    # kept to be written once more after the model initialises its weights
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()
 
 
 def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add MLP(c_i) to the item vectors of a model, or replace them by it."""
+    """Add MLP(c_i) to the item vectors of a model, or replace them by it.
+
+    c_i are the content vectors, scaled or whitened by the items with a training interaction.
+
+    Args:
+        model: a model with an ``item_embedding``, which is changed.
+        config: options; ``item_vectors_use`` is ``add`` or ``replace``.
+        dataset: training part of a dataset.
+    """
     model.content_source = config["item_vectors"]
     values = _read_content(model, config, dataset)
     whiten = config["item_vectors_whiten"]

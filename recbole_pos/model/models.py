@@ -25,6 +25,7 @@ from recbole_pos.registry import (
 from recbole_pos.values import shown, suggest
 from recbole_pos.yaml_files import find_recbole_properties, read_yaml
 
+# The plugin's models that take position schemes (``position``), and where their classes are.
 MODELS = Registry(
     "model",
     {
@@ -88,6 +89,7 @@ def _find_owner(name: str) -> str | None:
 
 # Custom models (register_model).
 ADDED = Registry("model", {}, "model", _find_owner)
+# All models that are not RecBole's.
 TABLES = (ADDED, MODELS, BASELINES)
 # read-only; the cast is for ChainMap, whose type asks for mutable maps
 OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
@@ -111,12 +113,17 @@ def is_on_our_base(model: str) -> bool:
 
 
 def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
-    """Return which of ``KINDS_OF_MODELS`` a model is; of custom ones any may read histories.
+    """Return of which kinds a model is, which decides the options that it can read.
+
+    A model that a user has registered counts as one that reads histories: it may.
 
     Args:
         model: name of the model.
         model_type: RecBole's ``ModelType`` of its class.
         schemes: names of its position schemes, of which time-aware ones read when a request comes.
+
+    Returns:
+        Some of ``KINDS_OF_MODELS``, such as "the plugin's models".
     """
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
@@ -131,9 +138,16 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
 
 
 def find_unread_options(model: str) -> dict[str, str]:
-    """Return option -> reason of the options for all models that this one does not read.
+    """Return the options for all models that one model does not read, and why not.
 
-    A class of the plugin names them in its attribute ``refuses``.
+    Classes of the plugin and of users name them in their attribute ``refuses``; for RecBole's they
+    are in ``recbole_models.UNREAD``.
+
+    Args:
+        model: name of the model.
+
+    Returns:
+        Reason by name of the option.
     """
     if model in OURS:
         return dict(getattr(OURS[model], "refuses", {}))
@@ -183,7 +197,11 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
 
 def ensure_registered(model: type) -> str:
-    """Return the name of a model class, which is registered under its own name if it has none."""
+    """Return the name of a model class; register it under the name of the class if it has none.
+
+    Raises:
+        UsageError: if the class is no recommender that can run here.
+    """
     _require_recommender(model)
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
@@ -199,23 +217,41 @@ def ensure_registered(model: type) -> str:
 
 
 def _register(model: type, registered: Defaults | None, name: str, module: str | None) -> None:
-    """Check and add a model with its defaults; other processes import ``module`` to register it."""
+    """Check a model of a user's and add it to the registry with the defaults of its options.
+
+    Args:
+        model: the class.
+        registered: the defaults that the user has given, or None.
+        name: the name to register it under.
+        module: module that registers it when another process imports it; None if there is none.
+
+    Raises:
+        UsageError: if the name is another model's, or the defaults cannot be read.
+    """
+    # the plugin's own models are there already
     if _find_owner(name) == US and import_path(OURS[name]) == import_path(model):
-        if registered is None:  # the plugin's own models are there already
+        if registered is None:
             return
+
+    # RecBole finds its models by lower-case names of files: another one would be hidden by its own
     is_recboles = model.__module__.partition(".")[0] == "recbole"
     if not is_recboles and name.lower() in _find_recbole_models():
         raise UsageError(
             f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
             f"another one, as in register_model({model.__name__}, name='My{name}')"
         )
+
     find_registration = ADDED.find_registration
     defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:
-    """Refuse what is not a class of a model that can be trained here."""
+    """Raise UsageError unless ``model`` is the class of a model that can be trained here.
+
+    It must extend a recommender of RecBole's or of the plugin, and define a loss and scores, or
+    for the plugin's base class ``encode``.
+    """
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")
     from recbole.model.abstract_recommender import AbstractRecommender
@@ -241,7 +277,14 @@ def _require_recommender(model: Any) -> None:
 
 
 def _read_shipped(model: type) -> dict[str, Any]:
-    """Return the defaults that the plugin or RecBole ships for a class; {} for other classes."""
+    """Return the defaults of options that come with a class of the plugin's or of RecBole's.
+
+    Args:
+        model: class of a model, or a base of one.
+
+    Returns:
+        Value by option, from the class's yaml file; {} for classes of users.
+    """
     path = import_path(model)
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")

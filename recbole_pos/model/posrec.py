@@ -86,7 +86,12 @@ class PosRec(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the position encodings, the graph layers and the bidirectional transformer."""
+        """Build the position encodings, the graph layers and the bidirectional transformer.
+
+        Args:
+            config: options, ``properties/model/PosRec.yaml``.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         options = BlockOptions.from_config(config, bias=True, output=True, causal=False)
         d = options.hidden_size
@@ -110,7 +115,13 @@ class PosRec(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states [b, d] that predict the next interaction of each session."""
+        """Return the states [b, d] that predict the next interaction of each session.
+
+        Graph layers pass messages between the items of a session; a transformer attends to them
+        with position encodings added; both are read at the first and the last item (PosRec, Qiu et
+        al., TOIS 2021, section 4.3).
+        """
+        # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         nodes = graph.nodes
 
@@ -155,6 +166,12 @@ class FGNN(GraphRecommender):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build the graph attention layers, the readout of sessions and the output layer.
+
+        Args:
+            config: options, ``properties/model/FGNN.yaml``.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         d, n_heads = config["hidden_size"], config["n_heads"]
         self.graph_layers = nn.ModuleList(WGAT(d, n_heads) for _ in range(config["graph_layers"]))
@@ -163,18 +180,38 @@ class FGNN(GraphRecommender):
         self.init_weights()
 
     def encode(self, batch: SequenceBatch) -> Tensor:
-        """Return the states s [b, d] that predict the next interaction of each session."""
+        """Return the states s = W_out q* [b, d] that predict the next interaction of each session.
+
+        Graph attention updates the items of a session, with ReLU between layers, and Set2Set
+        summarises them as q* (FGNN, Qiu et al., CIKM 2019).
+        """
+        # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         weights = self.compute_weights(graph, anchors)
         x = self.embed(graph.nodes)
         for layer_index, layer in enumerate(self.graph_layers):
+            # ReLU between layers, not before the first
             x = layer(x.relu() if layer_index else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
 
     def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
-        """Return [b, n, n] weights w_ij of the edge to node i (row) from node j, 0 for no edge."""
-        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, 0.0)
-        incoming = by_side[:, 0]  # by N_in
+        """Return the weights w_ij of the edge to node i (row) from node j.
+
+        w_ij is how often item i follows item j in the session, 0 for no edge. Every node has an
+        edge to itself. With anchors, the first and repeated items have edges to all nodes, weighted
+        by their distance.
+
+        Args:
+            graph: graphs of b sessions.
+            anchors: their anchors, or None.
+
+        Returns:
+            [b, n, n], with n nodes in the largest session.
+        """
+        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, self_weight=0.0)
+        incoming = by_side[:, 0]  # from nodes before; FGNN does not attend to nodes after
+
+        # an edge of weight 1 from every node to itself, padding too, unless it has one
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
         weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
         return weights.to(self.item_embedding.weight)

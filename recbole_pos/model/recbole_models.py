@@ -1,5 +1,6 @@
 """RecBole's models that train and evaluate through the plugin, with a line about each."""
 
+# Models of histories, then models of users and items without order.
 SEQUENTIAL: dict[str, str] = {
     "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
     "GRU4Rec": "A recurrent network over the history (Tan et al., DLRS 2016).",
@@ -46,7 +47,7 @@ READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 
 
 def reads_users(name: str, model_class: type) -> bool:
-    """Return whether a model scores only the users it was trained with, not any history.
+    """Return whether a model can score only the users it was trained with, not any history.
 
     Args:
         name: name of the model.

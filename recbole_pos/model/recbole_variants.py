@@ -64,11 +64,21 @@ class EncodedEmbedding(nn.Embedding):
             self.weight[0] = 0
 
     def forward(self, items: Tensor) -> Tensor:
-        """Return the vectors [B, L, d] of sessions, zero at padding, or [n, d] of items."""
+        """Return the vectors of items, or those of sessions with the encodings of positions added.
+
+        Args:
+            items: [n] int64 items, whose vectors are returned as they are; or [B, L] sessions,
+                padded with 0 on the right.
+
+        Returns:
+            [n, d], or [B, L, d] with zeros at padding.
+        """
         x = super().forward(items)
         encodings: list[Any] = list(self.schemes)
         if items.dim() < 2 or not encodings:
             return x
+
+        # how many interactions of the session are older and newer, by which encodings are chosen
         is_real = items > 0
         older = torch.arange(items.size(1), device=items.device).expand_as(items)
         newer = (is_real.sum(1, keepdim=True) - 1 - older).clamp(min=0)
@@ -111,7 +121,16 @@ class EncodedSASRec(_Trimmed, SASRec):
 
 
 def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
-    """Build the encodings of ``position`` for histories of up to ``max_length`` vectors [d]."""
+    """Build the position schemes that a model adds to its input, from the option ``position``.
+
+    Args:
+        config: options of the model and of its schemes.
+        max_length: most interactions of a history.
+        d: size of the vectors.
+
+    Returns:
+        Modules whose ``rows`` gives the encodings of positions.
+    """
     dimensions = Dimensions(
         max_length=max_length,
         hidden_size=d,
@@ -130,21 +149,27 @@ class _Anchored(_Trimmed):
         self.self_weight = float(config["anchor_self_weight"])
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
-        """Return the graphs of rows [B, L] as RecBole does, without its loop over sessions.
+        """Return the graphs of sessions in the form of RecBole's method, without its slow loop.
 
-        They are the node of each interaction [B, L], the weights [B, n, 2n] of incoming and
-        outgoing edges, and the items of nodes [B, n]. RecBole has one more node, for padding.
+        Args:
+            item_seq: [B, L] items of the sessions, padded with 0 on the right.
+
+        Returns:
+            The node of each interaction [B, L], the weights [B, n, 2n] of incoming and outgoing
+            edges, and the items of nodes [B, n]. RecBole has one more node, for padding.
         """
+        # graphs, with an edge of weight 1 for any number of transitions, as in SR-GNN's code
         is_real = item_seq > 0
         lengths = is_real.sum(1)
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
         graph = SessionGraph.build(batch)
         anchors = Anchors.build(graph) if self.anchors else None
-        edges = graph.transitions.clamp(max=1)  # an edge weighs 1, as in SR-GNN's code
+        edges = graph.transitions.clamp(max=1)
         weights = weigh_neighbours(graph, edges, anchors, self.overlap, self.self_weight)
         weights = average_weights(weights).to(self.item_embedding.weight)
         incoming, outgoing = weights.unbind(1)
 
+        # the node of each interaction, back in padded rows
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
         return (

@@ -42,7 +42,16 @@ class PosSASRec(PosRecommender):
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build the schemes and the layers with them; check the times if a scheme reads times."""
+        """Build the position schemes, a layer around each, and the norms.
+
+        Args:
+            config: options of the model; ``position`` names the position schemes.
+            dataset: training part of a dataset. Its times are checked if a scheme reads them, and
+                what is odd about them is added to ``notices``.
+
+        Raises:
+            UsageError: if options do not go together, or times fall where they must not.
+        """
         super().__init__(config, dataset)
         options = BlockOptions.from_config(
             config, bias=config["attention_bias"], output=config["attention_output"]
@@ -57,6 +66,8 @@ class PosSASRec(PosRecommender):
             request_time=config["request_time"] == "target",
             attribute=functools.partial(_read_attribute, dataset, self.item_attributes),
         )
+
+        # position schemes: one module at the input, and one inside the attention of each layer
         schemes = build_schemes(config["position"], dimensions, config, has_attention=True)
         self.needs_time = schemes.needs_time
         self.reads_request = dimensions.request_time and schemes.reads_request
@@ -65,6 +76,7 @@ class PosSASRec(PosRecommender):
             self.build_layer(config, options, schemes.attention(), number)
             for number in range(1, config["n_layers"] + 1)
         )
+
         # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
         self.dropout = Dropout(options.hidden_dropout)
@@ -82,7 +94,17 @@ class PosSASRec(PosRecommender):
     def build_layer(
         self, config: Options, options: BlockOptions, position: AttentionPosition, number: int
     ) -> nn.Module:
-        """Build layer ``number``, from 1, around its position scheme, of the kind ``block``."""
+        """Build one layer of the kind that the option ``block`` names: transformer, hstu or ligr.
+
+        Args:
+            config: options of the model.
+            options: sizes and switches of the layer.
+            position: position scheme inside its attention.
+            number: number of the layer, from 1, for subclasses whose layers differ.
+
+        Raises:
+            UsageError: if ``norm`` does not go with the kind.
+        """
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":
             raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")

@@ -55,12 +55,19 @@ class SPop(Untrained):
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Rank the items [n_items] by training interactions, so that ties are broken by rank."""
+        """Rank all items by their training interactions, which decides between equal counts.
+
+        Args:
+            config: options of the model.
+            dataset: training part of a dataset.
+        """
         super().__init__(config, dataset)
         highest_score = (self.max_seq_length + 1) * self.n_items
         # scores are whole numbers, which float32 holds up to 2**24
         dtype = torch.float32 if highest_score <= 2**24 else torch.float64
-        rank = torch.empty(self.n_items, dtype=dtype)  # the most popular item has the highest
+
+        # [n_items], the highest for the most popular item: n_items - 1, n_items - 2, ...
+        rank = torch.empty(self.n_items, dtype=dtype)
         by_popularity = np.argsort(-dataset.popularity, kind="stable")
         rank[by_popularity] = torch.arange(self.n_items).flip(0).to(rank)
         # counted again from the training data that a checkpoint belongs to
@@ -86,10 +93,12 @@ def find_nearest_items(
     Returns:
         Ids and similarities [items, k], 0 where there are fewer than k.
     """
+    # in how many sessions two items occur together, as lists of row, column and number
     num_items = interactions.shape[1]
     occurs = (interactions > 0).astype(np.float64)
     cooccurrence = (occurs.T @ occurs).tocoo()
     row, column = cooccurrence.row, cooccurrence.col
+
     norm = np.sqrt(np.asarray(occurs.sum(axis=0)).ravel())
     similarity = cooccurrence.data / (norm[row] * norm[column] + shrink)
     is_other = row != column  # an item is not similar to itself
@@ -118,6 +127,7 @@ def find_reachable_items(
     totals = np.asarray(transitions.sum(axis=1)).ravel()
     probability = diags(1 / np.maximum(totals, 1)) @ transitions
 
+    # walks from some items at a time: [sources, items] probabilities after 1, 2, ... transitions
     block = max(max_cells // num_items, 1)
     found = []
     for start in range(0, num_items, block):
@@ -127,6 +137,7 @@ def find_reachable_items(
         parts = []
         for hop in range(1, hops + 1):
             walk = walk @ probability
+            # items that the walk has not reached before, scored by the number of transitions
             new = (walk - walk.multiply(reached > 0)).tocoo()
             new.eliminate_zeros()
             parts.append((new.row, new.col, hops - hop + new.data))
@@ -142,12 +153,25 @@ def find_reachable_items(
 def _take_best(
     row: np.ndarray, column: np.ndarray, score: np.ndarray, num_rows: int, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the columns of the k best scores of each row and these scores, [rows, k], else 0."""
+    """Return the k best scores of each row of a sparse matrix and their columns.
+
+    Args:
+        row, column, score: [E] row, column and score of each entry, in any order.
+        num_rows: number of rows.
+        k: number of scores to select.
+
+    Returns:
+        int64 columns and float32 scores, [num_rows, k] each, the best first and of equal ones the
+        lower column. Both are 0 where a row has fewer than k entries.
+    """
     order = np.lexsort((column, -score, row))
     row, column, score = row[order], column[order], score[order]
+
+    # the place of each entry in its sorted row: the rows 0, 0, 2 give 0, 1, 0
     num_columns = np.bincount(row, minlength=num_rows)
     rank = gather_index(np.zeros_like(num_columns), num_columns)
     is_best = rank < k
+
     columns = np.zeros((num_rows, k), dtype=np.int64)
     scores = np.zeros((num_rows, k), dtype=np.float32)
     columns[row[is_best], rank[is_best]] = column[is_best]
@@ -162,6 +186,7 @@ class SessionKNN(Untrained):
     refuses = _KNOWS_LAST_ITEM
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Find the k items nearest to each item, and their scores, from the training part."""
         super().__init__(config, dataset)
         items, similarities = self.find_neighbours(config, dataset)
         # counted again from the training data that a checkpoint belongs to
@@ -190,10 +215,22 @@ class TransitionGraph(SessionKNN):
     """
 
     def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-        """Return the items nearest to each item and their scores, [items, k] each."""
+        """Return the items reached from each item by the fewest transitions, and their scores.
+
+        A transition is a pair of different items that follow each other in a training history.
+
+        Args:
+            config: options; ``k`` items are returned, of up to ``hops`` transitions.
+            dataset: training part of a dataset.
+
+        Returns:
+            Ids and scores [items, k], 0 where there are fewer than k.
+        """
         users, items = dataset.log.users.numpy(), dataset.log.items.numpy()
         is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
         is_followed &= items[1:] != items[:-1]
+
+        # how often each item (row) is followed by each other one
         pairs = items[:-1][is_followed], items[1:][is_followed]
         shape = self.n_items, self.n_items
         transitions = csr_matrix((np.ones(len(pairs[0])), pairs), shape)  # equal pairs are added

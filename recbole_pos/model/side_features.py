@@ -35,12 +35,19 @@ def build_item_features(config: Options, dataset: Dataset) -> ItemFeatures | Non
 
 
 def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | None:
-    """Build the module that adds ``event_features`` and ``user_features`` to the input.
+    """Build the module that adds fields of interactions and of users to the input of a model.
 
-    Return None without such fields. Numbers of interactions are standardised by those of training,
-    or by the loaded weights if a run is loaded for serving, without interactions.
+    Numbers of interactions are standardised by those of training. If a run is loaded for serving,
+    without interactions, mean and deviation come with its weights.
+
+    Args:
+        config: options; ``event_features`` and ``user_features`` name the fields.
+        dataset: training part of a dataset.
+
+    Returns:
+        The module, or None without such fields.
     """
-    embeddings = []  # of each option
+    embeddings = []  # of each option, by name of the field
     for option in ("event_features", "user_features"):
         columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
         if columns and has_log(dataset):
@@ -49,6 +56,7 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
                 is_trained = torch.from_numpy(dataset.part == TRAIN)
                 columns = {name: column[is_trained] for name, column in columns.items()}
         embeddings.append(_build_embeddings(config, dataset, columns))
+
     size, fusion = config["hidden_size"], config["feature_fusion"]
     of_interactions, of_users = embeddings
     if not of_interactions and not of_users:
@@ -59,7 +67,18 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
 def _build_embeddings(
     config: Options, dataset: Dataset, columns: Mapping[str, Tensor | None]
 ) -> dict[str, nn.Module]:
-    """Return field -> embedding; those of numbers are fitted to the column, [n], if it is known."""
+    """Build the module that embeds the values of each field as vectors.
+
+    Args:
+        config: options; ``numeric_embedding`` says how numbers are embedded: in bins, or by sines
+            and cosines.
+        dataset: has the tokens of fields.
+        columns: values [n] or [n, s] of each field, to which bins or standardisation of numbers are
+            fitted; None if they are not known, as when a run is loaded.
+
+    Returns:
+        Module by name of the field.
+    """
     size, std = config["hidden_size"], config["initializer_range"]
     embeddings: dict[str, nn.Module] = {}
     for name, column in columns.items():
@@ -67,6 +86,7 @@ def _build_embeddings(
             is_list = column is not None and column.dim() > 1
             embeddings[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)
             continue
+
         numbers = np.empty(0) if column is None else column.double().numpy()
         numbers = numbers[np.isfinite(numbers)]
         if config["numeric_embedding"] == "binned":

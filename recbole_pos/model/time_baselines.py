@@ -35,13 +35,19 @@ class RecentPop(Untrained):
     refuses = {"MAX_ITEM_LIST_LENGTH": "it does not read the history"}
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Score the items [n_items] by their recent interactions."""
+        """Score all items by their training interactions of the last ``window_days``.
+
+        Args:
+            config: options of the model.
+            dataset: training part of a dataset, with times.
+        """
         super().__init__(config, dataset)
         rows = np.flatnonzero(dataset.part == TRAIN)
         times, items = dataset.log.times.numpy()[rows], dataset.log.items.numpy()[rows]
         seconds = (times.max() - times) * SECONDS[config["timestamp_unit"]]
         is_recent = seconds <= config["window_days"] * _SECONDS_PER_DAY
         num_recent = np.bincount(items[is_recent], minlength=self.n_items)
+
         # the rank of an item in [0, 1) decides between equal numbers of recent interactions
         by_popularity = np.argsort(dataset.popularity, kind="stable")
         rank = np.empty(self.n_items)
@@ -69,7 +75,15 @@ class TALE(Untrained):
     """
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Solve for B [n_items, n_items] with the training interactions."""
+        """Solve for the matrix B [n_items, n_items] that scores items by the items of a history.
+
+        Args:
+            config: options, ``properties/model/TALE.yaml``.
+            dataset: training part of a dataset, with times.
+
+        Raises:
+            UsageError: if the matrix would be too large.
+        """
         super().__init__(config, dataset)
         if self.n_items > _MAX_TALE_ITEMS:
             raise UsageError(
@@ -82,14 +96,30 @@ class TALE(Untrained):
         self.register_buffer("weights", torch.from_numpy(weights).float(), persistent=False)
 
     def _solve(self, config: Options, dataset: Dataset) -> np.ndarray:
-        """Return B: [n_items, n_items] float64."""
+        """Return B = (S'S + reg_weight I)^-1 S'T, the weights between items (TALE, WSDM 2025).
+
+        S and T have a row for each training target: S the items before it, with a weight that
+        decays with the time between; T a 1 for the target. Of S and T only some rows exist at a
+        time, whose products are added up.
+
+        Args:
+            config: options ``tau_train``, ``time_floor`` and ``reg_weight``.
+            dataset: training part of a dataset, with times.
+
+        Returns:
+            [n_items, n_items] float64.
+        """
+        # the interactions before each target, from ``starts`` on: at most the newest L
         log = dataset.log
         items, times = log.items.numpy(), log.times.numpy()
         days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
         targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
         starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
+
         gram = np.zeros((self.n_items, self.n_items))  # S'S
         cross = np.zeros((self.n_items, self.n_items))  # S'T
+
+        # cut the targets into blocks with about ``_BLOCK_CELLS`` interactions before them
         num_sources = np.cumsum(targets - starts)
         is_first = np.diff(num_sources // _BLOCK_CELLS, prepend=-1) != 0
         for block in np.split(np.arange(len(targets)), np.flatnonzero(is_first)[1:]):
@@ -98,17 +128,23 @@ class TALE(Untrained):
             row = np.repeat(np.arange(len(block)), lengths)  # in S and T
             days = (times[targets[block]][row] - times[source_rows]) * days_per_unit
             decay = np.maximum(np.exp(-days / config["tau_train"]), config["time_floor"])
+
             shape = len(block), self.n_items
             sources = csr_matrix((decay, (row, items[source_rows])), shape)
             ones = np.ones(len(block))
             answers = csr_matrix((ones, (np.arange(len(block)), items[targets[block]])), shape)
             gram += (sources.T @ sources).toarray()
             cross += (sources.T @ answers).toarray()
+
         gram[np.diag_indices_from(gram)] += config["reg_weight"]
         return cho_solve(cho_factor(gram, overwrite_a=True), cross, overwrite_b=True)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] scores of all items after each history."""
+        """Return [B, items] scores of all items after each history: x B.
+
+        x has the weight exp(-p / tau_inf) for the item at position p from the end, 0 for the
+        newest; of an item that occurs several times the largest one.
+        """
         history, length = interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN]
         position = torch.arange(history.size(1), device=history.device)
         from_end = length[:, None] - 1 - position  # negative for padding, whose item is 0

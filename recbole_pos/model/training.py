@@ -56,7 +56,12 @@ class NativeAdapter(RecBoleAdapter):
     """Adapter of a model of the plugin."""
 
     def requirements(self) -> BatchRequirements:
-        """Return the form of batches that the attributes of the model ask for."""
+        """Return what batches the model needs, as its attributes say.
+
+        They are windows of histories without padding, with times, requests or rows of the log where
+        the model reads them. ``prepare`` and ``pack`` are functions that the loader calls on the
+        host, while the device trains on the batch before.
+        """
         model = self.model
         # a custom loss of rows may read fields that a packed batch does not have
         has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
@@ -85,7 +90,16 @@ class NativeAdapter(RecBoleAdapter):
         return model.causal and not model.needs_events and model.later_targets is None
 
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
-        """Return the loss of a batch; a class that only defines that of rows refuses windows."""
+        """Return the loss of the model as a function of a batch.
+
+        Args:
+            packed: whether batches are windows, with many targets, and not rows with one each.
+
+        Raises:
+            UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
+                and inherits ``window_loss``: training would not use what it defines.
+        """
+        # the most derived class that defines one of both
         losses = {"window_loss", "calculate_loss"}
         newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & losses)
         if packed and "window_loss" not in vars(newest):
@@ -102,7 +116,13 @@ class NativeAdapter(RecBoleAdapter):
         return loss
 
     def find_kept_table(self) -> nn.Parameter | None:
-        """Return the item table if it is large, on a CPU, and a step needs few of its rows."""
+        """Return the table of item vectors if its gradient should be kept from step to step.
+
+        It is worth it if the table is large, on a CPU, and a step touches few of its rows.
+
+        Returns:
+            The weights [items, d], or None.
+        """
         embedding = self.model.item_embedding
         if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
             return None
@@ -128,7 +148,11 @@ class EveryPosition(RecBoleAdapter):
     """
 
     def requirements(self) -> BatchRequirements:
-        """Return that batches are windows; raise UsageError for a loss but cross-entropy."""
+        """Return that the model needs windows, with a target after every interaction.
+
+        Raises:
+            UsageError: if every interaction is to be learned by another loss than cross-entropy.
+        """
         config = self.config
         if config["augmentation"] == "all_positions" and config["loss_type"] != "CE":
             raise UsageError(
@@ -147,7 +171,18 @@ class EveryPosition(RecBoleAdapter):
 
 
 def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states [k, d] before the targets of windows, of one of ``CAUSAL_BUILTINS``."""
+    """Return the states after every interaction of a batch, by a causal model of RecBole.
+
+    RecBole's models return the state after the newest interaction only, which they select by their
+    method ``gather_indexes``. For this call it is replaced by one that returns all states.
+
+    Args:
+        model: one of ``CAUSAL_BUILTINS``.
+        batch: windows with queries.
+
+    Returns:
+        [k, d] states of the queries.
+    """
     items = batch.pad(batch.items, "start")  # padded on the right, as RecBole's histories
 
     def gather_all(output: Tensor, _newest: Tensor) -> Tensor:
@@ -171,17 +206,28 @@ class MaskedEvents(RecBoleAdapter):
         return self._masked_loss if self.config["loss_type"] == "CE" else self.model.calculate_loss
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
-        """Return the loss of ``BERT4Rec.calculate_loss``, or 0 if a batch has nothing masked."""
-        # As in RecBole, index 0 marks an empty slot, so that a masked first interaction is no
-        # target, and padding is a candidate.
+        """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
+
+        Scores are computed there only, not at the empty slots that RecBole's rows have, too. As in
+        RecBole, index 0 marks an empty slot, so that a masked first interaction is no target, and
+        padding is a candidate.
+
+        Args:
+            rows: RecBole's batch of masked histories.
+
+        Returns:
+            Scalar, 0 if a batch has nothing masked.
+        """
         model = self.model
         index = rows[model.MASK_INDEX]  # of masked interactions, [B, slots]
         is_target = index > 0
         row = torch.nonzero(is_target)[:, 0]
         states = model.forward(rows[model.MASK_ITEM_SEQ])[row, index[is_target]]  # [k, d]
         if not len(row):
-            return states.sum()
-        # the bias is a column of weights with the input 1; row 0 is no candidate
+            return states.sum()  # 0, with a gradient of zeros
+
+        # The bias of an item is one more column of its vector, by which states have a 1. A row is
+        # put in front, because the loss does not count row 0; so targets move on by one.
         items = model.item_embedding.weight[: model.n_items]
         weight = torch.cat((items, model.output_bias[:, None]), 1)
         weight = torch.cat((weight.new_zeros(1, weight.size(1)), weight))
@@ -189,6 +235,7 @@ class MaskedEvents(RecBoleAdapter):
         return full_cross_entropy(states, weight, rows[model.POS_ITEMS][is_target] + 1)
 
 
+# Adapters of those of RecBole's models whose rows can be learned in a faster way.
 ADAPTERS: dict[str, type[RecBoleAdapter]] = {
     **dict.fromkeys(CAUSAL_BUILTINS, EveryPosition),
     "BERT4Rec": MaskedEvents,
@@ -196,7 +243,15 @@ ADAPTERS: dict[str, type[RecBoleAdapter]] = {
 
 
 def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
-    """Return the adapter of a model for the trainer, chosen by its class."""
+    """Return what the trainer needs to know of a model: its batches and its loss.
+
+    Args:
+        config: options of the run.
+        model: a model of the plugin, of RecBole or of a user.
+
+    Raises:
+        UsageError: if ``compile`` is set and the loss of the model cannot be compiled.
+    """
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
     # RecBole's own class, not a custom one of the same name

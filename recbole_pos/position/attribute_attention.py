@@ -98,6 +98,7 @@ class TimeIntervalAttention(AttentionPosition):
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
         logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
 
+        # the weights a_ij of keys j <= i
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
@@ -197,6 +198,7 @@ class DecoupledAttributes(AttentionPosition):
             [b, h, t, t], aligned at the start.
         """
         logits: list[Tensor] = []
+        # the products of each field by itself: the position first, then the fields of items
         for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             block = batch.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)

@@ -147,7 +147,8 @@ class KERPLE(DistanceBias):
     def curve(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at some distances (KERPLE, Chi et al., 2022).
 
-        It is -r1 log(1 + r2 distance) for the kind ``log``, -r1 distance^r2 for ``power``.
+        It is -r1 log(1 + r2 distance) for the kind ``log``, -r1 distance^r2 for ``power``. Softplus
+        keeps r1 and r2 above 0, and twice a sigmoid keeps the r2 of ``power`` between 0 and 2.
 
         Args:
             distance: [t] int64 distances, from 0 on.

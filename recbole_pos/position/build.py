@@ -41,7 +41,13 @@ class Schemes:
     def __init__(
         self, classes: Mapping[str, type[PositionScheme]], dimensions: Dimensions, options: Options
     ) -> None:
-        """Build the encoding of the input from the classes of the schemes, by name."""
+        """Build the encoding of the input; those of the layers follow by :meth:`attention`.
+
+        Args:
+            classes: class of each position scheme, by its name in ``position``.
+            dimensions: sizes of the model.
+            options: values of the schemes' options, by name.
+        """
         self.classes, self.dimensions, self.options = classes, dimensions, options
         self._layers: list[Compose] = []  # schemes of the layers so far
         inputs = self._build(InputPosition, layer=0)
@@ -51,7 +57,10 @@ class Schemes:
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
 
     def attention(self) -> AttentionPosition:
-        """Build and return the scheme of the next layer, which may share tables with the first."""
+        """Build what changes the attention of the next layer: all its position schemes as one.
+
+        Call it once for each layer, in order. Later layers may take over tables of the first.
+        """
         scheme = Compose(self._build(AttentionPosition, len(self._layers)))
         self._layers.append(scheme)
         if len(self._layers) > 1:
@@ -59,7 +68,15 @@ class Schemes:
         return scheme
 
     def _build(self, base: type[PositionScheme], layer: int) -> dict[str, Any]:
-        """Build the schemes of a layer that subclass ``base``, by name."""
+        """Build the position schemes that change the input, or those that change attention.
+
+        Args:
+            base: ``InputPosition`` or ``AttentionPosition``; only its subclasses are built.
+            layer: number of the layer, from 0.
+
+        Returns:
+            The schemes by name, in the order of ``position``.
+        """
         dimensions = replace(self.dimensions, layer=layer)
         return {
             name: cls(dimensions, **{key: self.options[key] for key in cls.options})
@@ -75,10 +92,12 @@ def build_schemes(
     *,
     has_attention: bool = False,
 ) -> Schemes:
-    """Build the named schemes of one model.
+    """Build the position schemes of one model from their names.
+
+    A position scheme is a module that tells a model about order or time, such as ``rope``.
 
     Args:
-        position: names in the registry; an empty list for no position at all.
+        position: name of a scheme or list of names; an empty list for no position at all.
         dimensions: sizes of the model.
         options: values of the schemes' options by name (RecBole's config, or a dict).
         has_attention: whether the model has layers of attention, for which it calls
@@ -91,6 +110,8 @@ def build_schemes(
     classes = {name: SCHEMES[name] for name in scheme_names(position)}
     if "nope" in classes and len(classes) > 1:
         raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
+
+    # schemes that change attention would do nothing in a model without it
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
     if ignored and not has_attention:
         raise UsageError(
@@ -104,10 +125,15 @@ def build_schemes(
 def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
-    """Build the named schemes for a model that reads positions at the input only.
+    """Build the position schemes of a model that adds positions to its input and nowhere else.
+
+    Args:
+        position: name of a scheme or list of names; ``nope`` for no position.
+        dimensions: sizes of the model.
+        options: values of the schemes' options, by name.
 
     Returns:
-        Encodings with the method ``rows``; none of them for ``nope``.
+        Modules with a method ``rows``, which returns the encodings of positions; none for ``nope``.
 
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
@@ -123,6 +149,7 @@ def build_row_encodings(
             f"position alone ({', '.join(filter(has_rows, SCHEMES))}) or nope; found "
             f"{', '.join(rejected)}"
         )
+
     encoding = build_schemes(position, dimensions, options).input
     if isinstance(encoding, ComposeInput):
         return nn.ModuleList(encoding.schemes.values())
@@ -130,15 +157,26 @@ def build_row_encodings(
 
 
 def describe(name: str) -> Facts:
-    """Return the facts of a registered scheme, found by building it in a model of common size."""
+    """Find what ``recbole-pos schemes`` lists of a position scheme, by building it.
+
+    Args:
+        name: name of the scheme.
+
+    Returns:
+        What part of a model it changes; whether it reads nothing, order or time; and its number of
+        parameters in a model of n = 50, d = 64, one head and two layers.
+    """
     n_layers = 2
     cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
     )
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name), has_attention=True)
+
+    # parameters that layers share count once
     layers = [schemes.attention() for _ in range(n_layers)]
     distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
+
     place = _find_place(cls)
     needs = "nothing" if place == "none" else "order"
     if cls.needs_time:
@@ -147,7 +185,12 @@ def describe(name: str) -> Facts:
 
 
 def _find_place(cls: type[PositionScheme]) -> str:
-    """Return what a scheme changes: the input, parts of attention (``HOOKS``), or all of it."""
+    """Return what part of a model a position scheme changes, in words.
+
+    Returns:
+        "input", "replaces attention", parts of attention such as "query, key" (those whose methods
+        the class overrides), or "none".
+    """
     if issubclass(cls, InputPosition):
         return "input"
     if issubclass(cls, AttentionPosition) and replaces_attention(cls):
@@ -168,7 +211,17 @@ class Compose(AttentionPosition):
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        """Keep the schemes, and take over the projections of one that replaces attention."""
+        """Combine the position schemes of one layer, which run in the order of the mapping.
+
+        The layer computes query, key and value for them, or only what a scheme that replaces
+        attention asks for. Such a scheme must be alone, as the others would be ignored.
+
+        Args:
+            schemes: position schemes inside attention, by name.
+
+        Raises:
+            UsageError: if one that replaces attention is not alone.
+        """
         super().__init__()
         self.schemes = nn.ModuleDict(schemes)
         replacing = [name for name, scheme in schemes.items() if replaces_attention(type(scheme))]
@@ -204,6 +257,15 @@ class Compose(AttentionPosition):
         return v
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:
+        """Add up what the position schemes of a layer add to the logits of attention.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys.
+            batch: the histories.
+
+        Returns:
+            A tensor that broadcasts to [b, h, t, t]; None if no scheme adds anything.
+        """
         shape = (*q.shape[:-1], k.size(-2))
         biases = [
             require_result(term, q.dtype, shape, scheme, "bias")
@@ -220,10 +282,20 @@ class Compose(AttentionPosition):
         batch: SequenceBatch,
         dropout: Dropout,
     ) -> Tensor | None:
-        """Return the output [m, h, e] of the scheme that replaces attention; None without one."""
+        """Return the output of the position scheme that replaces attention, if there is one.
+
+        Args:
+            query, key, value: [m, h, e] packed; None where the scheme does not need it.
+            batch: the histories.
+            dropout: dropout on attention weights.
+
+        Returns:
+            [m, h, e], or None if no scheme replaces attention, so that the layer computes it.
+        """
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, batch, dropout)
-            # without all projections there is no dot product to fall back to
+            # A scheme may return None to leave attention to the layer, but then the layer needs
+            # query, key and value; without them None is an error, which ``require_result`` raises.
             must_replace = replaces_attention(type(scheme)) and scheme.projections != PROJECTIONS
             if out is not None or must_replace:
                 return require_result(out, value.dtype, value.shape, scheme, "attend")

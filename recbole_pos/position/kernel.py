@@ -169,9 +169,16 @@ FFT_LENGTH = 768
 
 
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
-    """Return the matrix [t, t] that has ``weight[i - j]`` at [i, j], and zero where there is none.
+    """Return the matrix that has ``weight[i - j]`` at row i and column j, and zero elsewhere.
 
     For weights a, b and t = 3 it is [[a, 0, 0], [b, a, 0], [0, b, a]].
+
+    Args:
+        weight: [lags] weight of each distance i - j from 0 on.
+        t: number of rows and columns.
+
+    Returns:
+        [t, t].
     """
     # No index is used, so that the gradient is a plain sum. The weights of a row are 0 0 a b 0, the
     # same in each of t rows. Read with one number more in a row, each row shifts by one column:

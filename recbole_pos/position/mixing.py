@@ -66,9 +66,9 @@ def sum_past(
 
     So attention without a softmax mixes values with weights q_i . k_j.
 
-    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. What
-    comes from earlier chunks is q_i times the sum of their states k v^T, [f, w], so that the cost
-    grows with t and not with its square.
+    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. All
+    pairs of i with an earlier chunk are one product of q_i with the chunk's state, which is the sum
+    of its k_j v_j^T, [f, w]. So the cost grows with t and not with its square.
 
     Args:
         q, k: [b, h, t, f] queries and keys.
@@ -89,23 +89,27 @@ def sum_past(
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights = q @ k.transpose(-1, -2)  # of pairs within a chunk
 
-    # the states of each chunk, and their sums over earlier chunks
+    # The state of each chunk, and for each chunk the sum of the states before it. The sum is
+    # shifted by one chunk: subtracting a chunk's own state from a sum that includes it would leave
+    # rounding of later values.
     if log_decays is None:
         past_q = q
         state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
-        # sums of earlier chunks; subtracting a chunk's state would leave rounding of later values
         past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
+        # The decay exp(a_i - c_j) is split at ends of chunks, so that no factor is above 1: from j
+        # to the end of its chunk, on to the end of the chunk before that of i, and from there to i.
         a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
         end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
         start = end.roll(1, 2)  # the end of the chunk before
         weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
         state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
-        # of a chunk's state on its way to a later chunk, [b, h, num_chunks, num_chunks]
+        # the second factor, [b, h, num_chunks, num_chunks] to each chunk (row) from earlier ones
         carried = _decay(start - end.transpose(-1, -2), v.dtype).tril(-1)
         past_state = (carried @ state.flatten(3)).view_as(state)
         past_q = q * _decay(a - start, v.dtype)[..., None]
 
+    # pairs within a chunk, where newer keys are masked, and pairs with earlier chunks
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 

@@ -153,8 +153,11 @@ class FactorizedPositionMatrix(LearnedAttention):
     ) -> None:
         """Create the factors R1 and R2, [h, n, k] each, by Xavier's rule for each head.
 
-        k is ``positional_rank``. ``positional_mask`` says whether newer positions are masked
-        before or after the softmax.
+        Args:
+            dimensions: sizes of the model.
+            positional_rank: k.
+            positional_mask: whether newer positions are masked ``before_softmax`` or
+                ``after_softmax``.
         """
         super().__init__(dimensions, positional_mask=positional_mask)
         shape = (dimensions.n_heads, dimensions.max_length, positional_rank)

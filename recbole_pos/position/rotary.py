@@ -155,17 +155,32 @@ def build_time_bank(
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x_i, x_(i + e/2)) of vectors x [..., e] by angles [..., e / 2].
+    """Rotate the pairs (x_i, x_(i + e/2)) of vectors by angles (Su et al., RoFormer, 2021).
 
     RoFormer pairs neighbours (x_2i, x_(2i+1)) instead: the same up to a fixed order of the columns
     of the projections.
+
+    Args:
+        x: [..., e] vectors.
+        cos, sin: [..., e / 2] cosines and sines of the angles.
+
+    Returns:
+        [..., e].
     """
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def count_planes(dimensions: Dimensions, scheme: str) -> int:
-    """Return e / 2, the number of planes (pairs) of a head; raise UsageError if e is odd."""
+    """Return how many pairs of columns a head of size e has, e / 2, which rotations turn (planes).
+
+    Args:
+        dimensions: sizes of the model.
+        scheme: name of the position scheme that asks, for the message.
+
+    Raises:
+        UsageError: if e is odd.
+    """
     if dimensions.head_size % 2:
         raise UsageError(
             f"{scheme} rotates pairs and needs heads of even size; hidden_size "

@@ -85,7 +85,11 @@ FACTS = {name: Facts(*facts[1:]) for name, facts in _SHIPPED.items()}
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
-    """Return ``position``, the value of the option ``key``, as a list of registered schemes' names.
+    """Check the value of an option that names position schemes, and return it as a list of names.
+
+    Args:
+        position: the value: the name of a scheme, or a list of names.
+        key: name of the option, for messages.
 
     Raises:
         UsageError: for an unknown or repeated name, or a value that is not a list of names.
@@ -96,6 +100,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
             hint = suggest(str(name), SCHEMES)
+            # a list without quotes reaches us cut into pieces such as "[rope,"
             if isinstance(name, str) and any(mark in name for mark in "[],"):
                 hint = "; a list is written [rope, kernel], with both brackets"
             raise UsageError(
@@ -124,8 +129,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         The class.
 
     Raises:
-        UsageError: if the class is not a scheme or fills no hook, an option has no default, or the
-            name is taken.
+        UsageError: if the class is not a scheme or overrides no method of one, an option has no
+            default, or the name is taken.
 
     Example::
 
@@ -134,17 +139,18 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     """
     options = _require_scheme(name, scheme).options
     path = import_path(scheme)
-    if SCHEMES.paths.get(name) == path and defaults is None:
+    if SCHEMES.paths.get(name) == path and defaults is None:  # it is registered already
         return scheme
 
     def read_shipped(base: type) -> dict[str, Any]:
-        """Return the defaults of a shipped scheme that are options of this one, else {}."""
+        """Return the defaults of a class of the plugin that are options of this one, else {}."""
         shipped_name = SCHEMES.find_name(base)
         if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
             return {}
         shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}
 
+    # a value for each option: those given, then those of classes that it extends
     values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
     if missing := set(options) - set(values):
         raise UsageError(
@@ -159,7 +165,16 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
 
 
 def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[InputPosition]:
-    """Return the class; raise UsageError unless it is a scheme that fills a hook."""
+    """Check that what a user registers is a position scheme that does something; return the class.
+
+    Args:
+        name: the name to register it under, for messages.
+        scheme: what the user has given.
+
+    Raises:
+        UsageError: if it is no class of a scheme, or a subclass of ``AttentionPosition`` that
+            overrides none of the methods by which attention is changed.
+    """
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
 
     bases = (AttentionPosition, InputPosition)

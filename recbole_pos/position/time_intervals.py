@@ -255,9 +255,16 @@ class TimeDecay(AttentionPosition):
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the terms B, [b, h, t, t], of the time between query and key.
+        """Return the terms B that depend on the time between query and key.
 
         Logarithms of the times [b, t, t] are computed once per batch, for all layers.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys; only the type of q is read.
+            batch: the histories, with times.
+
+        Returns:
+            [b, h, t, t], aligned at the start.
         """
 
         def compute_log_seconds() -> Tensor:

@@ -51,6 +51,7 @@ PERIODS = {
 
 LEVELS = (365.25, 30.4375, 1.0)  # days of year, month and day in the code of RoTE
 
+# Options of all schemes with a bank of frequencies of time (``rotary.build_time_bank``).
 TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", "time_scale")
 
 
@@ -311,8 +312,20 @@ class TimeOrderRotaryPosition(AngularPosition):
     ) -> None:
         """Build the frequencies of order and of time, and the gate if it is learned.
 
-        ``fusion`` says how order and time share the planes of a head (pairs of columns that are
-        rotated by one angle); see the class for this and all other options.
+        A plane is a pair of columns of a head that is rotated by one angle.
+
+        Args:
+            dimensions: sizes of the model.
+            fusion: how order and time share planes: early, split_dim, split_head, split_layer or
+                effective.
+            time_ratio: share of planes, heads or layers that turn by time in the split forms.
+            gate: ``fixed``, or how the gate between order and time is learned.
+            gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
+            gate_value: the gate, or where it starts.
+            learn_frequencies: ``fixed``, ``ladder`` or ``free``.
+            learn_scales: whether each plane has a learned factor.
+            rope_base, rope_scale: the frequencies of order are scale * base^(-c / planes).
+            **time_options: unit of time, and what gives the frequencies of time.
 
         Raises:
             UsageError: if options contradict each other, or there is too little to split.

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.data.candidates import describe_candidates, find_excluded_items, masks_history
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.data.splits import PHASES
-from recbole_pos.data.targets import describe_candidates, find_excluded_items, masks_history
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.experiment.evaluation import make_rank_table

@@ -59,14 +59,15 @@ class BatchRelations:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Packed rows of a batch, by the places of their interactions in the log.
+    """Sequences of a batch, one after the other, by the rows of their interactions in the log.
 
     Attributes:
-        events: [m] int64 place of each interaction in the log.
-        lengths: [b] int64 number of interactions of each row.
-        chain: [b] int64 chain of each row, never falling; consecutive chunks of a user share one.
+        events: [m] int64 row of each interaction in the dataset's log.
+        lengths: [b] int64 number of interactions of each sequence.
+        chain: [b] int64 chain of each sequence, never falling. In a chain later interactions read
+            all earlier ones; consecutive windows of a user may share one.
         is_source: [m] bool, whether other users may read the interaction.
-        is_predicted: [b] bool, whether predictions are made from the row.
+        is_predicted: [b] bool, whether predictions are made from the sequence.
     """
 
     events: np.ndarray
@@ -251,13 +252,27 @@ class RelationLookup:
         """Keep the columns of the dataset's log, and build a table for each declared relation.
 
         Relations of items and interactions go into attention heads (``heads``), those of users
-        into one table (``user_table``, None without them). The arguments are those of the class.
+        into one table (``user_table``, None without them).
+
+        Args:
+            relations: the entries of the option ``relations``: fields by which two interactions,
+                their items or their users are related.
+            dataset: training part of a dataset.
+            top_k: how many relations to keep of each interaction and field.
+            cross_sequence: order in which interactions may read those of other users:
+                random_order, time_respecting, or none.
+            max_length: L, interactions of a window.
+            seconds: seconds in one unit of the time field.
+            default_self_relation: the relation to itself of an interaction whose user has no
+                attribute.
         """
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
         self.clock = cross_sequence
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
         self.default_self_relation = default_self_relation
+
+        # columns of the log, [interactions], sorted by user and, of a user, by time
         users, is_trained = log.users.numpy(), dataset.part == TRAIN
         self.users: Column = users
         self.is_trained: Column = is_trained
@@ -416,9 +431,10 @@ class RelationLookup:
     def make_order(self, rows: PackedSequences, rng: np.random.Generator) -> EventOrder:
         """Decide which interactions of a batch each one may read, so that nothing leaks.
 
-        Every interaction gets an arrival time. It reads interactions of other users with an earlier
-        one, and the earlier ones of its own sequence. With ``cross_sequence: time_respecting`` the
-        arrival times are the real ones, else random ones that rise along each user's history.
+        To read an interaction is to add its state to one's own. Every interaction gets an arrival
+        time. It reads interactions of other users with an earlier one, and the earlier ones of its
+        own sequence. With ``cross_sequence: time_respecting`` the arrival times are the real ones,
+        else random ones that rise along each user's history.
 
         Args:
             rows: the sequences of the batch, with m interactions.

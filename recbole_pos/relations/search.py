@@ -121,6 +121,12 @@ class _ReadableRuns:
 
         The key of each sorting is one number, made of several as hours and minutes make minutes:
         with 10 ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
+
+        Args:
+            cell: [m] int64 cell of each interaction: its class and its column as one number.
+            classified: int64 indices of the interactions that have a class, ascending.
+            order: chain, user and rank of the m interactions, and whether others may read them.
+            across_users: whether interactions of other users are read at all.
         """
         self.order = order
         self.num_chains = int(order.chain.max(initial=0)) + 1
@@ -176,6 +182,8 @@ def top_relations(
     same_column: bool = False,
 ) -> Edges:
     """Return the k strongest relations of every interaction to interactions that it may read.
+
+    To read an interaction is to add its state to one's own, weighted by the relation.
 
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
     interactions of the own chain, then the nearest before the reader (in its chain, or in rank; at

@@ -28,7 +28,7 @@ from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import UsageError
 from recbole_pos.values import SECONDS, check_choice, is_number, shown
 
-KEYS = ("field", "scope", "within", "scales")
+KEYS = ("field", "scope", "within", "scales")  # that an entry of the option may have
 TABLES = ("item", "user")  # tables of entities; a field of any other has a value an interaction
 POSITION, TIME = "position", "time"  # built-in fields of every dataset
 # AttrFormer, appendix A.2: hours and days for the time between two interactions
@@ -137,6 +137,10 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
 def _find_table(field: str, dataset: Dataset) -> str:
     """Return where the values of a field come from.
+
+    Args:
+        field: name of a field, as given in the option ``relations``.
+        dataset: says which fields exist, and in which file.
 
     Returns:
         The file of the dataset that has it (item, user or inter); ``TIME`` for the time field; or
@@ -446,7 +450,12 @@ def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.c
 
 
 def _require_few_pairs(pairs: float, name: str) -> None:
-    """Refuse a relation of more than ``MAX_PAIRS`` pairs of classes, for lack of memory."""
+    """Raise UsageError if a relation has more than ``MAX_PAIRS`` pairs, for lack of memory.
+
+    Args:
+        pairs: how many pairs of classes of a field are related.
+        name: name of the field.
+    """
     if pairs > MAX_PAIRS:
         raise UsageError(
             f"relations: {name} relates up to {pairs:,.0f} pairs of values, "

@@ -1,4 +1,8 @@
-"""Why an item is recommended: its score and rank without each of the past interactions."""
+"""Why an item is recommended: its score and rank without each of the past interactions.
+
+:func:`leave_one_out` computes these, :func:`find_reasons` picks the interactions without which
+the score of an item falls most, and :func:`add_reasons` puts them into a table of recommendations.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ BATCH = 256  # histories that are scored at once
 MAX_REASONS = 100  # of an item
 NOISE = 1e-6  # relative to a score: a smaller change is rounding
 
-Effects = dict[str, np.ndarray]  # columns by name, see leave_one_out
+Effects = dict[str, np.ndarray]  # what leave_one_out returns: columns by name
 
 
 def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
@@ -30,7 +34,6 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
         because: requested number of reasons for each item; 0 for none, which is always allowed.
         histories: the histories that items are recommended to.
     """
-    name = scorer.config["model"]
     if not (is_whole(because) and 0 <= because <= MAX_REASONS):
         raise UsageError(
             f"because: expected 1 to {MAX_REASONS} past interactions, or 0 for none, found "
@@ -42,8 +45,8 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
     reads_dataset = histories.users is not None and getattr(scorer.model, "needs_events", False)
     if because and (reads_dataset or scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL):
         raise UsageError(
-            f"because: {name} reads no history here that an interaction can be left out of; give "
-            "histories to a sequential model"
+            f"because: {scorer.config['model']} reads no history here that an interaction can be "
+            "left out of; give histories to a sequential model"
         )
 
 

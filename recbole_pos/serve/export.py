@@ -36,8 +36,7 @@ from recbole_pos.serve.scorer import require_k
 from recbole_pos.values import SECONDS, Options, check_choice
 from recbole_pos.version import __version__
 
-# Format of a program -> suffix of its file.
-SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}
+SUFFIX = {"onnx": "onnx", "torch_export": "pt2"}  # format of a program -> suffix of its file
 TOLERANCE = 1e-4  # difference of a program from the model, relative to the largest entry
 
 # A written program as a function: from inputs by name to a list of outputs.
@@ -273,7 +272,6 @@ def load_program(path: Path) -> Program:
 
         return run_torch
 
-    # Imported here, since the package is optional.
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -324,11 +322,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, model: PosRecommender) -> None:
-        """Freeze the model, and list the inputs that its times and features need.
-
-        Items and their number are always inputs; times, the time of the request (``at``) and
-        features only if the model reads them.
-        """
+        """Freeze the model, and list the inputs that it reads."""
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         tables = {} if model.event_features is None else model.event_features.by_table()
@@ -337,7 +331,6 @@ class Encoder(nn.Module):
             for table, embeds in tables.items()
             for name, embed in embeds.items()
         }
-        # A list times False is empty.
         times = ["times"] * model.needs_time + ["at"] * model.reads_request
         self.inputs = ("items", "lengths", *times, *self.fields)
 
@@ -351,7 +344,7 @@ class Encoder(nn.Module):
         """
         model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
 
-        # Sort the inputs by what they are.
+        # Sort the inputs by what they are: events_rating is the feature rating of interactions.
         items, lengths = values.pop("items"), values.pop("lengths")
         times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
         events, users = (
@@ -359,7 +352,6 @@ class Encoder(nn.Module):
             for prefix in ("events_", "user_")
         )
 
-        # Encode the histories as the model does in training.
         batch = PaddedBatch.from_rows(
             items, lengths, model.max_seq_length, times, at, Features(events, users)
         )
@@ -459,9 +451,6 @@ def make_encoder(model: Any) -> Encoder:
 def trace(module: Encoder | Recommend) -> ExportedProgram:
     """Trace a module into a program for any number of histories of any length the model reads.
 
-    Args:
-        module: what the program computes.
-
     Raises:
         UsageError: if torch cannot trace it.
     """
@@ -529,8 +518,6 @@ def write_onnx(
         UsageError: if torch cannot translate it.
     """
     import onnx_ir  # here, since the package is optional
-
-    # Two operations of torch get translations of our own: see the functions.
 
     try:
         with _silence_exporter():
@@ -600,10 +587,7 @@ def _scalar(
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Within a ``with`` block, let through no warnings, and of logs only errors.
-
-    The exporter of ONNX writes much that says nothing to the user.
-    """
+    """Hide warnings, and logs below errors, of torch's ONNX exporter in a ``with`` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,8 @@
-"""From data to a trained model in one call."""
+"""From data to a trained model in one call.
+
+:func:`fit` trains a model and :func:`load` loads one; both return a
+:class:`~recbole_pos.Recommender`.
+"""
 
 from __future__ import annotations
 

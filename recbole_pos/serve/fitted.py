@@ -1,4 +1,4 @@
-"""A trained model as an object: its facts, metrics and run folder."""
+"""A trained model as an object, without what reads histories, which ``recommender.py`` adds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import copy
 import html
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from recbole_pos.conversion.convert import Dataset
+from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
@@ -29,10 +34,16 @@ from recbole_pos.experiment.folder import (
 )
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import finish_replacement
+from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.serve.explain import BATCH
+from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
+from recbole_pos.values import SECONDS, read_names, shown
 
 
 class FittedModel:
-    """The facts, metrics and folder of a trained :class:`~recbole_pos.Recommender`.
+    """What a trained :class:`~recbole_pos.Recommender` can do without a history.
+
+    It tells facts and metrics of the model, saves its folder, and finds items like others.
 
     Attributes:
         experiment: all of what follows but the folder.
@@ -42,7 +53,13 @@ class FittedModel:
         folder: folder of the run; None for a model that RecBole's own functions have trained.
         num_added: number of items that ``add_items`` has added.
         resources: objects to keep as long as the model: its dataset, and temporary folders.
+        items, ids, scorer: names of items, their ids by name, and what scores them; set by the
+            subclass.
     """
+
+    items: np.ndarray
+    ids: dict[str, int]
+    scorer: Scorer
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
@@ -175,6 +192,122 @@ class FittedModel:
         if self.folder is None or not self.folder.checkpoint.is_file():
             raise UsageError(f"{action}: this model has no run folder; train it by recbole_pos.fit")
         return self.folder
+
+    @cached_property
+    def _counts_time(self) -> bool | None:
+        """Whether values of the time field are dates up to 2100; None if the run does not say."""
+        if isinstance(self.dataset, Catalogue):
+            return self.dataset.counts_time
+        return counts_time(self.dataset.log.times.numpy(), self.config["timestamp_unit"])
+
+    @property
+    def _unit(self) -> float | None:
+        """Seconds in the unit of the time field; None if it only orders interactions."""
+        return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
+
+    @property
+    def _latest(self) -> float:
+        """The year 2200 in the unit of the time field; infinite unless that counts time."""
+        if not self._counts_time:
+            return float("inf")
+        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
+
+    def choose_items(
+        self,
+        allowed: Iterable[str | int] | None = None,
+        excluded: Iterable[str | int] | None = None,
+        boosts: Mapping[str, float] | None = None,
+    ) -> Choice:
+        """Return the items that may be recommended and their boosts; unknown names are ignored.
+
+        Args:
+            allowed: names of the only items that may be recommended; by default all.
+            excluded: names of items that may not be recommended.
+            boosts: number to add to the score of an item, by name.
+
+        Raises:
+            UsageError: if no item is left, or a boost is not a number.
+        """
+        if allowed is None and excluded is None and boosts is None:
+            return self._all_items
+        return make_choice(self.ids, allowed, excluded, boosts)
+
+    @cached_property
+    def _all_items(self) -> Choice:
+        return Choice(torch.arange(1, len(self.ids) + 1))
+
+    def require_id(self, name: str) -> int:
+        """Return the id of an item; raise a UsageError if it is not known."""
+        if name not in self.ids:
+            raise UsageError(f"item {shown(name)} is not known")
+        return self.ids[name]
+
+    def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
+        return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
+
+    def similar(
+        self,
+        items: str | Sequence[str],
+        k: int = 10,
+        allowed: Iterable[str] | None = None,
+        excluded: Iterable[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return the items that are most like given items, by the cosine of their vectors.
+
+        Args:
+            items: names of items, or one name.
+            k: neighbours of each item; fewer if fewer are left.
+            allowed: names of the items to choose from; by default all.
+            excluded: names of items to leave out.
+
+        Returns:
+            A row per neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
+
+        Raises:
+            UsageError: for unknown items, or a model without item vectors.
+        """
+        names = read_names(items, "items")
+        for name in names:
+            self.require_id(name)
+        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
+        return pd.DataFrame(
+            {
+                "item": np.array(names, dtype=object)[row],
+                "rank": rank,
+                "similar": self.items[item - 1],
+                "cosine": cosine,
+            }
+        )
+
+    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
+        """Return the k items whose vectors have the highest cosine with that of each given item.
+
+        Args:
+            names: names of the given items, which are not neighbours of themselves.
+            k: number of neighbours of each.
+            choice: the items that may be neighbours.
+
+        Returns:
+            Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
+            from 1, id of the neighbour, cosine.
+        """
+        k = require_k(k)
+        vectors = self._unit_vectors
+        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        rankings = []
+        for rows in torch.arange(len(ids)).split(BATCH):
+            # The item itself is excluded, as a pair of its place in this batch and its id.
+            states = vectors[ids[rows]]
+            barred = rows - rows[:1], ids[rows]
+            best = find_best_items(partial(products, states, vectors), choice, k, barred)
+            rankings.append(to_columns(names, rows.numpy(), *best))
+        return tuple(map(np.concatenate, zip(*rankings, strict=True)))
+
+    @cached_property
+    def _unit_vectors(self) -> Tensor:
+        """Vectors of the items [items + 1, d], scaled to length 1."""
+        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
 
     def __repr__(self) -> str:
         """Return lines about dataset, training, protocol, metrics and warnings.

@@ -1,4 +1,8 @@
-"""Recommendations of a trained model for users or histories, as a table or a file."""
+"""Recommendations of a trained model for users or histories, as a table or a file.
+
+:func:`recommend` returns a table for users of the dataset, :func:`write_recommendations` writes
+those for users or for a file of histories, which is read by :func:`read_parts`.
+"""
 
 from __future__ import annotations
 

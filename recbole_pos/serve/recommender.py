@@ -1,4 +1,9 @@
-"""A trained model in use: recommendations to its users and after any history."""
+"""A trained model in use: recommendations to its users and after any history.
+
+:class:`Recommender` takes histories of items by name, or names of users, and returns tables of
+items by name: recommended ones, explained ones, or those like others. ``histories.py`` reads what
+it is given, ``scorer.py`` asks the model.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,30 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from recbole_pos.data.attributes import read_history_features
+from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import Growth, extend_log
-from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.data.item_vectors import read_new_vectors, to_file
-from recbole_pos.data.targets import masks_history
 from recbole_pos.data.windows import gather_index
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.run import (
-    Catalogue,
-    NeedsDataset,
-    finds_dataset,
-    load,
-    load_without_data,
-)
-from recbole_pos.layers.catalogue import Choice, Scores, products
+from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
+from recbole_pos.layers.catalogue import Choice, Scores
 from recbole_pos.model.recbole_models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
-from recbole_pos.serve.scorer import Scorer, find_best_items, make_choice, require_k, to_columns
-from recbole_pos.values import SECONDS, listed, read_names, shown
+from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
+from recbole_pos.values import listed, read_names, shown
 
 POOL = 1 << 14  # histories that are sorted by length into batches: little padding
 EXPLAINED_POOL = 1 << 10  # the same with reasons, each of which scores one more history
@@ -193,8 +190,7 @@ class Recommender(FittedModel):
             )
 
         # Give the new items the ids after the known ones; all of it is undone if a step fails.
-        file = to_file(item_vectors)
-        names, vectors = read_new_vectors(file, self.ids, self.dataset.iid_field)
+        names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
             self.items = np.append(self.items, names)
@@ -248,19 +244,20 @@ class Recommender(FittedModel):
                 place of such a score, gets no boost.
             at: time of requests without one, as ``times``, for ``request_time: target``; by
                 default now, or the newest time of a history that is ahead of this machine's clock.
-            because: number of past interactions to name that carried an item; see :meth:`explain`.
+            because: number of reasons to name for each item: past interactions without which its
+                score falls; see :meth:`explain`.
 
         Warns:
             RunWarning: once, if a model that reads the time of the request gets none; and if some
-                histories have an error of their own (no times where the model needs them, or a
-                request before the newest interaction). They have no rows.
+                histories get no rows, since they have no times where the model needs them, or their
+                request is before their newest interaction.
 
         Returns:
             A row per recommendation: ``id`` (as given, or the name of the user), ``rank`` from 1,
             ``item``, ``score``, and ``by``: model, or popularity for a history without a known
             item. With ``because``, for each reason, the strongest first: ``because_1``, the item of
             a past interaction, and ``steps_back_1``, ``score_change_1`` and ``rank_change_1`` as
-            in :meth:`explain`. They are empty where fewer interactions carried the item.
+            in :meth:`explain`. They are empty where an item has fewer reasons.
 
         Raises:
             UsageError: for users without an interaction, a malformed history, scores that are not
@@ -293,7 +290,7 @@ class Recommender(FittedModel):
 
     @cached_property
     def _fields(self) -> Fields:
-        """Fields that histories may have: table -> name -> ids of tokens, None for numbers."""
+        """Feature fields that histories may have: events or user -> field -> ids of its names."""
         return self.scorer.list_fields(self.dataset.field2id_token)
 
     def add_request_time(
@@ -338,25 +335,6 @@ class Recommender(FittedModel):
         packed.require_before(self._latest, self.config["timestamp_unit"])
         return packed
 
-    @cached_property
-    def _counts_time(self) -> bool | None:
-        """Whether values of the time field are dates up to 2100; None if the run does not say."""
-        if isinstance(self.dataset, Catalogue):
-            return self.dataset.counts_time
-        return counts_time(self.dataset.log.times.numpy(), self.config["timestamp_unit"])
-
-    @property
-    def _unit(self) -> float | None:
-        """Seconds in the unit of the time field; None if it only orders interactions."""
-        return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
-
-    @property
-    def _latest(self) -> float:
-        """The year 2200 in the unit of the time field; infinite unless that counts time."""
-        if not self._counts_time:
-            return float("inf")
-        return (2200 - 1970) * YEAR / SECONDS[self.config["timestamp_unit"]]
-
     def read_users(self, users: Sequence[str | int] | None = None) -> Histories:
         """Return the histories of users in the dataset.
 
@@ -399,30 +377,6 @@ class Recommender(FittedModel):
         unknown = np.zeros_like(ids)
         return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
-    def choose_items(
-        self,
-        allowed: Iterable[str | int] | None = None,
-        excluded: Iterable[str | int] | None = None,
-        boosts: Mapping[str, float] | None = None,
-    ) -> Choice:
-        """Return the items that may be recommended and their boosts; unknown names are ignored.
-
-        Args:
-            allowed: names of the only items that may be recommended; by default all.
-            excluded: names of items that may not be recommended.
-            boosts: number to add to the score of an item, by name.
-
-        Raises:
-            UsageError: if no item is left, or a boost is not a number.
-        """
-        if allowed is None and excluded is None and boosts is None:
-            return self._all_items
-        return make_choice(self.ids, allowed, excluded, boosts)
-
-    @cached_property
-    def _all_items(self) -> Choice:
-        return Choice(torch.arange(1, len(self.ids) + 1))
-
     def make_tables(
         self, packed: Histories, k: int, exclude_seen: bool | None, choice: Choice, because: int = 0
     ) -> Iterator[pd.DataFrame]:
@@ -460,12 +414,6 @@ class Recommender(FittedModel):
                 table = add_reasons(table, effects, because, self.items)
             yield table
 
-    def require_id(self, name: str) -> int:
-        """Return the id of an item; raise a UsageError if it is not known."""
-        if name not in self.ids:
-            raise UsageError(f"item {shown(name)} is not known")
-        return self.ids[name]
-
     @torch.inference_mode()
     def rank_items(
         self, histories: Histories, k: int, hides_seen: bool, choice: Choice
@@ -492,7 +440,7 @@ class Recommender(FittedModel):
         empty = np.array([row for row in empty if row not in histories.errors], np.int64)
 
         # Empty columns first, so that there is something to concatenate without recommendations.
-        parts = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
+        rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
         most_popular = Choice(choice.items)  # without boosts, which are for scores of the model
 
         # All empty histories get the same items, unless they have lists of their own.
@@ -501,11 +449,11 @@ class Recommender(FittedModel):
                 self._score_by_popularity(histories.select(empty[:1])), most_popular, k
             )
             score, item = (np.repeat(x, len(empty), axis=0) for x in best)
-            parts.append(to_columns(histories.ids, empty, score, item))
+            rankings.append(to_columns(histories.ids, empty, score, item))
             empty = empty[:0]
 
         # Rank the others in batches: empty ones by popularity, not empty ones by the model.
-        for rows, ranked, make_scores in (
+        for rows, candidates, make_scores in (
             (empty, most_popular, self._score_by_popularity),
             (not_empty, choice, self.scorer.make_scores),
         ):
@@ -513,11 +461,11 @@ class Recommender(FittedModel):
                 batch_rows = rows[start : start + BATCH]
                 batch = histories.select(batch_rows)
                 scores = batch.restrict(make_scores(batch))
-                best = find_best_items(scores, ranked, k, batch.list_barred(hides_seen))
-                parts.append(to_columns(histories.ids, batch_rows, *best))
+                best = find_best_items(scores, candidates, k, batch.list_barred(hides_seen))
+                rankings.append(to_columns(histories.ids, batch_rows, *best))
 
         # Put the entries back into the order of the histories.
-        row, rank, item, score = map(np.concatenate, zip(*parts, strict=True))
+        row, rank, item, score = map(np.concatenate, zip(*rankings, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
 
@@ -526,7 +474,11 @@ class Recommender(FittedModel):
         return lambda ids: self.popularity[ids].repeat(len(histories), 1)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Return whether seen items are excluded: as requested, or by default as in evaluation."""
+        """Return whether seen items are not recommended.
+
+        Args:
+            exclude_seen: what the user says; None for the same as in the evaluation of the run.
+        """
         if exclude_seen is None:
             return masks_history(self.config)
         return exclude_seen
@@ -558,7 +510,8 @@ class Recommender(FittedModel):
             A row for each item and each past interaction that the model reads: ``item``, ``rank``,
             ``score``; ``past``, the item of the interaction; ``steps_back``, 1 for the newest;
             ``score_change`` and ``rank_change``, values without it minus those with it (missing if
-            it is the only one). Interactions that carried an item most come first.
+            it is the only one). For each item, the interactions come first without which its score
+            falls most.
 
         Raises:
             UsageError: if no item of the history is known, the model reads no history, or an item
@@ -622,76 +575,9 @@ class Recommender(FittedModel):
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states
 
-    def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
-        return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
-
-    def similar(
-        self,
-        items: str | Sequence[str],
-        k: int = 10,
-        allowed: Iterable[str] | None = None,
-        excluded: Iterable[str] | None = None,
-    ) -> pd.DataFrame:
-        """Return the items whose vectors have the highest cosine with vectors of given items.
-
-        Args:
-            items: names of items, or one name.
-            k: neighbours of each item; fewer if fewer are left.
-            allowed: names of the items to choose from; by default all.
-            excluded: names of items to leave out.
-
-        Returns:
-            A row per neighbour, nearest first: ``item``, ``rank`` from 1, ``similar``, ``cosine``.
-
-        Raises:
-            UsageError: for unknown items, or a model without item vectors.
-        """
-        names = read_names(items, "items")
-        for name in names:
-            self.require_id(name)
-        row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
-        return pd.DataFrame(
-            {
-                "item": np.array(names, dtype=object)[row],
-                "rank": rank,
-                "similar": self.items[item - 1],
-                "cosine": cosine,
-            }
-        )
-
-    def find_nearest(self, names: Sequence[str], k: int, choice: Choice) -> tuple[np.ndarray, ...]:
-        """Return the k items whose vectors have the highest cosine with that of each given item.
-
-        Args:
-            names: names of the given items, which are not neighbours of themselves.
-            k: number of neighbours of each.
-            choice: the items that may be neighbours.
-
-        Returns:
-            Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
-            from 1, id of the neighbour, cosine.
-        """
-        k = require_k(k)
-        vectors = self._unit_vectors
-        ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        parts = []
-        for rows in torch.arange(len(ids)).split(BATCH):
-            # The item itself is excluded, as a pair of its place in this batch and its id.
-            states = vectors[ids[rows]]
-            barred = rows - rows[:1], ids[rows]
-            best = find_best_items(partial(products, states, vectors), choice, k, barred)
-            parts.append(to_columns(names, rows.numpy(), *best))
-        return tuple(map(np.concatenate, zip(*parts, strict=True)))
-
-    @cached_property
-    def _unit_vectors(self) -> Tensor:
-        """Vectors of the items [items + 1, d], scaled to length 1."""
-        return torch.nn.functional.normalize(self.scorer.require_vectors(), dim=1).cpu()
-
 
 def warn_of_errors(histories: Histories) -> None:
-    """Warn of the histories that get no answer, with the first reason."""
+    """Warn if some histories get no answer, with their number and the first reason."""
     if histories.errors:
         first = next(iter(histories.errors.values()))
         text = f"{len(histories.errors):,} of {len(histories):,} histories get no answer: {first}"

@@ -35,12 +35,7 @@ LARGEST_BOOST = 1e30  # float32 ends soon after, and sums must stay finite
 
 
 class TokenIds(NamedTuple):
-    """What turns the names of a categorical (token) field into ids.
-
-    Attributes:
-        ids: id of each name.
-        is_list: whether each value of the field is a list of names, as of tags.
-    """
+    """Ids of the names of a categorical (token) field; ``is_list`` if its values are lists."""
 
     ids: Mapping[str, int]
     is_list: bool
@@ -73,12 +68,7 @@ class TokenLists:
         return cls(ids, np.array([len(row) for row in lists], dtype=np.int64))
 
     def __getitem__(self, index: Tensor) -> TokenLists:
-        """Return the lists at the given places, in their order.
-
-        Args:
-            index: [k] int64 places of lists, which may repeat.
-        """
-        # Where the ids of each list begin among all ids.
+        """Return the lists at the places ``index`` [k], in this order."""
         start = np.cumsum(self.lengths) - self.lengths
         lengths = self.lengths[index.numpy()]
         return TokenLists(self.ids[gather_index(start[index.numpy()], lengths)], lengths)
@@ -225,8 +215,6 @@ class Histories:
     def require_before(self, latest: float, unit: str) -> None:
         """Raise a UsageError if the newest time is so late that it must be in a wrong unit.
 
-        Milliseconds that are taken for seconds, for example, are tens of thousands of years ahead.
-
         Args:
             latest: the latest time that can be meant.
             unit: unit of the time field, such as ``s``, for the message.
@@ -242,10 +230,7 @@ class Histories:
         """Return some of the histories.
 
         Args:
-            rows: [r] index of each history to return, in any order; one may repeat.
-
-        Returns:
-            r histories in the order of ``rows``; each error goes with its history.
+            rows: [r] index of each history to return, in this order; one may repeat.
         """
         start = (np.cumsum(self.lengths) - self.lengths)[rows]
         lengths = self.lengths[rows]
@@ -444,7 +429,7 @@ class Scorer:
         if self.model.needs_events and histories.users is not None:
             return encode_queries(self.model, self.model.find_histories(histories.users))
 
-        # Others read the given arrays, without those that the model has no use for.
+        # Others read the given arrays; None stands for times that the model has no use for.
         histories = self.drop_unread(histories)
         times = histories.times if self.needs_time else None
         at = histories.at if self.reads_request else None

@@ -19,7 +19,7 @@ import pandas as pd
 
 from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
-from recbole_pos.data.targets import warn_of_repeats
+from recbole_pos.data.candidates import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment.folder import KNOWS_WHEN, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED

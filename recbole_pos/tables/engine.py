@@ -107,8 +107,7 @@ class ParquetFile:
     def __init__(self, path: Path, memory_limit: int) -> None:
         self.connection = connect(memory_limit)
         self.parameters = {"path": glob.escape(str(path))}
-        source = "read_parquet($path, hive_partitioning = false)"
-        self.query = f"SELECT {{}} FROM {source}"
+        self.query = "SELECT {} FROM read_parquet($path, hive_partitioning = false)"
         self.columns: list[str] = self._select("*").columns
         self.num_rows: int = self._select("count(*)").fetchall()[0][0]
 

@@ -41,8 +41,7 @@ class Storage:
             limit: bytes of memory that reading and sorting them may take.
         """
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
-        rows = limit // _BYTES_PER_SORTED_ROW
-        rows = min(max(rows, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
+        rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
