@@ -341,7 +341,7 @@ def _check_configurations(plan: Plan) -> set[str]:
     # predictions of another system have no options, and are checked when the files are read.
     for table in plan.tables:
         candidates = {}
-        for row in filter(configs.__contains__, table.rows):
+        for row in [name for name in table.rows if name in configs]:
             config = configs[row]
             # None if neither user nor model sets the option, and then all items are ranked.
             excludes_seen = bool(config["mask_history"])
