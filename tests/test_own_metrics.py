@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import recbole_pos
+from recbole_pos.config import plugins
 from recbole_pos.config.metrics import CUSTOM
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
@@ -34,19 +35,14 @@ def mean_rank(ranks: Any) -> float:
     return float(ranks.mean())
 
 
-@pytest.fixture(autouse=True)
-def forgets_metrics() -> Iterator[None]:
-    """Forget the metrics of a test: a process that trains for another test cannot import them."""
-    before = dict(CUSTOM)
-    yield
-    CUSTOM.clear()
-    CUSTOM.update(before)
-
-
 @pytest.fixture
-def registered() -> None:
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register two metrics for a test; a process that trains for another cannot import them."""
+    monkeypatch.setattr(plugins, "_allowed", plugins._allowed.copy())
     recbole_pos.register_metric("same_brand", same_brand)
     recbole_pos.register_metric("mean_rank", mean_rank, bigger=False)
+    yield
+    CUSTOM.clear()
 
 
 def test_a_metric_is_there_for_everything(registered: None, tmp_path: Path) -> None:

@@ -23,7 +23,13 @@ MOST_LOSSES = 3  # processes of a command that may be killed before it gives up
 def run_workers(
     function: Callable[[Any, int], Any], job: Any, numbers: list[int], num_workers: int
 ) -> Iterator[Any]:
-    """Call ``function(job, number)`` for each number in ``num_workers`` processes.
+    """Call ``function(job, number)`` for each number in several processes.
+
+    Args:
+        function: what to call; a function of a module, so that other processes can import it.
+        job: its first argument, which is sent to each process once.
+        numbers: its second argument, one for each task.
+        num_workers: number of processes.
 
     Yields:
         What the calls return, as they end, in any order.
@@ -31,12 +37,15 @@ def run_workers(
     Raises:
         PosError: if more than :data:`MOST_LOSSES` processes were killed.
     """
+    # Tasks that no process has begun.
     waiting = deque(numbers)
     num_lost = 0
     workers = [Worker(function, job) for _ in range(min(num_workers, len(numbers)))]
     try:
         for worker in workers:
             worker.begin(waiting.popleft())
+
+        # Whenever a process has ended its task, or was killed, it gets the next one.
         while busy := [worker for worker in workers if worker.number is not None]:
             for worker in wait_for_any(busy):
                 is_done, result = worker.receive()
@@ -85,7 +94,7 @@ class Worker:
         self.restart()
 
     def restart(self) -> None:
-        """Start a process in the place of the one that was lost, if there was one."""
+        """Start a process that waits for tasks, in the place of a lost one if there was one."""
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, other_end = context.Pipe()
         arguments = (other_end, self.function, self.job)
@@ -101,9 +110,11 @@ class Worker:
                 self.connection.send(number)
 
     def receive(self) -> tuple[bool, Any]:
-        """Return whether the task is done, and what its call returned; waits for either.
+        """Wait until the task of the process is done, or the process is gone.
 
-        It is not done if the process was killed: then the pipe has ended without a result.
+        Returns:
+            True and what the call returned; False and None if the process was killed, so that the
+            pipe has ended without a result.
         """
         try:
             return True, self.connection.recv()
@@ -120,8 +131,13 @@ class Worker:
 def _serve_tasks(connection: Connection, function: Callable[[Any, int], Any], job: Any) -> None:
     """Call ``function(job, number)`` for each number that comes, until the pipe ends.
 
-    This is what a :class:`Worker` runs. Ctrl-C of a terminal reaches all processes at once; the
-    command alone handles it, and ends this process.
+    This is what the process of a :class:`Worker` runs. Ctrl-C of a terminal reaches all processes
+    at once; the command alone handles it, and ends this process.
+
+    Args:
+        connection: the end of the pipe from which numbers come, and to which results are sent.
+        function: what to call.
+        job: its first argument.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):  # the command is gone

@@ -175,7 +175,13 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
 def _write_all(
     job: PartJob, writer: PartWriter, numbers: list[int], settings: PartArguments
 ) -> Iterator[Counter[str]]:
-    """Write the parts of the given numbers in this or in other processes.
+    """Write some parts of a job in this or in other processes.
+
+    Args:
+        job: what to recommend, and where to write it.
+        writer: the writer of this process, which has loaded the model.
+        numbers: numbers of the parts, from 0.
+        settings: the number of processes on this machine, or the address of a Ray cluster.
 
     Yields:
         For each part, once it is written, its counts, see :meth:`PartWriter.write`.
@@ -186,6 +192,8 @@ def _write_all(
         yield from map(writer.write, numbers)
         return
 
+    # Other processes load the model themselves: tell them where the data are, what code a model of
+    # the user's own has, and how many cores each may take.
     trained = writer.trained
     dataset_folder = Path(trained.config["data_path"]).resolve()
     job = replace(
@@ -202,6 +210,8 @@ def _write_all(
         from recbole_pos.serve.part_workers import run_workers
 
         outcomes = run_workers(try_part, job, numbers, workers)
+
+    # An outcome is the counts of a part, or the error that another process had.
     for outcome in outcomes:
         if isinstance(outcome, PosError):
             raise outcome
@@ -239,7 +249,11 @@ class PartWriter:
     """
 
     def __init__(self, job: PartJob) -> None:
-        """Load the model, and find out how many users or histories there are."""
+        """Load the model, and find out how many users or histories there are.
+
+        Raises:
+            UsageError: if the model reads the time of the request and none is fixed.
+        """
         unpack(job.packed_code)
         if job.num_threads is not None:
             torch.set_num_threads(job.num_threads)
@@ -252,6 +266,7 @@ class PartWriter:
                 f"at: {self.trained.config['model']} reads the time of the request, which must be "
                 "the same in all parts; give --at a date or a number"
             )
+
         self.choice = self.trained.choose_items(read_names(job.items), read_names(job.exclude))
         self.source: UserSource | HistorySource
         if job.histories is None:
@@ -268,6 +283,7 @@ class PartWriter:
             (items of histories that the model does not know) and ``refused`` (histories with an
             error of their own, which get no recommendations).
         """
+        # Read the users or histories of this part.
         job, trained = self.job, self.trained
         start = number * job.part_rows
         stop = min(start + job.part_rows, len(self.source))
@@ -275,6 +291,7 @@ class PartWriter:
         counts = Counter(users=stop - start, unknown=int(histories.unknown.sum()))
         counts["refused"] = len(histories.errors)
 
+        # Recommend to them; the file appears only when it is complete.
         file = find_part(job.out, number)
         remove_unfinished([file])  # of a process that was killed while it wrote this part
         with open_writer(file) as write_table:
@@ -350,7 +367,15 @@ class HistorySource:
     """
 
     def __init__(self, trained: Recommender, path: str) -> None:
-        """Read the footers of the files; a UsageError if a file is no parquet of histories."""
+        """Read from the footers of the files which rows each row group has.
+
+        Args:
+            trained: the model, which reads the histories.
+            path: the parquet file, or a folder of them.
+
+        Raises:
+            UsageError: if a file is no parquet, or its columns are not those of histories.
+        """
         self.trained, self.path = trained, path
         if not (path.endswith(".parquet") or os.path.isdir(path)):
             raise UsageError(
@@ -376,6 +401,9 @@ class HistorySource:
 
         With row groups of 100, 100 and 50 histories, 150 to 220 are the rows from 50 of the second
         group and the first 20 of the third. Histories without an id get their number.
+
+        Raises:
+            UsageError: for a file that cannot be read, or a malformed history.
         """
         tables = [self.schema.empty_table()]
         num_before = 0  # histories in the row groups before this one
@@ -384,7 +412,7 @@ class HistorySource:
                 first = max(start - num_before, 0)
                 end = min(stop - num_before, num_rows)
                 num_before += num_rows
-                if first >= end:
+                if first >= end:  # no row of this group is asked for
                     continue
                 table = pq.ParquetFile(file).read_row_group(group, self.columns)
                 table.validate(full=True)  # a damaged file may hold invalid text
@@ -418,11 +446,15 @@ def find_part(out: str | Path, number: int) -> Path:
 def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
     """Write the description of a job into its folder, or require that the one there is the same.
 
+    Args:
+        out: folder of the parts.
+        description: what decides the content of the parts, see :meth:`PartWriter.describe`.
+
     Raises:
         UsageError: if the folder holds parts that were made from something else.
     """
     file = out / JOB_FOLDER / "manifest.json"
-    # before looking for the manifest: another share may be writing both, the manifest first
+    # Look for parts first: another command may be writing both, the manifest before the parts.
     has_parts = any(out.glob("part-*.parquet"))
     if not file.exists():
         if has_parts:
@@ -443,7 +475,14 @@ def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
 
 
 def _read_share(part: str | None) -> tuple[int, int]:
-    """Return number and count of ``--part 2/8``, here (2, 8); (1, 1) if it is not given."""
+    """Return which share of the parts this command writes, and of how many shares.
+
+    Args:
+        part: ``--part``, such as ``2/8`` for (2, 8); None, if it is not given, for (1, 1).
+
+    Raises:
+        UsageError: for another text.
+    """
     if part is None:
         return 1, 1
     number, _, count = part.partition("/")
@@ -496,7 +535,14 @@ def _digest_option(path: str | None) -> str | None:
 
 
 def _report(reporter: Reporter, out: Path, num_parts: int, counts: Counter[str]) -> None:
-    """Print what this command has written, and how many parts are missing still."""
+    """Print what this command has written, and how many parts are missing still.
+
+    Args:
+        reporter: prints lines.
+        out: folder of the parts.
+        num_parts: number of parts of the whole job.
+        counts: sums over the written parts, see :meth:`PartWriter.write`.
+    """
     reporter.line(
         f"{counts['rows']:,} recommendations to {counts['users']:,} users or histories written"
     )
