@@ -17,14 +17,13 @@ from recbole.data.dataset import Dataset
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.loading import (
-    NAMING_FIELDS,
-    Tables,
+from recbole_pos.data.filters import (
     filter_by_counts,
     leave_out_copies,
     leave_out_nameless,
     leave_out_undescribed,
 )
+from recbole_pos.data.loading import NAMING_FIELDS, Tables
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 

@@ -21,6 +21,7 @@ from pyarrow import compute
 
 from recbole_pos.data.location import KINDS, MISSING, PARQUET
 from recbole_pos.errors import UsageError
+from recbole_pos.tables.columns import Column
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile, read_text
 from recbole_pos.tables.storage import Storage, read_limit
 from recbole_pos.tables.text import TextForm, find_form, iterate_lines
@@ -30,8 +31,6 @@ _MISSING = frozenset(MISSING)
 _BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # largest number that a model can compute with
 _BLOCK_LINES = 1 << 16  # how many lines Python reads at a time
-_MAX_UNMERGED_NAMES = 1 << 21  # names that a column keeps before merging, about 100 megabytes
-_MISSING_CODE = -1  # in place of the code of a name
 _EXPECTED = {
     "token": "text or whole numbers",
     "float": "numbers (a time as a number, such as seconds since 1970)",
@@ -68,7 +67,7 @@ def read_rows(
     first_file = files[0]
     kinds = {name: first_file.kinds[name] for name in names}
     num_rows = sum(file.num_rows for file in files)
-    columns = {name: _Column(kind, num_rows, storage or Storage()) for name, kind in kinds.items()}
+    columns = {name: Column(kind, num_rows, storage or Storage()) for name, kind in kinds.items()}
 
     # A file begins in ``first_row`` of the table; ``start`` is counted within the file. A reader
     # that fails midway begins again at 0 with another method, which overwrites the rows.
@@ -90,83 +89,6 @@ def read_rows(
     # Return the memory that Arrow keeps to use again: hundreds of megabytes after a large file.
     pa.default_memory_pool().release_unused()
     return pd.DataFrame(table, copy=False), sizes
-
-
-class _Column:
-    """A column that is filled block by block: codes of names, numbers or lists.
-
-    Codes are first those of a block, whose names Arrow has numbered. Names of many blocks are then
-    merged at once: a block of the names [red, blue] after one of [blue, owl] gets the codes 2 and 0
-    in place of its own 0 and 1.
-    """
-
-    def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
-        self.kind = kind
-        self.names = pa.array([], pa.string())  # by first appearance
-        self.unmerged: list[tuple[slice, pa.Array]] = []  # rows of blocks, and the names of each
-        self.lists: list[np.ndarray] = []
-        if not kind.endswith("seq"):
-            self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
-
-    def write(self, row: int, block: Any) -> None:
-        """Write the cells of a block of rows.
-
-        Args:
-            row: row of the table in which the block begins.
-            block: the cells: a list of arrays, an array of numbers, or names numbered by Arrow.
-        """
-        if self.kind.endswith("seq"):
-            self.lists[row:] = block
-            return
-        rows = slice(row, row + len(block))
-        if self.kind == "float":
-            self.values[rows] = block
-            return
-        self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
-
-        # A reader that begins again overwrites earlier blocks, whose names are dropped with them.
-        self.unmerged = [
-            (earlier, names) for earlier, names in self.unmerged if earlier.stop <= row
-        ]
-        self.unmerged.append((rows, block.dictionary))
-        if sum(len(names) for _, names in self.unmerged) > _MAX_UNMERGED_NAMES:
-            self._merge_names()
-
-    def _merge_names(self) -> None:
-        """Give equal names in all blocks the same code, and rewrite the codes of their rows.
-
-        For example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where
-        earlier blocks had [blue, owl].
-        """
-        # Arrow merges the names of its own numbered columns, so that each list of names is made
-        # into a column with every name once: its merged codes are the new code of each old one.
-        every = [self.names, *(names for _, names in self.unmerged)]
-        codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
-        numbered = map(pa.DictionaryArray.from_arrays, codes, every)
-        merged = pa.chunked_array(list(numbered)).unify_dictionaries().chunks
-        for (rows, _), block in zip(self.unmerged, merged[1:], strict=True):
-            # The code -1 of a missing name reads the last of these, which is -1 again.
-            new_codes = np.append(block.indices.to_numpy(), np.int32(_MISSING_CODE))
-            self.values[rows] = new_codes[self.values[rows]]
-        self.names, self.unmerged = merged[0].dictionary, []
-
-    def finish(self, num_rows: int) -> Any:
-        """Return the column of the finished table.
-
-        Args:
-            num_rows: number of rows; blank lines leave fewer than there was space for.
-
-        Returns:
-            A Series of arrays (token_seq, float_seq), float64 numbers (float) or categories of str
-            (token).
-        """
-        if self.kind.endswith("seq"):
-            return pd.Series(self.lists, dtype=object)
-        if self.kind == "float":
-            return self.values[:num_rows]
-        self._merge_names()
-        categories = pd.Index(self.names.to_pylist(), dtype=object)
-        return pd.Categorical.from_codes(self.values[:num_rows], categories, validate=False)
 
 
 class AtomicFile:

@@ -19,16 +19,10 @@ from torch import Tensor
 from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.data.cache import Cache
 from recbole_pos.data.dataset import Columns, Dataset, NameIds
+from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
 from recbole_pos.data.identity import HeldOut, Vocabulary, divide_interactions, keep_known_rows
 from recbole_pos.data.interactions import sort_interactions, wrap_read_only
-from recbole_pos.data.loading import (
-    Tables,
-    filter_by_counts,
-    filter_rows,
-    list_files,
-    read_tables,
-    require_rows,
-)
+from recbole_pos.data.loading import Tables, list_files, read_tables
 from recbole_pos.data.targets import find_selected, make_split, read_ties
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage
