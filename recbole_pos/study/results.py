@@ -147,7 +147,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         results: results of the study.
         table: a table of its plan.
     """
-    main, ranks = table.metrics[0], results.ranks
+    main, ranks = table.metrics[0], results.ranks  # ranks of each test target in each run
 
     # Means of all metrics. A table with cold targets also has the recall of those.
     metrics = list(table.metrics)
@@ -297,7 +297,7 @@ class _Collector:
         """
         row, seed, path = facts["row"], facts["seed"], run.path
 
-        # The line of the table of runs.
+        # The line of the table of runs. An unfinished or old run lacks some facts.
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
         line = {

@@ -113,6 +113,7 @@ class StudyFolder:
             path: the folder; ``saved/<dataset>/studies/<title>/`` when None.
         """
         if path is None:
+            # "FPARec, Pop on ml-100k" becomes fparec-pop-on-ml-100k.
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
         return cls(path)
@@ -145,6 +146,9 @@ class StudyFolder:
     def read_fit(self, digest: str) -> dict[str, Any]:
         """Return all facts of a run, from its ``result.json`` and its ``fit.json``.
 
+        The run itself writes its results into ``result.json``, and the study what it knows of the
+        run (row, seed, status) into ``fit.json``.
+
         Args:
             digest: hash that names the run's folder.
 
@@ -164,6 +168,7 @@ class StudyFolder:
             digest: hash that names the run's folder; empty for no run.
         """
         facts = self.read_fit(digest)
+        # KNOWN_FROM names the packed study that a run was taken from.
         is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
         return is_trained_here and self.run(digest).checkpoint.is_file()
 
@@ -177,6 +182,7 @@ class StudyFolder:
         Returns:
             Name of a fit -> digest of its run (the hash that names the run's folder).
         """
+        # Name of a fit -> its run, and a hash of what was asked for when the run was made.
         current = read_json(self.path / "current.json")
         return {
             name: current[name]["run"]
@@ -245,6 +251,7 @@ class PackedStudy:
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
+        # Mark the runs as finished and taken from here. All runs in such a folder are finished.
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
         facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
@@ -260,6 +267,7 @@ class PackedStudy:
             config: configuration of the run, with the paths of this machine.
             dataset: dataset of the configuration.
         """
+        # The same files as a trained run has: configuration, epochs, ranks and results.
         run, facts = folder.run(digest), self.fits[digest]
         make_folder(run.path)
         run.write_config(config.plain)
@@ -273,6 +281,7 @@ class PackedStudy:
         # since it is not tested.
         if facts.get("test") is not None:
             column = pd.read_parquet(self.path / _RANKS, columns=[digest])[digest]
+            # Runs with fewer test targets have shorter columns, filled up with missing values.
             ranks = column.dropna().to_numpy(np.int64)
             targets = np.flatnonzero(dataset.split.find_targets(TEST))
             run.write_ranks(make_rank_table(dataset, targets, ranks, config["timestamp_unit"]))
@@ -313,6 +322,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
             continue
+        # Only facts that may be shared: none has data, or paths of this machine.
         facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
         for epoch in read_epochs(run):
             epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
@@ -343,5 +353,6 @@ def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:
         encoding: arguments of pyarrow's ``write_table``.
     """
     table = pa.Table.from_pandas(frame, preserve_index=False)
+    # The file appears under its name only when it is complete.
     with atomic_write(path, text=False) as file:
         pq.write_table(table, file, compression="zstd", compression_level=19, **encoding)
