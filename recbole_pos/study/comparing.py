@@ -381,7 +381,8 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     Raises:
         UsageError: naming the metric and a configuration that does not compute it.
     """
-    # Metrics that cannot be computed from ranks, so that the runs have to.
+    # Metrics that cannot be computed from ranks, so that the runs have to. A table may show the
+    # study's first metric in validation as well, which always comes from the runs.
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
     required = [metric for metric in metrics if not is_from_ranks(metric)]
     if any(table.validation for table in plan.tables):

@@ -226,7 +226,8 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    # Group the configurations by a hash of all options in which twins are equal.
+    # Group the configurations by a hash of all options in which twins are equal: those that change
+    # results, but for the seed and the request time.
     twins: dict[str, dict[str, str]] = {}  # hash -> value of request_time -> name
     ignored = {*INDIFFERENT, "seed", "request_time"}
     for name, config in configs.items():
@@ -256,6 +257,7 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
     Raises:
         UsageError: naming two configurations that rank different items.
     """
+    # All must be equal, so it is enough to compare each with the first.
     first_row, first_candidates = next(iter(candidates.items()))
     for row, row_candidates in candidates.items():
         if row_candidates != first_candidates:
@@ -435,8 +437,8 @@ def _find_file(name: str) -> Path | None:
     if top in _VERSIONED:
         return None
 
-    # Look for the top-level package first. If it is installed we stop there: to look for a module
-    # within a package would import the package.
+    # For models.mine look for models first. If it is installed we stop there, because to look for a
+    # module within a package would import the package, and run its code.
     for searched in (top, name):
         # The file of the module, and the folders of a package.
         places = [getattr(sys.modules.get(searched), "__file__", None)]

@@ -176,6 +176,9 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
 def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     """Check the key ``search`` of a study or of one of its rows (configurations).
 
+    A study may give one grid for all rows, which a row can replace (a grid), take (true) or leave
+    (false).
+
     Args:
         value: a grid (option -> list of different values, of which all combinations are tried), or
             true or false.
@@ -186,7 +189,7 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     Raises:
         ValueError: for anything else.
     """
-    if value is None or isinstance(value, bool) or value == {}:
+    if value is None or isinstance(value, bool) or value == {}:  # False and {} become None
         return value or None
     is_grid = isinstance(value, dict) and all(
         isinstance(values, list) and values and not find_repeated(values)

@@ -309,7 +309,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
         kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
         unit: word for what the dataset has as users, ``user`` or ``session``.
     """
-    means, differences = comparison.bins[kind]
+    means, differences = comparison.bins[kind]  # one line per bin and row each
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
     for name, bin_means in means.groupby("bin", sort=False):  # bins in their order
@@ -336,6 +336,7 @@ def _describe_size(line: pd.Series, unit: str) -> str:
         line: a line of means, with the number of ``targets`` and of ``units`` (users or sessions).
         unit: word for a unit, ``user`` or ``session``.
     """
+    # With one target for each unit, the number of units says nothing new.
     targets, units = line["targets"], line["units"]
     return f"{targets:,.0f} targets" + (f" of {units:,.0f} {unit}s" if targets != units else "")
 
