@@ -473,6 +473,9 @@ def _train_missing(
 def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
     """Write the files of a comparison, print its tables, and return it.
 
+    A comparison has the numbers of one table of the study: means, and differences from the
+    reference, over all test targets and by bins of targets.
+
     Args:
         results: results of the runs.
         reporter: prints tables, warnings and the paths of the files.
@@ -493,7 +496,7 @@ def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: 
     for file in files:
         reporter.line(str(file))
 
-    # The table of the returned object has only lines over all targets, without those of bins.
+    # The table of the returned object has only the lines over ALL targets, without those of bins.
     all_lines = tabulate(results.comparisons)
     table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = concatenate([comparison.differences for comparison in results.comparisons])

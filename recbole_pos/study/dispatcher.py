@@ -202,8 +202,11 @@ class ActiveRuns:
     def describe_progress(self) -> list[str]:
         """Return the lines of the progress display: an overview, and one line for each active run.
 
+        The display calls this from another thread, while :meth:`train` waits for runs to end.
+
         The overview says how many runs are done, running and failed, and estimates the time left.
         """
+        # Copies, since the thread of :meth:`train` changes both.
         statuses = list(self.scheduler.status.values())
         running = list(self.running.values())
 

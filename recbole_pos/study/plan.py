@@ -461,6 +461,10 @@ class Fit:
 def list_fits(plan: Plan) -> list[Fit]:
     """Return all fits (training runs) of a plan, each after the fits it depends on.
 
+    A searched row has trials, and then a final fit for each seed with the options of the best
+    trial. A row that starts from another row's models has a fit for each seed, which adds position
+    schemes to the trained model (attach) or only tests it with other options (retest).
+
     The trials of all searches come first. Then all rows (configurations) have their first seed
     before any has its second, so that an interrupted study has all rows with the same seeds.
     """
@@ -468,7 +472,8 @@ def list_fits(plan: Plan) -> list[Fit]:
     trials = {name: _list_trials(plan, name) for name in row_names}
     fits = list(itertools.chain.from_iterable(trials.values()))
     for seed, name in itertools.product(plan.seeds, row_names):
-        # A fit waits for the trials of its row, or for the fit whose weights it starts from.
+        # A fit waits for the trials of its row, if it has a search, or for the fit of the same seed
+        # whose weights it starts from.
         row = plan.rows[name]
         stage, after = "final", tuple(trial.name for trial in trials[name])
         if row.parent:

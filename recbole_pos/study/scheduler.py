@@ -162,7 +162,8 @@ class Scheduler:
         """Return why a fit cannot be trained, because of the fits that it depends on.
 
         A fit with a parent depends on the run whose weights it starts from; the final fit of a
-        searched row depends on all trials of the search.
+        searched row depends on all trials of the search (the combinations of options that it
+        tries). A report trains nothing, and records missing runs as failed because untrained.
 
         Args:
             fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.

@@ -70,10 +70,13 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study merged into the content that it inherits.
 
-    Keys of the study win. Options in ``base`` and in each row (a configuration) are merged one by
-    one. If ``rows`` is a list of names, only these inherited rows stay, and of ``reference``,
-    ``tables`` and ``paper`` only what is about them. Values of a paper are not inherited by a study
-    of another dataset.
+    Its keys are ``base`` (options of all rows), ``rows`` (the configurations to compare, by name),
+    ``reference`` (the row that others are compared to), ``tables`` (which rows stand together),
+    ``paper`` (values of a paper to show) and further ones. Keys of the study win over inherited
+    ones. Options in ``base`` and in each row (a configuration) are merged one by one. If ``rows``
+    is a list of names, only these inherited rows stay, and of ``reference``, ``tables`` and
+    ``paper`` only what is about them. Values of a paper are not inherited by a study of another
+    dataset.
 
     Args:
         source: the study.
@@ -140,6 +143,9 @@ def _restrict(value: Any, names: list[str]) -> Any:
 
 def make_plan(source: Source) -> Plan:
     """Return the complete plan of a study: keys that it leaves out are filled in.
+
+    A study compares rows, which are configurations, by training each with the same seeds. A row may
+    be searched: then every combination of some options is tried first, and the best one is kept.
 
     Args:
         source: content of the study, with the lines of its file.

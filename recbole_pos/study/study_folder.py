@@ -261,6 +261,9 @@ class PackedStudy:
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
+        Its results are in the three files of this packed study (``compare --pack``), which others
+        have trained. The study then has no need to train the run.
+
         Args:
             digest: hash that names the folder of the run.
             folder: folder of the study.
@@ -299,7 +302,10 @@ class PackedStudy:
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
-    """Write the results of a study's finished runs into a folder, for :class:`PackedStudy`.
+    """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
+
+    Others who have the same data can then compare with these runs (``--known``) and need not train
+    them. There are no weights and no data in the files.
 
     Args:
         plan: the study.

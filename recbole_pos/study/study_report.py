@@ -122,7 +122,10 @@ def render_report(results: Results) -> str:
 
 
 def write_findings(results: Results, comparison: Comparison) -> list[str]:
-    """Return the findings of a table: its best row, unfinished runs, significant differences.
+    """Return sentences on what a table shows, to begin the report with.
+
+    They name the row (configuration) with the highest main metric, the number of unfinished runs,
+    and the significant differences from the reference.
 
     Args:
         results: results of the study.
@@ -385,7 +388,8 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     if column not in results.runs.columns:
         return None
 
-    # A point for each row that has both values, in the order of the table.
+    # A point for each row that has both values, in the order of the table. dropna leaves out rows
+    # that lack one of them.
     table, means = comparison.table, comparison.means
     mean = means[means["metric"] == table.metrics[0]].set_index("row")["mean"]
     cost = results.done.groupby("row")[column].median()

@@ -463,7 +463,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     Raises:
         UsageError: with the file and line of a wrong option.
     """
-    # The options of all trials, without searched ones.
+    # The options of all trials, without searched ones: {} stands for no sampled option.
     try:
         config = build({})
     except UsageError as error:

@@ -459,6 +459,7 @@ class TrialSearch(OptunaSearch):
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
+        # OptunaSearch calls _sample for each trial that is to be trained, queued ones first.
         super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **shared)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -356,7 +356,8 @@ class _Runs:
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
 
-        # What a trial runs; the data are put into Ray's store once for all trials.
+        # What a trial runs: the function run_trial with these arguments. pack returns the code of a
+        # custom model as bytes, and the data are put into Ray's store once for all trials.
         trainable = ray_tune.with_parameters(
             run_trial,
             resources=self.resources,
@@ -418,7 +419,8 @@ class _Runs:
         if run.result.is_file():
             return run
 
-        # Run it as a task of Ray, which starts again if its process is lost.
+        # Run it as a task of Ray, which starts again if its process is lost. Only here are the test
+        # interactions given to a process.
         make_folder(run.path.parent)
         task: Any = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
@@ -433,6 +435,7 @@ class _Runs:
                 tested_run=str(find_run(self.folder, best.number).path.resolve()),
             )
         )
+        # train_run returns the status, and the reason of a failure, in place of raising an error.
         if facts["status"] != DONE:
             raise TrainingError(
                 f"trial {best.number} could not be tested: {facts['reason']}; {self.advice}"
