@@ -382,7 +382,8 @@ def digest_code(config: PosConfig) -> list[str]:
     Returns:
         One hash (16 hex digits) for each file of code.
     """
-    # SCHEMES has the class of each scheme. Look at the classes of the model and of its schemes.
+    # SCHEMES has the class of each scheme by its name. Hash the class of the model and those of its
+    # schemes, if the user has written them.
     names = list_positions(config.plain.get("position"), None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []

@@ -78,7 +78,7 @@ class Source:
         """Require that a name is the name of a row (a configuration of the study).
 
         Args:
-            path: keys and list indices of the place where the name is written.
+            path: keys and list indices of the place in the study's file where the name is written.
             name: the name, as the user has written it.
             rows: names of the rows.
 

@@ -98,6 +98,8 @@ class PairNoise:
         parts += [(between / num_seeds) ** 2 / (num_seeds - 1) for between in self.between]
         # The degrees of freedom of a sum are never fewer than those of its parts.
         df = max(variance**2 / sum(parts), min(self.num_units, num_seeds) - 1)
+        # What is detectable depends on the error only, so any difference (0.0) will do; "own" says
+        # that both rows have several seeds.
         return Estimate(0.0, math.sqrt(variance), df, "own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:

@@ -60,6 +60,7 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
         results: results of the study.
         comparison: the numbers of the table. Differences and bins may be missing from it.
     """
+    # Bins are groups of test targets, for example by the length of the user's history.
     tables = [make_metrics_table(results, comparison)]
     if not comparison.differences.empty:
         tables.append(make_differences_table(comparison))

@@ -334,16 +334,17 @@ class _Collector:
             plan: the study; its rows (configurations) give the order.
             facts: facts about its data and split.
             command: command that repeats the study.
-            searches: one line per trial of its searches.
+            searches: one line per trial of its searches; an empty frame without a search.
 
         Raises:
             UsageError: if the runs have ranks of different test targets.
         """
-        # Of different versions of a package, the text lists all.
+        # Sort all that was collected.
         row_order = {row: index for index, row in enumerate(plan.rows)}
         lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
         ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
         ranks = {run: self.ranks[run] for run in ranked_runs}
+        # A package with several versions has all of them in one text.
         versions = {name: ", ".join(found) for name, found in self.rows_by_version.items()}
         return Results(
             plan=plan,

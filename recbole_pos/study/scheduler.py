@@ -177,6 +177,7 @@ class Scheduler:
         if fit.has_parent and failed:
             (parent,) = fit.after
             reason = self.reasons[parent]
+            # _UNTRAINED: a report has not tried it.
             return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
 
         # A trial has not been trained, so that the best trial is not known.
@@ -296,6 +297,7 @@ class Scheduler:
             options["train_only"] = list(schemes)
         config = make_row_config(parent_options, options)  # the fit's own options win
         digest = digest_run(config, self.prepare(config).identity, parent_run)
+        # With schemes there is something to train; a retest only tests the parent's weights.
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def prepare(self, config: PosConfig) -> Any:

@@ -213,6 +213,7 @@ def _make_results(plan: Plan, requests: Requests) -> Results:
         plan,
         runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
         split=select_protocol(summary) if requests.part == "test" else {},
+        # "none": the system is not known to know the time of a request.
         warnings=tuple(list_warnings(summary, requests.candidates, "none")),
     )
 

@@ -478,7 +478,7 @@ def _make_style(results: Results, row: Any) -> dict[str, Any]:
     Returns:
         Arguments of matplotlib's ``plot``.
     """
-    index = list(results.plan.rows).index(row)
+    index = list(results.plan.rows).index(row)  # the same in all charts, whatever a table selects
     # Colours and markers are as many, so after the last of both the next rows get another dash.
     return {
         "color": _COLORS[index % len(_COLORS)],

@@ -245,7 +245,7 @@ def resume_search(
     # are the combinations of the values of all options.
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
-    space = parse_space(facts.space, {})
+    space = parse_space(facts.space, {})  # {}: the lines of the file are not known any more
     if facts.searcher == "grid":
         facts.num_samples = min(facts.num_samples, len(space.list_points()))
     return Search(facts, space)

@@ -523,7 +523,8 @@ class TrialSearch(OptunaSearch):
         self.table.write()
         self.reporter.line(self._describe(trial))
 
-        # Optuna learns from the values of ended trials. It takes one without a value for failed.
+        # Optuna learns from the values of ended trials. One without a value is given to it as
+        # failed (None: no result), so that it learns nothing from that.
         if trial.score is None:
             super().on_trial_complete(trial_id, None, error=True)
         else:
