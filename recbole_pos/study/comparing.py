@@ -334,6 +334,9 @@ def _check_configurations(plan: Plan) -> set[str]:
     request, or none does; whether the configurations of one table rank the same items; and whether
     the files of the dataset and of the item vectors exist.
 
+    Args:
+        plan: the study, with its tables and the rows (configurations) in them.
+
     Returns:
         Names of the models, without repetition.
 

@@ -144,6 +144,9 @@ def exclude_unread(plan: Plan) -> None:
     as Pop reads only some of them. The names of the others are stored in ``row.unread``, and the
     row is then made without them. An option that no row reads is likely a misspelling. It stays in
     all rows, so that :func:`check_plan` refuses it.
+
+    Args:
+        plan: the study, whose rows are changed.
     """
     # Rows with predictions of another system are not trained, and are left out here.
     trained_rows = [plan.rows[name] for name in plan.sort_rows()]
@@ -190,6 +193,9 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
 
     A row is a configuration that the study compares; its grid (option -> values to try) is
     searched. Each value of the grid is checked together with the first values of the other options.
+
+    Args:
+        plan: the study.
 
     Returns:
         Name of a row -> its complete options, with the first value of each searched option.
@@ -315,6 +321,9 @@ def digest_data_options(config: PosConfig) -> str:
 
     Configurations with equal hashes read the same data, so that one dataset in memory serves them
     all. The type of the model is included, since RecBole reads data for some types differently.
+
+    Args:
+        config: configuration of a run.
     """
     # The package notes for every option what it decides: its role. _NOT_READ has the exceptions,
     # options of the data such as the metrics that do not change what is read from files.
@@ -378,6 +387,9 @@ def digest_code(config: PosConfig) -> list[str]:
     They are part of the name of a run's folder, so that edited code makes a new run. Classes of
     this package and of RecBole are left out. Code without a file, such as that of a notebook, gets
     another hash in each process, and each time its class is executed.
+
+    Args:
+        config: configuration of a run, with its model and position schemes.
 
     Returns:
         One hash (16 hex digits) for each file of code.

@@ -104,6 +104,9 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     """Return names as a tuple, from a list of different names or from a single name.
 
     None, a yaml key without a value, gives no names. A ValueError refuses everything else.
+
+    Args:
+        value: what the user has written at a key that takes names.
     """
     if value is None:
         return ()
@@ -130,6 +133,9 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
     """Return the seeds that the key ``seeds`` of a study gives, as a list or as their number.
 
     A number n, such as 3, means the first n seeds from RecBole's default on: 2020, 2021, 2022.
+
+    Args:
+        value: a number, or a list of seeds.
 
     Raises:
         ValueError: for anything but a number from 1 to 1000, or a list of different seeds.
@@ -467,6 +473,9 @@ def list_fits(plan: Plan) -> list[Fit]:
 
     The trials of all searches come first. Then all rows (configurations) have their first seed
     before any has its second, so that an interrupted study has all rows with the same seeds.
+
+    Args:
+        plan: the study.
     """
     row_names = plan.sort_rows()  # each after the row whose models it starts from
     trials = {name: _list_trials(plan, name) for name in row_names}

@@ -185,6 +185,9 @@ def format_duration(seconds: float) -> str:
     """Return a duration as ``41 s``, ``3 min 20 s`` or ``2 h 5 min``; empty for nan.
 
     The two largest units are shown, and durations below ten seconds with one decimal, as ``4.2 s``.
+
+    Args:
+        seconds: the duration.
     """
     if math.isnan(seconds):
         return ""
@@ -198,7 +201,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Return a count in three digits, as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan."""
+    """Return a count in three digits, as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan.
+
+    Args:
+        value: the count, which may be a median and need not be whole.
+    """
     if math.isnan(value):
         return ""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -211,6 +218,10 @@ def join_names(names: Iterable[str], limit: int = 6) -> str:
     """Return names in a sentence: ``a, b and c``.
 
     Of more than ``limit`` names, the last ones are counted: ``a, b, c, d, e and 7 more``.
+
+    Args:
+        names: the names.
+        limit: most names that are shown, the count included.
     """
     names = list(names)
     if len(names) > limit:  # the words "7 more" take the place of the last name

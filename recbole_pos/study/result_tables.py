@@ -171,6 +171,10 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
 
     If runs are missing, the text is ``3 of 5``. The detail is the number of failed runs, if any.
     Results without a plan (of any run folders) have no number of runs to reach.
+
+    Args:
+        results: results of the study, with a line for each run.
+        row: name of the row.
     """
     num_seeds = results.plan.count_runs(row)  # how many runs the plan asks for
     status = results.runs.loc[results.runs["row"] == row, "status"]
@@ -185,6 +189,11 @@ def _make_metric_cells(results: Results, comparison: Comparison, metric: str) ->
 
     A cell has the mean and the deviation over seeds, and as detail the value of the paper, if the
     study gives it. The best mean is bold. The cell of a row without finished runs is empty.
+
+    Args:
+        results: results of the study, whose plan has the values of the paper.
+        comparison: the numbers of the table.
+        metric: name of the metric, such as ``ndcg@10``.
     """
     means = comparison.means[comparison.means["metric"] == metric].set_index("row")
     # The highest mean as text with four decimals; empty if there is nothing to compare it with.
@@ -358,6 +367,10 @@ def make_search_table(results: Results) -> RenderedTable | None:
 
     A line is a searched row (configuration): its number of trials, the options of the best trial,
     and its validation value. The metric of the value is in the cell if the searches have several.
+
+    Args:
+        results: results of the study, with a line for each trial: row, options, validation value,
+            and whether the search has chosen it.
     """
     if results.searches.empty:
         return None

@@ -210,10 +210,15 @@ def _has_cold_targets(results: Results, table: TablePlan) -> bool:
 
     It does if some test targets are cold, and if a configuration of the table can score their items
     from content (vectors or features of items). Without content no model can find them.
+
+    Args:
+        results: results of the study.
+        table: the table of its plan.
     """
     ranks = results.ranks
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
+    # _CONTENT are the options that give a model vectors or features of items.
     options = [results.plan.make_options(row) for row in table.rows]
     has_content = any(row_options.get(key) for row_options in options for key in _CONTENT)
     return has_content and bool((ranks.targets["popularity"] == 0).any())

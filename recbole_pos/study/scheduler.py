@@ -197,6 +197,9 @@ class Scheduler:
         The parent is the run whose weights the fit starts from. If that run was taken from a packed
         study (``--known``), it has results but no weights.
 
+        Args:
+            fit: a training run of the plan. All fits that it depends on have ended.
+
         Returns:
             The reason in words; empty if the weights are there, or if the fit has no parent.
         """
@@ -365,6 +368,9 @@ class Scheduler:
 
     def describe(self, fit: Fit) -> dict[str, Any]:
         """Return what is known of a fit (a training run of the plan) before it is trained.
+
+        Args:
+            fit: the training run.
 
         Returns:
             Its row (the configuration), seed, stage and trial. For a searched row also

@@ -94,7 +94,7 @@ class Scored:
         warnings = self.results.warnings
         for text in warnings:
             reporter.warning(text)
-        for text in self.faults:
+        for text in self.faults:  # a frequent fault is a warning already
             if text not in warnings:
                 reporter.line(text)
 
@@ -223,6 +223,9 @@ def judge_rows(plan: Plan) -> Judged:
 
     A row of a study is a configuration. Most are trained, but one may name files of predictions
     that another system has made, one for each seed.
+
+    Args:
+        plan: the study.
 
     Returns:
         (row, seed) -> judgement: the ranks of the targets in a file, and what is wrong with it. It

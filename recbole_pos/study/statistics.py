@@ -106,8 +106,8 @@ class RankTable:
         targets = pd.DataFrame()
         ranks: list[np.ndarray] = []
         for (row, seed), frame in frames.items():
-            run_targets, rank = _sort_targets(frame, row, seed)
-            if not ranks:
+            run_targets, rank = _sort_targets(frame, row, seed)  # in the same order for all runs
+            if not ranks:  # the first run
                 targets = run_targets
             elif not targets.equals(run_targets):
                 raise UsageError(
@@ -246,7 +246,7 @@ class SeedNoise:
         estimates = [cls.from_values(values) for values in rows if not _are_equal(values)]
         noises = [noise for noise in estimates if noise is not None]
         df = sum(noise.df for noise in noises)
-        if not df:
+        if not df:  # no row has two seeds
             return None
         between, within, level = (
             sum(getattr(noise, name) * noise.df for noise in noises) / df
@@ -501,12 +501,12 @@ def compute_differences(
     """
     lines: list[dict[str, Any]] = []
     for bin_name, mask in bins.items():
-        totals, num_targets = table.sum_gains(metric, mask)
+        totals, num_targets = table.sum_gains(metric, mask)  # sums over each unit's targets
         for line in _compare_rows(table, totals, num_targets, reference, rows, are_coupled):
             lines.append({**line, "metric": metric, "bin": bin_name})
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
-    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)  # or no star
     frame["star"] = has_seeds & (frame["p_holm"] < 1 - LEVEL)
     return frame
 

@@ -187,6 +187,9 @@ def make_plan(source: Source) -> Plan:
 def _validate(source: Source) -> Plan:
     """Return the content of a study as a plan, with the types of its keys checked.
 
+    Args:
+        source: content of the study's file, with the line of each value.
+
     Raises:
         UsageError: for the first mistake that pydantic finds, with its file and line.
     """
@@ -280,6 +283,9 @@ def _require_equal_trials(plan: Plan) -> None:
     """Require that all searched rows (configurations) have the same number of trials.
 
     A row with more trials would have an advantage over the others.
+
+    Args:
+        plan: the study.
 
     Raises:
         UsageError: naming two rows with different numbers.
@@ -417,6 +423,9 @@ def _list_metrics(options: Mapping[str, Any]) -> list[str]:
 
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
     """Return the option and the values of a text such as ``n_heads=1,2``.
+
+    Args:
+        text: argument of ``--vary``.
 
     Raises:
         UsageError: if the text has another form, or fewer than two different values.

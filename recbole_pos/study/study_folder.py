@@ -66,6 +66,9 @@ class StudyFacts:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the mapping in a json file; it is empty if there is no file.
 
+    Args:
+        file: path of the file.
+
     Raises:
         UsageError: if the file is damaged.
     """
@@ -178,6 +181,9 @@ class StudyFolder:
         A run belongs to a fit only if it was made for the same request: options, search, and
         whatever else the plan asks for. After a change of the plan, runs of earlier requests are
         left out.
+
+        Args:
+            plan: the study as it is asked for now.
 
         Returns:
             Name of a fit -> digest of its run (the hash that names the run's folder).

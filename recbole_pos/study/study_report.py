@@ -103,6 +103,9 @@ def render_report(results: Results) -> str:
 
     It begins with the findings of the first table and the protocol. Then come, for each table of
     the study, its tables and charts, and at the end searches, failed runs and the study itself.
+
+    Args:
+        results: results of the study.
     """
     # A comparison has the numbers of one table of the study. The template makes html of it all.
     return PAGES.get_template("report.html.jinja").render(
@@ -162,6 +165,9 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     The first sentence names the significant differences. The others, where they apply, say how
     small a difference could be found, and which rows (configurations) have too few seeds for a
     statement.
+
+    Args:
+        comparison: the numbers of one table of the study.
     """
     # One line per row but the reference. ``star`` is whether the difference is significant.
     differences, num_rows = comparison.differences, len(comparison.differences)
@@ -253,6 +259,9 @@ def _dump_study(plan: Plan) -> str:
 def _collect_facts(results: Results) -> dict[str, str]:
     """Return facts of the finished runs for the page: versions, device, commit and training time.
 
+    Args:
+        results: results of the study.
+
     Returns:
         Name -> text. If runs have different devices or commits, the text lists them.
     """
@@ -315,7 +324,7 @@ def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
         results: results of the study.
         comparison: the numbers of one of its tables.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE):  # our style only here, not in the user's own charts
         charts = [
             draw_differences(comparison),
             *(draw_cost(results, comparison, column) for column in _COSTS),

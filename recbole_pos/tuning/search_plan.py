@@ -119,6 +119,9 @@ class Search:
 def check_arguments(args: SearchArguments) -> None:
     """Require that the arguments of a search have values that mean something.
 
+    Args:
+        args: arguments of the search, as in the command.
+
     Raises:
         UsageError: for an unknown searcher or scheduler, a number that is too small, or shares of
             CPUs and GPUs that are not positive.

@@ -160,6 +160,9 @@ class Parameter:
 
         A ``choice`` can have its choices, other kinds the numbers in their range, and ``quniform``
         and ``randint`` only those on a step from the low end.
+
+        Args:
+            value: the value, of any type.
         """
         if self.kind == "choice":
             return value in self.values

@@ -213,6 +213,10 @@ class TrialTable:
 def _parse_option(parameter: Parameter, cell: str) -> Any:
     """Return the value of a searched option from its cell in ``trials.csv``.
 
+    Args:
+        parameter: the searched option: its kind of sampling and its values.
+        cell: text of the cell.
+
     Raises:
         ValueError: if the cell has no number.
         IndexError: if the cell is none of the option's choices.
@@ -299,7 +303,13 @@ def run_trial(
     """
 
     def report(experiment: Any) -> None:
-        """Report the newest validated epoch. If the scheduler stops the trial, do not return."""
+        """Report the newest validated epoch to Ray Tune.
+
+        If its scheduler stops the trial, ``tune.report`` does not return, and training ends there.
+
+        Args:
+            experiment: the run in training, with its model, trainer and progress.
+        """
         # The history has a line for each epoch, but not every epoch is validated.
         trainer, progress = experiment.trainer, experiment.trainer.progress
         newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
@@ -532,6 +542,11 @@ class TrialSearch(OptunaSearch):
 
     def _describe(self, trial: Trial) -> str:
         """Return a line about a trial that has ended.
+
+        It has the number of ended trials, the outcome, and the options that were tried.
+
+        Args:
+            trial: the trial.
 
         Examples:
             ``[3 of 20] FPARec, trial 2: 9 epochs  valid ndcg@10 0.1230  41 s  n_heads 1``, or

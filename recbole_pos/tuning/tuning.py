@@ -235,6 +235,9 @@ def _prepare_data(search: Search) -> Any:
     A model without sampled options is built as well, so that its errors come before the first
     trial.
 
+    Args:
+        search: the search. The hash of its inputs is noted in it.
+
     Returns:
         The dataset with its split.
 
