@@ -510,6 +510,7 @@ def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
     fits = []
     for trial, point in enumerate(list_points(grid) if grid else []):
         for seed in plan.trial_seeds:
+            # The row's own options, those of the point, and the seed.
             options = {**plan.make_options(row_name), **point, "seed": seed}
             suffix = f", seed {seed}" if seed != plan.seeds[0] else ""  # usually there is one seed
             name = f"{row_name}, trial {trial}{suffix}"

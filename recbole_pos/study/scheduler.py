@@ -112,12 +112,12 @@ class Scheduler:
     def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
         """Return the next training run that can start; None if none can until others have ended.
 
-        A fit can start when all fits that it depends on (``fit.after``) have ended: the trials of
-        its search, or the fit whose weights it starts from. Its job is the fit with its complete
-        configuration and its digest.
+        A fit is one training run of the plan. It can start when all fits that it depends on
+        (``fit.after``) have ended: the trials of its search, or the fit whose weights it starts
+        from. Its job is the fit with its complete configuration and its digest.
 
-        Fits (training runs of the plan) that are passed on the way are recorded as ended: those
-        that an earlier call has finished as done, and those that cannot be trained as failed.
+        Fits that are passed on the way are recorded as ended: those that an earlier call has
+        finished as done, and those that cannot be trained as failed.
 
         Args:
             running: digests (hashes that name run folders) of the runs in training. Two fits can

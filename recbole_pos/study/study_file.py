@@ -305,8 +305,8 @@ def _require_equal_trials(plan: Plan) -> None:
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
     """Return the plan of a study with some of its keys changed, and with other options in its base.
 
-    An option that a row (a configuration) sets itself is not changed there, of which a RunWarning
-    tells the user.
+    The base has the options of all rows (the configurations of the study). A row that sets an
+    option itself keeps its own value, and a RunWarning tells the user so.
 
     Args:
         plan: the study.

@@ -455,6 +455,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     if curves.empty:
         return None
 
+    # A line for each run. Its colour and marker are those of its row in all charts.
     metric = format_metric(results.plan.metrics[0])
     drawn_rows = [row for row in rows if row in set(curves["row"])]
     figure, axes = _make_figure(_compute_height(len(drawn_rows)))
