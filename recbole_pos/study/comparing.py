@@ -133,6 +133,9 @@ def compare(
         >>> sorted(compared.runs["status"]), list(compared.pairs["row"])
         (['done', 'done', 'done', 'done'], ['Pop'])
 
+    A study is a list of configurations, called rows, that are trained with the same data, split
+    and seeds, and whose metrics stand in one table or several.
+
     Args:
         what: a list of models (names or classes); a study, as the path of its yaml or as a dict; or
             folders: that of a study, or those of runs that exist already.
@@ -176,13 +179,14 @@ def compare(
         results = collect_runs(runs, args.reference)
         return _write_and_print(results, reporter, Path(args.run_dir or "compared"), args.latex)
 
-    # Models or a study: make the plan, and find its folder. A temporary dataset has it beside it.
+    # Models or a study: make the plan (rows, seeds and tables), and choose the folder of the study.
+    # A dataset in temporary files has the folder beside them, so that both are deleted together.
     if args.run_dir is None:
         args = replace(args, run_dir=find_folder_beside(dataset, "compare"))
     else:
         warn_if_temporary(dataset, args.run_dir)
     plan, folder = _make_plan_and_folder(what, name, base, args)
-    exclude_unread(plan)
+    exclude_unread(plan)  # a row is made without the common options that its model does not read
     stored_plan = folder.read_plan()
     if stored_plan is not None and stored_plan.dataset != plan.dataset:
         raise UsageError(
@@ -190,10 +194,11 @@ def compare(
             "another --run_dir"
         )
 
-    # Train the runs that are missing; a report with packed studies only copies their runs.
-    if args.plan:  # of what has run
+    # Train the runs that are missing. Packed studies (--known) have the results of runs that others
+    # have trained, which are copied instead. A report trains nothing, and only copies those.
+    if args.plan:  # the number of seeds is planned from runs that exist, so nothing is trained
         args = replace(args, report=True)
-    judged = judge_rows(plan)
+    judged = judge_rows(plan)  # ranks of the targets in predictions that other systems have made
     packed = [PackedStudy(path) for path in as_list(args.known)]
     if packed or not args.report:
         trains = not (args.report or args.dry_run)
@@ -220,7 +225,7 @@ def compare(
         num_runs = pack(plan, folder, args.pack)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
     if not args.report:
-        rows = args.rows or plan.rows  # others failed in an earlier call
+        rows = args.rows or plan.rows  # the user was warned of other rows by an earlier call
         _warn_of_failures(compared.runs[compared.runs["row"].isin(rows)])
     return replace(compared, source=dataset)
 
@@ -258,6 +263,8 @@ def _make_plan_and_folder(
     models_or_study: Any, dataset: str | None, base: dict[str, Any], args: CompareArguments
 ) -> tuple[Plan, StudyFolder]:
     """Return the plan of a study (its configurations, seeds and tables) and its folder.
+
+    Nothing is written: the folder of a new study does not exist yet.
 
     Args:
         models_or_study: a list of models, each of which becomes a configuration of a new study; or
@@ -327,14 +334,19 @@ def _check_configurations(plan: Plan) -> set[str]:
     request, or none does; whether the configurations of one table rank the same items; and whether
     the files of the dataset and of the item vectors exist.
 
+    Args:
+        plan: the study, with its tables and the rows (configurations) in them.
+
     Returns:
         Names of the models, without repetition.
 
     Raises:
         UsageError: for the first check that fails.
     """
-    configs = check_plan(plan)
+    configs = check_plan(plan)  # name of a configuration -> its complete options
     _require_metrics(plan, configs)
+    # A model that knows the time of the request is only compared with others if it has a twin, the
+    # same configuration without that knowledge.
     require_twins(configs)
 
     # Metrics are comparable only if the configurations of a table rank the same items. Those with
@@ -372,7 +384,8 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     Raises:
         UsageError: naming the metric and a configuration that does not compute it.
     """
-    # Metrics that cannot be computed from ranks, so that the runs have to.
+    # Metrics that cannot be computed from ranks, so that the runs have to. A table may show the
+    # study's first metric in validation as well, which always comes from the runs.
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
     required = [metric for metric in metrics if not is_from_ranks(metric)]
     if any(table.validation for table in plan.tables):
@@ -398,7 +411,8 @@ def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
         reporter: prints the lines.
     """
     plan, folder = scheduler.plan, scheduler.folder
-    # A fit (a training run of the plan) that repeats a trial of a search trains nothing.
+    # A fit is one run that the plan asks for. A fit that repeats a trial of a search (one tried
+    # combination of options) only tests the model that the trial has trained, so it does not count.
     fits = [fit for fit in scheduler.fits if not fit.repeats]
     num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
@@ -412,7 +426,8 @@ def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
     reporter.line(f"Configurations: {', '.join(scheduler.rows)}")
 
     if folder.runs.is_dir() or scheduler.packed:
-        # This reads the data, since a run's folder is named by a hash of its options and data.
+        # Look for finished runs, and copy none. This reads the data, since the folder of a run is
+        # named by a hash of its options and data.
         scheduler.record_finished(restore=False)
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
         reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
@@ -443,15 +458,16 @@ def _train_missing(
         is_started = connect(args.address)
     try:
         make_folder(folder.path)
+        # The lock refuses a second call that would train into the same folder.
         with lock_folder(folder.path, "compared"):
-            folder.write_plan(scheduler.plan)
+            folder.write_plan(scheduler.plan)  # with it the study can be resumed without its file
             if args.report:
-                scheduler.record_finished()
+                scheduler.record_finished()  # copies finished runs of packed studies
                 write_state(scheduler)
             else:
                 ActiveRuns(scheduler, args, reporter, models).train()
     finally:
-        if is_started:
+        if is_started:  # the connection was made here, and not by the caller
             from recbole_pos.runs.cluster import stop
 
             stop(is_started)
@@ -459,6 +475,9 @@ def _train_missing(
 
 def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
     """Write the files of a comparison, print its tables, and return it.
+
+    A comparison has the numbers of one table of the study: means, and differences from the
+    reference, over all test targets and by bins of targets.
 
     Args:
         results: results of the runs.
@@ -480,7 +499,7 @@ def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: 
     for file in files:
         reporter.line(str(file))
 
-    # The table of the returned object has only lines over all targets, without those of bins.
+    # The table of the returned object has only the lines over ALL targets, without those of bins.
     all_lines = tabulate(results.comparisons)
     table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
     pairs = concatenate([comparison.differences for comparison in results.comparisons])
@@ -497,9 +516,10 @@ def _warn_of_failures(runs: pd.DataFrame) -> None:
     """
     failed = runs[runs["status"] == FAILED]
     if len(failed):
+        # Runs of one configuration mostly fail for the same reason, so the first one is enough.
         reasons = [
             f"{run.row}, seed {run.seed}: {run.reason}"
             for run in failed.drop_duplicates("row").itertuples()
         ]
         text = f"compare: {len(failed)} of {len(runs)} runs failed: {'; '.join(reasons)}"
-        warnings.warn(text, RunWarning, stacklevel=3)
+        warnings.warn(text, RunWarning, stacklevel=3)  # 1 is this line, 2 compare, 3 its caller

@@ -58,11 +58,13 @@ def make_row_config(
 ) -> PosConfig:
     """Return the configuration of a run from the options that a study has for it.
 
+    The configuration is complete: it also has the defaults of the model and of this package.
+
     Args:
         options: model, dataset, config_files (paths of yaml files) and further options. The
             position schemes under the key ``attach`` are added to those that the other options
             give.
-        overrides: options that win over ``options``.
+        overrides: options that win over ``options``, such as those of a trial; None for no such.
         strict: whether an option that has no effect on the model is an error.
 
     Raises:
@@ -93,6 +95,8 @@ def make_row_config(
 def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
     """Return the position schemes of a model, followed by the schemes to attach to it.
 
+    For the model's ``[rope]`` and the attached ``[kernel]`` the result is ``["rope", "kernel"]``.
+
     Args:
         position: value of the model's option ``position``, for example ``[rope]`` or ``nope``. The
             name ``nope`` means no scheme, so it is left out.
@@ -122,6 +126,8 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
             itself (``init_from`` and the like).
     """
     config = make_row_config(options, strict=True)
+    # These options name a trained run whose weights training starts from. In a study only a row
+    # with `attach` does that, and the study then sets the option itself.
     for key in STARTS:
         if config.plain.get(key):
             raise UsageError(
@@ -138,7 +144,11 @@ def exclude_unread(plan: Plan) -> None:
     as Pop reads only some of them. The names of the others are stored in ``row.unread``, and the
     row is then made without them. An option that no row reads is likely a misspelling. It stays in
     all rows, so that :func:`check_plan` refuses it.
+
+    Args:
+        plan: the study, whose rows are changed.
     """
+    # Rows with predictions of another system are not trained, and are left out here.
     trained_rows = [plan.rows[name] for name in plan.sort_rows()]
     if not trained_rows:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
@@ -168,8 +178,9 @@ def _find_unread_option(plan: Plan, name: str) -> str:
         empty if the row has another mistake, which :func:`check_plan` reports later.
     """
     try:
-        complete_options(plan.make_first_options(name))
+        complete_options(plan.make_first_options(name))  # refuses options that the model lacks
     except UnknownKey as error:
+        # An option that the row sets itself is not left out: there it is a mistake.
         if error.key in plan.base.options and error.key not in plan.rows[name].options:
             return error.key
     except UsageError:
@@ -183,6 +194,9 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
     A row is a configuration that the study compares; its grid (option -> values to try) is
     searched. Each value of the grid is checked together with the first values of the other options.
 
+    Args:
+        plan: the study.
+
     Returns:
         Name of a row -> its complete options, with the first value of each searched option.
 
@@ -191,7 +205,7 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
     """
     configs = {}
     for name in plan.sort_rows():
-        options = plan.make_first_options(name)
+        options = plan.make_first_options(name)  # of the first seed and the first searched values
         grid = plan.rows[name].grid or {}
         try:
             configs[name] = complete_options(options)
@@ -218,7 +232,8 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    # Group the configurations by a hash of all options in which twins are equal.
+    # Group the configurations by a hash of all options in which twins are equal: those that change
+    # results, but for the seed and the request time.
     twins: dict[str, dict[str, str]] = {}  # hash -> value of request_time -> name
     ignored = {*INDIFFERENT, "seed", "request_time"}
     for name, config in configs.items():
@@ -248,6 +263,7 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
     Raises:
         UsageError: naming two configurations that rank different items.
     """
+    # All must be equal, so it is enough to compare each with the first.
     first_row, first_candidates = next(iter(candidates.items()))
     for row, row_candidates in candidates.items():
         if row_candidates != first_candidates:
@@ -262,10 +278,10 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of plain values: 16 hex digits.
+    """Return a hash of plain values (those that json has): 16 hex digits.
 
-    The order of the keys of a mapping does not matter; values that json does not know are hashed as
-    their text.
+    Equal values have the same hash in every process. The order of the keys of a mapping does not
+    matter; values that json does not know are hashed as their text.
     """
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -274,6 +290,7 @@ def digest(*values: Any) -> str:
 def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | str) -> str:
     """Return the digest of a run: a hash of what decides its results, and the name of its folder.
 
+    A study finds a finished run again by this name, and trains it again if the digest is another.
     Hashed are the options, the data, the code of custom models and schemes, and ``origin``. Options
     at the default of their model are left out, so that an option that the package gains or loses
     changes no digest. If a default changes, ``REVISION`` is raised instead.
@@ -288,6 +305,7 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
         16 hex digits.
     """
     defaults = config.internal_config_dict
+    # INDIFFERENT are options without an effect on results, such as paths and what is printed.
     options = {
         key: value
         for key, value in config.plain.items()
@@ -303,7 +321,12 @@ def digest_data_options(config: PosConfig) -> str:
 
     Configurations with equal hashes read the same data, so that one dataset in memory serves them
     all. The type of the model is included, since RecBole reads data for some types differently.
+
+    Args:
+        config: configuration of a run.
     """
+    # The package notes for every option what it decides: its role. _NOT_READ has the exceptions,
+    # options of the data such as the metrics that do not change what is read from files.
     options = {
         key: value
         for key, value in config.plain.items()
@@ -323,6 +346,7 @@ def digest_requests(plan: Plan) -> dict[str, str]:
     Returns:
         Name of a run (such as ``SASRec, seed 2020``) -> hash of 16 hex digits.
     """
+    # What is asked of a row is the same for all its runs: dataset, options, and search.
     requests = {row: _collect_request(plan, row) for row in plan.rows}
     return {fit.name: digest(requests[fit.row], fit.seed) for fit in list_fits(plan)}
 
@@ -345,9 +369,9 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         "base": {key: value for key, value in plan.base.options.items() if key != "data_path"},
         "row": row.options,
         "config_files": [*plan.base.config_files, *row.config_files],
-        "ties": plan.ties,
+        "ties": plan.ties,  # how interactions of the same time are ordered
     }
-    if row.parent:
+    if row.parent:  # ``attach`` or ``retest``: it is made of the models of that row
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if row.grid:
         request["search"] = [row.grid, plan.trial_seeds]
@@ -364,9 +388,14 @@ def digest_code(config: PosConfig) -> list[str]:
     this package and of RecBole are left out. Code without a file, such as that of a notebook, gets
     another hash in each process, and each time its class is executed.
 
+    Args:
+        config: configuration of a run, with its model and position schemes.
+
     Returns:
         One hash (16 hex digits) for each file of code.
     """
+    # SCHEMES has the class of each scheme by its name. Hash the class of the model and those of its
+    # schemes, if the user has written them.
     names = list_positions(config.plain.get("position"), None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []
@@ -400,6 +429,7 @@ def _read_code(cls: type) -> list[bytes]:
         file = _find_file(name)
         if file is not None and name not in contents:
             contents[name] = file.read_bytes()
+            # Relative imports count from the package: a package itself, or that of the module.
             package = name if file.name == "__init__.py" else name.rpartition(".")[0]
             waiting += _list_imports(contents[name], package)
     return [contents[name] for name in sorted(contents)]
@@ -420,8 +450,8 @@ def _find_file(name: str) -> Path | None:
     if top in _VERSIONED:
         return None
 
-    # Look for the top-level package first. If it is installed we stop there: to look for a module
-    # within a package would import the package.
+    # For models.mine look for models first. If it is installed we stop there, because to look for a
+    # module within a package would import the package, and run its code.
     for searched in (top, name):
         # The file of the module, and the folders of a package.
         places = [getattr(sys.modules.get(searched), "__file__", None)]
@@ -433,7 +463,7 @@ def _find_file(name: str) -> Path | None:
         if any(_INSTALLED & set(Path(place).parts) for place in places if place):
             return None
 
-    # A package without an __init__.py has no file.
+    # The last search was for the module itself. A package without an __init__.py has no file.
     file = places[0]
     return Path(file) if file and Path(file).is_file() else None
 
@@ -456,8 +486,9 @@ def _list_imports(content: bytes, package: str) -> set[str]:
                 names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 base = node.module or ""
-                if node.level:
+                if node.level:  # a relative import: `from . import x` has level 1
                     base = importlib.util.resolve_name("." * node.level + base, package)
                 names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    # For shop.models also shop, whose __init__.py is executed by the import.
     parents = {name.rpartition(".")[0] for name in names}
     return {name for name in names | parents if name}

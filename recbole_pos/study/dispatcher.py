@@ -64,6 +64,8 @@ class ActiveRuns:
             reporter: prints a line for each run that ends, and the progress.
             models: names of the models. Other processes need their code if they are custom models.
         """
+        # A process that is started cannot import a class of the user's script or notebook, so its
+        # code is sent as bytes.
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
@@ -77,10 +79,13 @@ class ActiveRuns:
     def train(self) -> None:
         """Train all unfinished runs of the study, as many at a time as the machines allow.
 
+        The scheduler says which run is next. A run that needs another (its weights, or the result
+        of a search) only comes after that has ended.
+
         Raises:
             KeyboardInterrupt: if it was interrupted; the message has the command that resumes.
         """
-        job = self.scheduler.next_job()
+        job = self.scheduler.next_job()  # records runs that are finished already, on the way
         write_state(self.scheduler)
         if job is None:
             return
@@ -117,6 +122,7 @@ class ActiveRuns:
                 f"{self.folder.path}; continue with `{command}`"
             ) from None
         finally:
+            # Whatever happened, no process stays behind, and the folder says what has ended.
             self.processes.cancel(self.running)
             write_state(self.scheduler)
             self.processes.stop()
@@ -126,7 +132,9 @@ class ActiveRuns:
         return self.scheduler.next_job({job.digest for job, _ in self.running.values()})
 
     def start(self, job: Job) -> None:
-        """Start the training of a run as a task of Ray, which starts again if its process is lost.
+        """Start the training of a run in another process, and remember it as running.
+
+        The process is one of this machine, or a task of Ray, which starts again if it is lost.
 
         Args:
             job: the run: its configuration, its fit (which run of the plan it is) and its digest
@@ -142,7 +150,7 @@ class ActiveRuns:
         data_key = digest_data_options(job.config), job.fit.stage != "trial"
         if data_key not in self.shared:
             _, includes_test = data_key
-            dataset = self.scheduler.prepare(job.config)
+            dataset = self.scheduler.prepare(job.config)  # read once for all runs of the same data
             self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
         # The arguments are those of train_run, in its order; the last is the folder of a trained
@@ -162,7 +170,7 @@ class ActiveRuns:
         """Record that a run has ended, and print a line about it.
 
         Args:
-            task: Ray task of the run.
+            task: what :meth:`start` started for the run: its process, or its Ray task.
             facts: what :func:`train_run` returned: ``status`` (done or failed), the ``reason`` of a
                 failure, and the content of ``result.json`` of a finished run.
         """
@@ -194,8 +202,11 @@ class ActiveRuns:
     def describe_progress(self) -> list[str]:
         """Return the lines of the progress display: an overview, and one line for each active run.
 
+        The display calls this from another thread, while :meth:`train` waits for runs to end.
+
         The overview says how many runs are done, running and failed, and estimates the time left.
         """
+        # Copies, since the thread of :meth:`train` changes both.
         statuses = list(self.scheduler.status.values())
         running = list(self.running.values())
 
@@ -237,6 +248,7 @@ def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
     Returns:
         ``LocalRuns`` or ``RayRuns``, which have the same methods.
     """
+    # Without a cluster or GPU, processes of this machine are enough, and start sooner than Ray.
     if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
         return LocalRuns()
     from recbole_pos.runs.cluster import RayRuns  # imports Ray, which takes a second
@@ -253,8 +265,9 @@ def write_state(scheduler: Scheduler) -> None:
     Args:
         scheduler: knows the folder, the runs by their names, and the datasets that were read.
     """
-    scheduler.folder.write_current(scheduler.plan, scheduler.digests)
+    scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
     facts = StudyFacts(versions=find_versions())
+    # All rows of a study have the same dataset and split, so the first that was read is described.
     first_dataset = next(iter(scheduler.datasets.values()), None)
     if first_dataset is not None:
         summary = first_dataset.split.summary
@@ -274,6 +287,7 @@ def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
         facts: facts of the study, which are changed: ``chosen_by`` (configuration -> metric of its
             search) and ``unmade`` (run that failed without a folder -> reason).
     """
+    # Each search chooses its best trial by the validation metric of the row's model.
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
     # Metrics of earlier calls stay, since this call may be asked for some configurations only.
     facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}

@@ -43,11 +43,13 @@ def write_paper_files(results: Results, folder: Path) -> list[Path]:
     files = [folder / "table.tex"]
     write_text(files[0], f"% needs \\usepackage{{booktabs}}\n{text}\n")
 
-    # A file for each chart; without a date, the same results give the same bytes.
+    # A file for each chart. A comparison has the numbers of one table. Without a date, the same
+    # results give the same bytes.
     for number, comparison in enumerate(results.comparisons, 1):
         for chart in draw_charts(results, comparison):
             suffix = f"-{number}" if len(results.comparisons) > 1 else ""
             file = folder / f"{chart.kind}{suffix}.pdf"
+            # The file appears only when it is complete, so a kill leaves no broken one.
             with atomic_write(file, text=False) as unfinished:
                 chart.figure.savefig(unfinished, format="pdf", metadata={"CreationDate": None})
             files.append(file)
@@ -60,8 +62,9 @@ def render_latex(table: RenderedTable) -> str:
     The best values are bold, and the notes of the table are in its caption.
 
     Args:
-        table: the table as people read it.
+        table: the table as people read it: lines of cells, each with a text and perhaps a detail.
     """
+    # Columns of words are aligned left, numbers right. _LATEX escapes what LaTeX would interpret.
     alignment = "".join("l" if i in table.text_columns else "r" for i in range(len(table.columns)))
     lines = [" & ".join(map(_format_cell, line)) for line in table.lines]
     caption = " ".join([f"{table.title}.", *table.notes]).translate(_LATEX)

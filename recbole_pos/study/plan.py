@@ -58,12 +58,13 @@ class Source:
         """Return the file and line of a value of the study, to begin a message with.
 
         Args:
-            path: keys and list indices that lead to the value.
+            path: keys and list indices that lead to the value, such as ``"tables", 0, "rows"``.
 
         Returns:
             ``FILE, line N`` of the value, or of the nearest value around it whose line is known;
             the name of the file if there is none.
         """
+        # Try the whole path, then what is around it: ("tables", 0), then ("tables",).
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -77,7 +78,7 @@ class Source:
         """Require that a name is the name of a row (a configuration of the study).
 
         Args:
-            path: keys and list indices of the place where the name is written.
+            path: keys and list indices of the place in the study's file where the name is written.
             name: the name, as the user has written it.
             rows: names of the rows.
 
@@ -103,6 +104,9 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     """Return names as a tuple, from a list of different names or from a single name.
 
     None, a yaml key without a value, gives no names. A ValueError refuses everything else.
+
+    Args:
+        value: what the user has written at a key that takes names.
     """
     if value is None:
         return ()
@@ -130,10 +134,13 @@ def _parse_seeds(value: Any) -> tuple[int, ...]:
 
     A number n, such as 3, means the first n seeds from RecBole's default on: 2020, 2021, 2022.
 
+    Args:
+        value: a number, or a list of seeds.
+
     Raises:
         ValueError: for anything but a number from 1 to 1000, or a list of different seeds.
     """
-    if is_whole(value) and 1 <= value <= 1000:
+    if is_whole(value) and 1 <= value <= 1000:  # a number of seeds
         return tuple(range(FIRST_SEED, FIRST_SEED + value))
     is_list = isinstance(value, list) and len(value) > 0
     has_seeds = is_list and all(is_whole(seed) and 0 <= seed < 2**32 for seed in value)
@@ -156,6 +163,7 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
         ValueError: for an unknown kind, or for edges that are not ascending numbers. Edges so close
             that two bins would have the same name are refused, too.
     """
+    # KINDS are the three kinds with edges, COLD is the fourth.
     for kind, edges in bins.items():
         if kind not in (*KINDS, COLD):
             raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
@@ -174,6 +182,9 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
 def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     """Check the key ``search`` of a study or of one of its rows (configurations).
 
+    A study may give one grid for all rows, which a row can replace (a grid), take (true) or leave
+    (false).
+
     Args:
         value: a grid (option -> list of different values, of which all combinations are tried), or
             true or false.
@@ -184,7 +195,7 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
     Raises:
         ValueError: for anything else.
     """
-    if value is None or isinstance(value, bool) or value == {}:
+    if value is None or isinstance(value, bool) or value == {}:  # False and {} become None
         return value or None
     is_grid = isinstance(value, dict) and all(
         isinstance(values, list) and values and not find_repeated(values)
@@ -366,14 +377,15 @@ class Plan(_Layout):
             under ``attach`` the position schemes to add.
         """
         row = self.rows[name]
-        if row.parent:
+        if row.parent:  # the row whose models it starts from; its options are added later
             return {**row.options, "attach": list(row.schemes)}
         files = [*self.base.config_files, *row.config_files]
+        # The base has options for all rows; those that this row's model does not read are left out.
         base = {key: value for key, value in self.base.options.items() if key not in row.unread}
         options = {**base, **row.options, "dataset": self.dataset}
         if files:
             options["config_files"] = files
-        if self.ties != "file":
+        if self.ties != "file":  # how interactions of the same time are ordered
             options["eval_args"] = {**(options.get("eval_args") or {}), "ties": self.ties}
         return options
 
@@ -385,7 +397,7 @@ class Plan(_Layout):
                 its own options win over those of that row.
         """
         row, options = self.rows[name], self.make_options(name)
-        if row.parent:
+        if row.parent:  # the row whose models it starts from
             return {**self.make_first_options(row.parent), **options}
         point = list_points(row.grid or {})[0]  # {} if nothing is searched
         return {**options, **point, "seed": self.seeds[0]}
@@ -396,6 +408,7 @@ class Plan(_Layout):
         Rows with predictions of another system are not trained. Rows that start from each other in
         a circle raise graphlib's ``CycleError``.
         """
+        # The sorter takes for each name those that come before it.
         parents = {
             name: [row.parent] if row.parent else []
             for name, row in self.rows.items()
@@ -454,14 +467,22 @@ class Fit:
 def list_fits(plan: Plan) -> list[Fit]:
     """Return all fits (training runs) of a plan, each after the fits it depends on.
 
+    A searched row has trials, and then a final fit for each seed with the options of the best
+    trial. A row that starts from another row's models has a fit for each seed, which adds position
+    schemes to the trained model (attach) or only tests it with other options (retest).
+
     The trials of all searches come first. Then all rows (configurations) have their first seed
     before any has its second, so that an interrupted study has all rows with the same seeds.
+
+    Args:
+        plan: the study.
     """
-    row_names = plan.sort_rows()
+    row_names = plan.sort_rows()  # each after the row whose models it starts from
     trials = {name: _list_trials(plan, name) for name in row_names}
     fits = list(itertools.chain.from_iterable(trials.values()))
     for seed, name in itertools.product(plan.seeds, row_names):
-        # A fit waits for the trials of its row, or for the fit whose weights it starts from.
+        # A fit waits for the trials of its row, if it has a search, or for the fit of the same seed
+        # whose weights it starts from.
         row = plan.rows[name]
         stage, after = "final", tuple(trial.name for trial in trials[name])
         if row.parent:
@@ -485,10 +506,11 @@ def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
     Returns:
         The trials by number, each with all its seeds; an empty list if the row is not searched.
     """
-    grid = plan.rows[row_name].grid
+    grid = plan.rows[row_name].grid  # option -> values to try; a point is one combination
     fits = []
     for trial, point in enumerate(list_points(grid) if grid else []):
         for seed in plan.trial_seeds:
+            # The row's own options, those of the point, and the seed.
             options = {**plan.make_options(row_name), **point, "seed": seed}
             suffix = f", seed {seed}" if seed != plan.seeds[0] else ""  # usually there is one seed
             name = f"{row_name}, trial {trial}{suffix}"
@@ -512,11 +534,11 @@ def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
     """
     texts = [format_duration(edge) if kind == "age" else f"{edge:,g}" for edge in edges]
     names = [f"{kind} up to {texts[0]}"]
-    for i in range(1, len(edges)):
+    for i in range(1, len(edges)):  # the bin above edge i - 1, up to edge i
         lowest = math.floor(edges[i - 1]) + 1  # the lowest whole number in the bin
         if lowest >= edges[i]:  # the bin has a single whole number, or none
             names.append(f"{kind} {texts[i]}")
-        else:
+        else:  # a duration is shown as it is, since an age need not be whole: "1 h to 2 h"
             lowest_text = texts[i - 1] if kind == "age" else f"{lowest:,g}"
             names.append(f"{kind} {lowest_text} to {texts[i]}")
     return [*names, f"{kind} over {texts[-1]}"]

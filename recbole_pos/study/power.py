@@ -49,10 +49,14 @@ class PairNoise:
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
         """Estimate the noise of the difference of two rows (configurations of a study).
 
+        A unit is a user or a session, over which a metric is averaged. ``SeedNoise`` has the
+        variance of a row's mean between its seeds, and the part of it that comes from units.
+
         Args:
             row, reference: [seeds, units] values of the same units, with two seeds or more.
         """
-        # The noise of the seeds of each row, and of a unit within a seed.
+        # The noise of the seeds of each row, and of a unit within a seed. SeedNoise.within is of a
+        # mean over units; times their number it is that of a single unit.
         num_units = row.shape[1]
         row_noise = SeedNoise.from_values(row)
         reference_noise = SeedNoise.from_values(reference)
@@ -81,7 +85,8 @@ class PairNoise:
         if num_seeds < 2:
             return math.nan
 
-        # The variance of the difference, by the formula of this module.
+        # The variance of the difference: a part that falls with the number of units, and one that
+        # falls with the number of seeds. The noise of units is in both, so it is subtracted once.
         unit_variance = (self.difference + self.within / num_seeds) / self.num_units
         seed_variance = (sum(self.between) - self.within / self.num_units) / num_seeds
         variance = unit_variance + max(seed_variance, 0.0)
@@ -91,7 +96,10 @@ class PairNoise:
         # Its degrees of freedom, by Satterthwaite, as for an estimated difference.
         parts = [unit_variance**2 / (self.num_units - 1)]
         parts += [(between / num_seeds) ** 2 / (num_seeds - 1) for between in self.between]
+        # The degrees of freedom of a sum are never fewer than those of its parts.
         df = max(variance**2 / sum(parts), min(self.num_units, num_seeds) - 1)
+        # What is detectable depends on the error only, so any difference (0.0) will do; "own" says
+        # that both rows have several seeds.
         return Estimate(0.0, math.sqrt(variance), df, "own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
@@ -105,8 +113,9 @@ class PairNoise:
 def make_power_table(results: Results, wanted: float | None = None) -> RenderedTable:
     """Return a table of the minimum detectable differences of a study, by its number of seeds.
 
-    The first column is for a row (configuration) that is as noisy as the reference, the others are
-    for rows that have been trained.
+    The minimum detectable difference is the true difference that 80% of such studies would find
+    significant. The first column is for a row (configuration) that is as noisy as the reference,
+    the others are for rows that have been trained.
 
     Args:
         results: results with at least two seeds of the reference.
@@ -165,10 +174,12 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
 
-    # Values [seeds, users] of each row.
+    # Values [seeds, users] of each row. Pseudo-values are made so that their plain mean over users
+    # is the mean over targets, also if users have different numbers of targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     own = values[reference]
+    # A row that has not been trained is assumed to be as noisy as the reference itself.
     noises = {f"like {reference}": PairNoise.from_values(own, own)}
     for row, row_values in values.items():
         if row != reference and len(row_values) > 1 and len(noises) <= _MOST_ROWS:

@@ -81,6 +81,7 @@ class RenderedTable:
 
         Columns of words are aligned left, columns of numbers right.
         """
+        # The line below the names aligns the columns: "---:" to the right.
         rules = ["---" if i in self.text_columns else "---:" for i in range(len(self.columns))]
         cells = [[_format_markdown_cell(cell) for cell in line] for line in self.lines]
         lines = [[_escape_markdown(name) for name in self.columns], rules, *cells]
@@ -107,7 +108,7 @@ class RenderedTable:
         num_shown = len(widths)
         while num_shown > 2 and sum(widths[:num_shown]) + 3 * num_shown + 1 > options.max_width:
             num_shown -= 1
-        notes = [*self.notes]
+        notes = [*self.notes]  # a copy, since the table itself stays as it is
         if omitted := self.columns[num_shown:]:
             names = join_names(omitted)
             notes.append(f"Left out for want of width: {names}; table.md has all columns.")
@@ -118,6 +119,7 @@ class RenderedTable:
             justify: Any = "left" if column in self.text_columns else "right"
             name, width = Text(self.columns[column]), widths[column]
             table.add_column(name, justify=justify, overflow="fold", min_width=width)
+        # A cell has its text, and below it the detail in a weaker colour.
         for line in self.lines:
             table.add_row(*map(_make_rich_cell, line[:num_shown]))
         yield table
@@ -183,9 +185,13 @@ def format_duration(seconds: float) -> str:
     """Return a duration as ``41 s``, ``3 min 20 s`` or ``2 h 5 min``; empty for nan.
 
     The two largest units are shown, and durations below ten seconds with one decimal, as ``4.2 s``.
+
+    Args:
+        seconds: the duration.
     """
     if math.isnan(seconds):
         return ""
+    # From the largest unit to the smallest, each with its length in seconds and the next smaller.
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
         # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s.
         number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
@@ -195,7 +201,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Return a count in three digits, as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan."""
+    """Return a count in three digits, as ``812``, ``45.1 k`` or ``1.2 M``; empty for nan.
+
+    Args:
+        value: the count, which may be a median and need not be whole.
+    """
     if math.isnan(value):
         return ""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -208,9 +218,13 @@ def join_names(names: Iterable[str], limit: int = 6) -> str:
     """Return names in a sentence: ``a, b and c``.
 
     Of more than ``limit`` names, the last ones are counted: ``a, b, c, d, e and 7 more``.
+
+    Args:
+        names: the names.
+        limit: most names that are shown, the count included.
     """
     names = list(names)
-    if len(names) > limit:
+    if len(names) > limit:  # the words "7 more" take the place of the last name
         names = [*names[: limit - 1], f"{len(names) - limit + 1} more"]
     if len(names) < 2:
         return "".join(names)
@@ -227,7 +241,8 @@ def format_options(options: Mapping[str, Any]) -> str:
     """
     texts = []
     for name, value in options.items():
+        # ``shown`` shortens a value for messages, and puts quotes around text.
         is_short_text = isinstance(value, str) and len(value) < 100
-        text = f"{value:.3g}" if isinstance(value, float) else shown(value)  # shown quotes a text
+        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
         texts.append(f"{name} {value if is_short_text else text}")
     return "  ".join(texts)

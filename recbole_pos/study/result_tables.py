@@ -60,6 +60,7 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
         results: results of the study.
         comparison: the numbers of the table. Differences and bins may be missing from it.
     """
+    # Bins are groups of test targets, for example by the length of the user's history.
     tables = [make_metrics_table(results, comparison)]
     if not comparison.differences.empty:
         tables.append(make_differences_table(comparison))
@@ -70,6 +71,7 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
 def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
     """Return the main table of a comparison, one line per row (a configuration of the study).
 
+    Units are users, or sessions where the dataset has those: one's targets are not independent.
     Its columns are the number of seeds; the metrics, with their deviation over seeds and the values
     of the paper; the difference from the reference with its interval; and the costs of training.
 
@@ -109,11 +111,12 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
             f"Differences are paired by target, with 95% intervals over {unit}s and seeds; "
             "* is below 0.05 after Holm's correction over the table."
         )
-    notes += _select_seed_noise_notes(differences)
+    notes += _select_seed_noise_notes(differences)  # of the marks that intervals can have
     for metric in cold_metrics:
         num_targets = int(means.loc[means["metric"] == metric, "targets"].max())
         notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
 
+    # Epochs, training time and parameters.
     columns |= _make_cost_columns(results, table.rows)
     return _make_table(table.title, columns, notes)
 
@@ -137,7 +140,7 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
     # The first sentence.
     facts = []
     if split:
-        ((kind, value),) = split["split"].items()
+        ((kind, value),) = split["split"].items()  # one entry, such as {"LS": "valid_and_test"}
         facts.append(f"split {kind}: {value}")
         facts.append(f"{split['targets']['test']:,} test targets (target: {split['target']})")
     if candidates:
@@ -168,8 +171,12 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
 
     If runs are missing, the text is ``3 of 5``. The detail is the number of failed runs, if any.
     Results without a plan (of any run folders) have no number of runs to reach.
+
+    Args:
+        results: results of the study, with a line for each run.
+        row: name of the row.
     """
-    num_seeds = results.plan.count_runs(row)
+    num_seeds = results.plan.count_runs(row)  # how many runs the plan asks for
     status = results.runs.loc[results.runs["row"] == row, "status"]
     num_done, num_failed = (status == DONE).sum(), (status == FAILED).sum()
     is_partial = results.is_planned and num_done < num_seeds
@@ -182,8 +189,14 @@ def _make_metric_cells(results: Results, comparison: Comparison, metric: str) ->
 
     A cell has the mean and the deviation over seeds, and as detail the value of the paper, if the
     study gives it. The best mean is bold. The cell of a row without finished runs is empty.
+
+    Args:
+        results: results of the study, whose plan has the values of the paper.
+        comparison: the numbers of the table.
+        metric: name of the metric, such as ``ndcg@10``.
     """
     means = comparison.means[comparison.means["metric"] == metric].set_index("row")
+    # The highest mean as text with four decimals; empty if there is nothing to compare it with.
     best = _format_best(means["mean"])
     cells = []
     for row in comparison.table.rows:
@@ -215,9 +228,11 @@ def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
         differences: one line per row, as :func:`.statistics.compute_differences` returns them.
         row: name of the row (a configuration). The cell of the reference itself is empty.
     """
+    # There is one line for a row, and none for the reference.
     for line in differences[differences["row"] == row].to_dict("records"):
         text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
         interval = format_interval(line["low"], line["high"])
+        # The notes of the table begin with the mark that they explain.
         mark = SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
         return Cell(text, interval + mark)
     return Cell()
@@ -240,6 +255,7 @@ def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[
         Title of a column -> its cells. A cost that no finished run has is left out.
     """
     columns = {}
+    # Name of the cost in the table of runs, title of the column, and how a value is written.
     for name, title, format_cost in (
         ("epochs", "epochs", lambda value: "" if math.isnan(value) else f"{value:g}"),
         ("seconds", "training", format_duration),
@@ -254,12 +270,15 @@ def _make_cost_columns(results: Results, rows: Sequence[str]) -> dict[str, list[
 def make_differences_table(comparison: Comparison) -> RenderedTable:
     """Return a table of the differences from the reference, with intervals and p-values.
 
+    It has a line for each row (a configuration of the study) but the reference.
+
     Args:
         comparison: the numbers of one table of the study, of which ``differences`` are shown.
     """
     differences, table = comparison.differences, comparison.table
     columns: dict[str, list[Cell]] = {}
     for line in differences.to_dict("records"):
+        # The text of this cell is the difference, its detail the interval.
         difference = _make_difference_cell(differences, line["row"])
         texts = {
             "configuration": line["row"],
@@ -300,7 +319,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
         kind: what the targets are grouped by: ``history``, ``age``, ``popularity`` or ``cold``.
         unit: word for what the dataset has as users, ``user`` or ``session``.
     """
-    means, differences = comparison.bins[kind]
+    means, differences = comparison.bins[kind]  # one line per bin and row each
     table, main = comparison.table, comparison.table.metrics[0]
     columns = {"configuration": [Cell(row) for row in means["row"].unique()]}
     for name, bin_means in means.groupby("bin", sort=False):  # bins in their order
@@ -327,6 +346,7 @@ def _describe_size(line: pd.Series, unit: str) -> str:
         line: a line of means, with the number of ``targets`` and of ``units`` (users or sessions).
         unit: word for a unit, ``user`` or ``session``.
     """
+    # With one target for each unit, the number of units says nothing new.
     targets, units = line["targets"], line["units"]
     return f"{targets:,.0f} targets" + (f" of {units:,.0f} {unit}s" if targets != units else "")
 
@@ -336,6 +356,7 @@ def make_failures_table(results: Results) -> RenderedTable | None:
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
+    # Column of the table of runs -> title. A row of a study is a configuration.
     titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
     columns = {title: [Cell(str(cell)) for cell in failed[key]] for key, title in titles.items()}
     return _make_table("Runs that failed", columns, text_columns=(0, 2))
@@ -346,10 +367,15 @@ def make_search_table(results: Results) -> RenderedTable | None:
 
     A line is a searched row (configuration): its number of trials, the options of the best trial,
     and its validation value. The metric of the value is in the cell if the searches have several.
+
+    Args:
+        results: results of the study, with a line for each trial: row, options, validation value,
+            and whether the search has chosen it.
     """
     if results.searches.empty:
         return None
 
+    # Models may differ in the metric of their early stopping, by which their search chooses.
     metrics = [format_metric(metric) for metric in results.searches["metric"].unique()]
     value_title = f"{join_names(metrics)}, validation"
     columns: dict[str, list[Cell]] = {}
@@ -383,7 +409,7 @@ def _make_table(
         notes: sentences below the table.
         text_columns: indices of the columns of words, which are aligned left.
     """
-    lines = tuple(zip(*columns.values(), strict=True))
+    lines = tuple(zip(*columns.values(), strict=True))  # from columns to lines
     return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns)
 
 
@@ -414,6 +440,7 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     frames = []
     for comparison in comparisons:
         overall = comparison.means.assign(bin=ALL), comparison.differences
+        # Put the differences beside the means, first over all targets, then for each kind of bins.
         for means, differences in [overall, *comparison.bins.values()]:
             if not differences.empty:  # both count seeds and targets; keep the numbers of the means
                 differences = differences.drop(columns=["seeds", "targets", "units"])

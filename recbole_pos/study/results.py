@@ -147,7 +147,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         results: results of the study.
         table: a table of its plan.
     """
-    main, ranks = table.metrics[0], results.ranks
+    main, ranks = table.metrics[0], results.ranks  # ranks of each test target in each run
 
     # Means of all metrics. A table with cold targets also has the recall of those.
     metrics = list(table.metrics)
@@ -171,7 +171,7 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     )
 
     # Means and differences of the first metric in each bin of targets.
-    bins = {}
+    bins = {}  # masks: name of a bin -> [targets] whether a target is in it
     for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
         # The ranks are of all rows of the study, this table may have fewer.
         bin_means = compute_means(ranks, main, masks)
@@ -210,10 +210,15 @@ def _has_cold_targets(results: Results, table: TablePlan) -> bool:
 
     It does if some test targets are cold, and if a configuration of the table can score their items
     from content (vectors or features of items). Without content no model can find them.
+
+    Args:
+        results: results of the study.
+        table: the table of its plan.
     """
     ranks = results.ranks
     if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
         return False
+    # _CONTENT are the options that give a model vectors or features of items.
     options = [results.plan.make_options(row) for row in table.rows]
     has_content = any(row_options.get(key) for row_options in options for key in _CONTENT)
     return has_content and bool((ranks.targets["popularity"] == 0).any())
@@ -236,7 +241,7 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     """
     frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
 
-    # Rows whose runs have ranks. Cold targets are a bin of their own.
+    # Rows whose runs have ranks. Cold targets (items that are not in training) are a bin.
     base_metric = metric.removesuffix(COLD_TARGETS)
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
@@ -297,7 +302,7 @@ class _Collector:
         """
         row, seed, path = facts["row"], facts["seed"], run.path
 
-        # The line of the table of runs.
+        # The line of the table of runs. An unfinished or old run lacks some facts.
         best_valid = (facts.get("best_valid") or {}).get(self.metric)
         seconds = (facts.get("seconds") or {}).get("training")
         line = {
@@ -334,15 +339,17 @@ class _Collector:
             plan: the study; its rows (configurations) give the order.
             facts: facts about its data and split.
             command: command that repeats the study.
-            searches: one line per trial of its searches.
+            searches: one line per trial of its searches; an empty frame without a search.
 
         Raises:
             UsageError: if the runs have ranks of different test targets.
         """
+        # Sort all that was collected.
         row_order = {row: index for index, row in enumerate(plan.rows)}
         lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
         ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
         ranks = {run: self.ranks[run] for run in ranked_runs}
+        # A package with several versions has all of them in one text.
         versions = {name: ", ".join(found) for name, found in self.rows_by_version.items()}
         return Results(
             plan=plan,
@@ -368,6 +375,7 @@ class _Collector:
             facts: facts of the study, with the summary of its split.
         """
         warnings = []
+        # KNOWS_WHEN is the sentence about models that know the time of what they predict.
         # The keys of a dict are an ordered set.
         time_aware = {line["row"]: 1 for line in lines if line.get("request_time") == "target"}
         if time_aware:
@@ -455,6 +463,7 @@ def _tabulate_trials(
         values = [(run.get("best_valid") or {}).get(metric) for run in runs]
         options = runs[0].get("searched") or {}
         line = {"row": row, "trial": trial, "metric": metric}
+        # The mean over seeds; None if a seed has no value yet.
         line["value"] = average_seeds(values, len(plan.trial_seeds))
         line["options"] = ", ".join(f"{name}: {value}" for name, value in options.items())
         lines.append({**line, "chosen": chosen.get(row) == options})
@@ -513,6 +522,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     collector = _Collector(metrics[0], Path())
     rows: dict[str, dict[str, Any]] = {}
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
+        # Ranks are kept by row and seed, so those of a second such run would replace the first's.
         if (name, config["seed"]) in collector.ranks:
             raise UsageError(f"compare: {path} is a second run of {name} with one seed")
         identity = {"row": name, "seed": config["seed"], "status": DONE}
@@ -548,7 +558,7 @@ def _read_finished_config(path: Path) -> dict[str, Any]:
         UsageError: if the folder is not that of a run, or has no results or ranks yet.
     """
     run = RunFolder(path).require()
-    for file in (run.result, run.ranks):
+    for file in (run.result, run.ranks):  # both are written at the end of a run
         if not file.is_file():
             raise UsageError(
                 f"compare: {path} has no {file.name}; `{run.resume_command}` finishes "
@@ -567,8 +577,9 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         configs: options of each run.
     """
-    # Options that may be part of a name. For weights to start from (init_from), it only matters
-    # whether there are any, since runs with different seeds start from different ones.
+    # Options that may be part of a name: not those that never change results (INDIFFERENT). For
+    # weights to start from (STARTS: init_from and the like), it only matters whether there are any,
+    # since runs with different seeds start from different ones.
     unnamed = {*INDIFFERENT, "seed"}
     named = []
     for config in configs:

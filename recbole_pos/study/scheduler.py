@@ -76,6 +76,8 @@ class Scheduler:
     ) -> None:
         """List the training runs of the rows (configurations), and of the rows they start from.
 
+        Each run that the plan asks for is a fit. Nothing is read or trained yet.
+
         Args:
             plan: the study.
             folder: folder of the study.
@@ -110,8 +112,12 @@ class Scheduler:
     def next_job(self, running: Collection[str] = (), restore: bool = True) -> Job | None:
         """Return the next training run that can start; None if none can until others have ended.
 
-        Fits (training runs of the plan) that are passed on the way are recorded as ended: those
-        that an earlier call has finished as done, and those that cannot be trained as failed.
+        A fit is one training run of the plan. It can start when all fits that it depends on
+        (``fit.after``) have ended: the trials of its search, or the fit whose weights it starts
+        from. Its job is the fit with its complete configuration and its digest.
+
+        Fits that are passed on the way are recorded as ended: those that an earlier call has
+        finished as done, and those that cannot be trained as failed.
 
         Args:
             running: digests (hashes that name run folders) of the runs in training. Two fits can
@@ -122,7 +128,8 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue  # a fit that it depends on has not ended
 
-            # Make its configuration, unless a fit that it depends on has failed.
+            # Make its configuration, unless a fit that it depends on has failed. A wrong option
+            # fails this fit only, since the other rows can still be trained.
             reason = self._explain_failure(fit)
             job = None
             if not reason:
@@ -143,7 +150,7 @@ class Scheduler:
                 self.end(fit, FAILED, reason)  # no digest is noted, since there is no run to show
                 continue
 
-            # A fit without a finished run is returned to be trained.
+            # A fit without a finished run is returned to be trained; others are recorded as done.
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
             if not is_done:
@@ -155,7 +162,8 @@ class Scheduler:
         """Return why a fit cannot be trained, because of the fits that it depends on.
 
         A fit with a parent depends on the run whose weights it starts from; the final fit of a
-        searched row depends on all trials of the search.
+        searched row depends on all trials of the search (the combinations of options that it
+        tries). A report trains nothing, and records missing runs as failed because untrained.
 
         Args:
             fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.
@@ -169,13 +177,15 @@ class Scheduler:
         if fit.has_parent and failed:
             (parent,) = fit.after
             reason = self.reasons[parent]
+            # _UNTRAINED: a report has not tried it.
             return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
 
         # A trial has not been trained, so that the best trial is not known.
         if any(self.reasons[name] == _UNTRAINED for name in failed):
             return _UNTRAINED
 
-        # It needs the best trial of a search, and every trial failed.
+        # It needs the best trial of a search, and every trial failed. If only some failed, the best
+        # of the others is taken.
         if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
             first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first_reason}"
@@ -187,6 +197,9 @@ class Scheduler:
         The parent is the run whose weights the fit starts from. If that run was taken from a packed
         study (``--known``), it has results but no weights.
 
+        Args:
+            fit: a training run of the plan. All fits that it depends on have ended.
+
         Returns:
             The reason in words; empty if the weights are there, or if the fit has no parent.
         """
@@ -194,7 +207,7 @@ class Scheduler:
             return ""
         (parent,) = fit.after
         digest = self.digests[parent]
-        known_from = self.folder.read_fit(digest).get(KNOWN_FROM)
+        known_from = self.folder.read_fit(digest).get(KNOWN_FROM)  # the packed study, if any
         if not known_from:
             return ""
         return (
@@ -221,7 +234,7 @@ class Scheduler:
             packed.used.add(job.digest)  # to report at the end how many of its runs were of use
         if facts.get("status") == DONE or not packed_studies:
             return facts
-        if restore:
+        if restore:  # the first packed study that has the run is as good as any other
             dataset = self.prepare(job.config)
             packed_studies[0].restore(job.digest, self.folder, job.config, dataset)
         return packed_studies[0].fits[job.digest]
@@ -235,11 +248,17 @@ class Scheduler:
 
         Args:
             fit: the training run. All fits that it depends on have ended, and have not failed.
+
+        Returns:
+            The fit with its complete configuration, the digest (hash) that names its run folder,
+            and the digest of the run whose weights are only tested, or None to train.
         """
         if fit.has_parent:
             return self._make_child_job(fit)
         search, is_trial = self.searches.get(fit.row), fit.trial is not None
         tested_run: str | None = None
+
+        # Without a search, with the options of a trial, or with those of the best trial.
         if search is None:
             config = make_row_config(fit.options)
         elif fit.trial is not None:
@@ -271,15 +290,17 @@ class Scheduler:
         (parent,) = fit.after
         parent_run = self.digests[parent]
         parent_options = self.configs[parent_run].plain
-        schemes = fit.options["attach"]
+        schemes = fit.options["attach"]  # empty for a retest
         options = {key: value for key, value in fit.options.items() if key != "attach"}
         if schemes:
+            # Start from the parent's weights, and train nothing but the new schemes.
             position = make_row_config(parent_options).plain["position"]
             options["position"] = attach_schemes(position, schemes)
             options["init_from"] = str(self.folder.run(parent_run).path.resolve())
             options["train_only"] = list(schemes)
-        config = make_row_config(parent_options, options)
+        config = make_row_config(parent_options, options)  # the fit's own options win
         digest = digest_run(config, self.prepare(config).identity, parent_run)
+        # With schemes there is something to train; a retest only tests the parent's weights.
         return Job(fit, config, digest, None if schemes else parent_run)
 
     def prepare(self, config: PosConfig) -> Any:
@@ -288,7 +309,7 @@ class Scheduler:
         Args:
             config: configuration of a run. Those with equal data options get the same dataset.
         """
-        key = digest_data_options(config)
+        key = digest_data_options(config)  # hash of the options that decide what is read
         if key not in self.datasets:
             dataset = read_dataset(config)
             make_views(dataset)  # refuses data without a training target before any run begins
@@ -312,11 +333,15 @@ class Scheduler:
             self.reasons[fit.name] = reason
         if fit.trial is not None:
             search = self.searches[fit.row]
+            # Metric -> value at the best epoch. A failed trial gives None, and is not chosen.
             best_valid = facts.get("best_valid") if status == DONE else None
             search.record_value(fit.trial, (best_valid or {}).get(search.metric))
 
     def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
+
+        A fit is a run that the plan asks for. ``next_job`` records those that are finished, and
+        returns one that is not; that one is recorded as untrained, until none is left.
 
         Args:
             restore: whether finished runs of packed studies are copied into the study's folder.
@@ -334,6 +359,7 @@ class Scheduler:
         """
         if not self.trains:
             return {}
+        # Only fits with a run folder have a digest.
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def find_metric(self, row: str) -> str:
@@ -343,6 +369,9 @@ class Scheduler:
     def describe(self, fit: Fit) -> dict[str, Any]:
         """Return what is known of a fit (a training run of the plan) before it is trained.
 
+        Args:
+            fit: the training run.
+
         Returns:
             Its row (the configuration), seed, stage and trial. For a searched row also
             ``searched``: the options of the trial, or those of the best trial for a final fit.
@@ -350,6 +379,7 @@ class Scheduler:
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
             trial = search.find_best() if fit.trial is None else fit.trial
+            # Empty while the trials have not ended, so that none is the best yet.
             facts["searched"] = {} if trial is None else search.points[trial]
         return facts
 
@@ -415,7 +445,7 @@ class RowSearch:
         """
         means = {}
         for trial, values in sorted(self.values.items()):
-            mean = average_seeds(values, self.num_seeds)
+            mean = average_seeds(values, self.num_seeds)  # None unless every seed has a value
             if mean is not None:
                 means[trial] = mean
         select_best = max if self.mode == "max" else min

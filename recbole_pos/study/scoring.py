@@ -81,14 +81,20 @@ class Scored:
         return [text for judgement in self.judgements for text in judgement.list_faults()]
 
     def show(self, reporter: Reporter) -> None:
-        """Print the tables, the warnings, and the faults of the lists that no warning names."""
+        """Print the tables, the warnings, and the faults of the lists that no warning names.
+
+        A fault is something wrong with the lists of a system, such as an item twice in one.
+
+        Args:
+            reporter: prints the lines.
+        """
         for table in self.tables:
             reporter.line(table)
             reporter.line("")
         warnings = self.results.warnings
         for text in warnings:
             reporter.warning(text)
-        for text in self.faults:
+        for text in self.faults:  # a frequent fault is a warning already
             if text not in warnings:
                 reporter.line(text)
 
@@ -140,7 +146,8 @@ def score(
     Raises:
         UsageError: if predictions cannot be read, or were made for another split.
     """
-    # Judge the lists: find the rank of each target in them.
+    # Read the split. A request is a user and time for which a system gives a list of items, and
+    # the target is the item that came next. To judge the lists is to find each target's rank.
     if data is None and runs:
         dataset = read_run_data(runs[0], options.get("data_path"))
     else:
@@ -152,7 +159,8 @@ def score(
         for seed, source in enumerate(sources, 1)
     }
 
-    # Make a study of the system and the runs, if there are any.
+    # Make a study whose rows (configurations) are the system and the runs, if there are any, so
+    # that means, differences and tables are made as for any study.
     results = collect_runs([Path(run) for run in runs]) if runs else None
     study = results.plan.source.content if results else {"dataset": dataset.dataset_name}
     rows = study.get("rows", {})
@@ -165,6 +173,7 @@ def score(
     study = {
         **study,
         "title": f"{name} on {dataset.dataset_name}, {len(requests):,} {part} requests",
+        # No file is named, since the lists have been judged already.
         "rows": {**rows, name: {"predictions": dict.fromkeys(seeds, "")}},
         "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
     }
@@ -184,6 +193,7 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
         cutoffs: the option ``topk``.
         length: number of items of the shortest list.
     """
+    # A longer cutoff would count items that the lists do not have as misses.
     known = sorted(cutoff for cutoff in cutoffs if cutoff <= length) or [length]
     main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
     ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
@@ -198,16 +208,24 @@ def _make_results(plan: Plan, requests: Requests) -> Results:
         requests: what the systems had to answer: the targets, their users, and their candidates.
     """
     summary = requests.dataset.split.summary
+    # The facts of a split that tables show are about the test targets.
     return Results(
         plan,
         runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
         split=select_protocol(summary) if requests.part == "test" else {},
+        # "none": the system is not known to know the time of a request.
         warnings=tuple(list_warnings(summary, requests.candidates, "none")),
     )
 
 
 def judge_rows(plan: Plan) -> Judged:
-    """Judge the predictions of all rows of a study that have some.
+    """Find the ranks of the test targets in the files of predictions that rows of a study name.
+
+    A row of a study is a configuration. Most are trained, but one may name files of predictions
+    that another system has made, one for each seed.
+
+    Args:
+        plan: the study.
 
     Returns:
         (row, seed) -> judgement: the ranks of the targets in a file, and what is wrong with it. It
@@ -246,6 +264,7 @@ def add_judged(results: Results, judged: Judged) -> Results:
     frames = {} if results.ranks is None else dict(_list_ranks(results.ranks))
     lines, warnings = [], list(results.warnings)
     for (row, seed), judgement in judged.items():
+        # A line per target: user, item, what bins need, and the rank, as a run saves them.
         frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
         line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
         line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
@@ -258,7 +277,7 @@ def add_judged(results: Results, judged: Judged) -> Results:
     candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
     for table in results.plan.tables:
         require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
-    ranks = RankTable.from_runs(frames)
+    ranks = RankTable.from_runs(frames)  # refuses runs with different targets
     return replace(results, runs=runs, ranks=ranks, warnings=tuple(warnings))
 
 

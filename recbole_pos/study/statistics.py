@@ -106,8 +106,8 @@ class RankTable:
         targets = pd.DataFrame()
         ranks: list[np.ndarray] = []
         for (row, seed), frame in frames.items():
-            run_targets, rank = _sort_targets(frame, row, seed)
-            if not ranks:
+            run_targets, rank = _sort_targets(frame, row, seed)  # in the same order for all runs
+            if not ranks:  # the first run
                 targets = run_targets
             elif not targets.equals(run_targets):
                 raise UsageError(
@@ -136,10 +136,10 @@ class RankTable:
             num_targets: [users] number of targets; users without one that counts are left out.
         """
         _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
-        num_targets = np.bincount(user_index)
+        num_targets = np.bincount(user_index)  # user_index: [targets] number of the user, from 0
         gains = compute_gains(self.rank[:, mask], metric)
         sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
-        totals = np.stack(sums)  # [runs, users]
+        totals = np.stack(sums)  # [runs, users]: with weights, bincount sums the gains of a user
 
         # Sort the runs by seed, then separate them by row.
         runs = self.runs.sort_values("seed", kind="stable")
@@ -246,7 +246,7 @@ class SeedNoise:
         estimates = [cls.from_values(values) for values in rows if not _are_equal(values)]
         noises = [noise for noise in estimates if noise is not None]
         df = sum(noise.df for noise in noises)
-        if not df:
+        if not df:  # no row has two seeds
             return None
         between, within, level = (
             sum(getattr(noise, name) * noise.df for noise in noises) / df
@@ -402,7 +402,7 @@ def _sample_flips(values: np.ndarray) -> np.ndarray:
 
     The real signs count as one of the flips, so that no p-value is zero.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
     num_units, num_comparisons = values.shape
     threshold = _just_below(np.abs(values.sum(0)))
     num_reached = np.zeros(num_comparisons)
@@ -449,7 +449,7 @@ def compute_means(
     """Return the mean of a metric of each row (a configuration), over its seeds and all targets.
 
     Args:
-        metric: a name such as ``ndcg@10``.
+        table, metric: ranks of the targets in all runs, and a name such as ``ndcg@10``.
         bins: name of a bin -> [targets] whether a target is in it.
 
     Returns:
@@ -460,7 +460,7 @@ def compute_means(
     for bin_name, mask in bins.items():
         totals, num_targets = table.sum_gains(metric, mask)
         units, targets = len(num_targets), int(num_targets.sum())
-        for row, row_totals in totals.items():
+        for row, row_totals in totals.items():  # [seeds, units] sums of the targets' gains
             by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
             mean, deviation = by_seed.mean(), by_seed.std()
             seeds = len(row_totals)
@@ -487,7 +487,7 @@ def compute_differences(
     correction over all lines.
 
     Args:
-        metric, bins: as for :func:`compute_means`: a name, and bin -> [targets] whether in it.
+        table, metric, bins: ranks, a name, and bin -> [targets] mask, as for :func:`compute_means`.
         reference: row that all ``rows`` are compared to.
         rows: names of the rows to compare.
         are_coupled: returns whether two rows share the noise of a seed, since one was made from
@@ -501,12 +501,12 @@ def compute_differences(
     """
     lines: list[dict[str, Any]] = []
     for bin_name, mask in bins.items():
-        totals, num_targets = table.sum_gains(metric, mask)
+        totals, num_targets = table.sum_gains(metric, mask)  # sums over each unit's targets
         for line in _compare_rows(table, totals, num_targets, reference, rows, are_coupled):
             lines.append({**line, "metric": metric, "bin": bin_name})
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
-    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)  # or no star
     frame["star"] = has_seeds & (frame["p_holm"] < 1 - LEVEL)
     return frame
 

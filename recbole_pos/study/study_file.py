@@ -45,6 +45,9 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
         path: the file.
         heirs: files that inherit from this one, to recognise files that inherit from each other.
 
+    Returns:
+        The merged content, with the name of the file and the line of each value, for messages.
+
     Raises:
         UsageError: with the line of a mistake.
     """
@@ -54,6 +57,7 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
     if name is None:
         return source
 
+    # Read the other study, whose path is relative to this file, and merge content and lines.
     parent_path = path.parent / str(name)
     heirs = (*heirs, path.resolve())
     if not parent_path.is_file() or parent_path.resolve() in heirs:
@@ -66,10 +70,13 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study merged into the content that it inherits.
 
-    Keys of the study win. Options in ``base`` and in each row (a configuration) are merged one by
-    one. If ``rows`` is a list of names, only these inherited rows stay, and of ``reference``,
-    ``tables`` and ``paper`` only what is about them. Values of a paper are not inherited by a study
-    of another dataset.
+    Its keys are ``base`` (options of all rows), ``rows`` (the configurations to compare, by name),
+    ``reference`` (the row that others are compared to), ``tables`` (which rows stand together),
+    ``paper`` (values of a paper to show) and further ones. Keys of the study win over inherited
+    ones. Options in ``base`` and in each row (a configuration) are merged one by one. If ``rows``
+    is a list of names, only these inherited rows stay, and of ``reference``, ``tables`` and
+    ``paper`` only what is about them. Values of a paper are not inherited by a study of another
+    dataset.
 
     Args:
         source: the study.
@@ -90,11 +97,12 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
         }
     else:
         names = as_list(rows)
-        for name in names:
+        for name in names:  # a misspelt name is an error with its line
             source.require_choice(("rows",), name, inherited_rows)
         merged["rows"] = {name: inherited_rows[name] for name in names}
         for key in {"reference", "tables", "paper"} - set(content):
             merged[key] = _restrict(merged.get(key), names)
+    # None is a key without a value, or one of which nothing is left.
     return {key: value for key, value in merged.items() if value is not None}
 
 
@@ -136,14 +144,17 @@ def _restrict(value: Any, names: list[str]) -> Any:
 def make_plan(source: Source) -> Plan:
     """Return the complete plan of a study: keys that it leaves out are filled in.
 
+    A study compares rows, which are configurations, by training each with the same seeds. A row may
+    be searched: then every combination of some options is tried first, and the best one is kept.
+
     Args:
         source: content of the study, with the lines of its file.
 
     Raises:
         UsageError: with file and line, if a key, a type or a name of a row is wrong.
     """
-    plan = _validate(source)
-    plan.source = source
+    plan = _validate(source)  # checks the types of all keys
+    plan.source = source  # for messages with file and line, and to write the study again
 
     # A row has the search of the study, unless it has another or none. A row with a parent starts
     # from the trained models of another row, so nothing is searched for it.
@@ -152,7 +163,7 @@ def make_plan(source: Source) -> Plan:
         if row.search is True:
             row.search = None if row.parent else plan.search
 
-    # The split belongs to the options of all runs.
+    # The key ``split`` of a study is short for an option of all runs, RecBole's ``eval_args``.
     if plan.split is not None:
         eval_args = plan.base.options.get("eval_args") or {}
         plan.base.options["eval_args"] = {**eval_args, "split": plan.split}
@@ -166,7 +177,7 @@ def make_plan(source: Source) -> Plan:
 
     plan.tables = plan.tables or [TablePlan(title=plan.title)]
     for index, table in enumerate(plan.tables):
-        _complete_table(plan, table, ("tables", index))
+        _complete_table(plan, table, ("tables", index))  # its rows, title, metrics, reference
 
     plan.sort_rows()  # raises graphlib's CycleError if rows start from each other's models
     _require_equal_trials(plan)
@@ -176,12 +187,16 @@ def make_plan(source: Source) -> Plan:
 def _validate(source: Source) -> Plan:
     """Return the content of a study as a plan, with the types of its keys checked.
 
+    Args:
+        source: content of the study's file, with the line of each value.
+
     Raises:
         UsageError: for the first mistake that pydantic finds, with its file and line.
     """
     try:
         return Plan.model_validate(source.content)
     except ValidationError as error:
+        # pydantic gives the kind of the mistake, the path of keys that leads to it, and the value.
         details = error.errors(include_url=False, include_context=False)[0]
         # pydantic adds "[key]" to the path if the key of a mapping is wrong.
         path = tuple(key for key in details["loc"] if key != "[key]")
@@ -207,7 +222,7 @@ def _check_row(plan: Plan, name: str) -> None:
         UsageError: if it has no model; if it starts from a row that does not exist; or if it has
             options that the other row decides, such as the model.
     """
-    row, path = plan.rows[name], ("rows", name)
+    row, path = plan.rows[name], ("rows", name)  # the path finds the line in the file
 
     # A row of another system's predictions has nothing else.
     if row.predictions:
@@ -220,6 +235,7 @@ def _check_row(plan: Plan, name: str) -> None:
     # A row that is trained from scratch needs a model.
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
+            # A key of the row that looks like "model", such as "modle", is probably meant.
             similar = [key for key in row.options if suggest(key, ["model"])]
             hint = f" (is {similar[0]!r} the model?)" if similar else ""
             raise plan.source.error(path, f"{name}: it has no model{hint}")
@@ -229,6 +245,7 @@ def _check_row(plan: Plan, name: str) -> None:
     # is given as `attach` (schemes are added) or as `retest` (it is tested with other options).
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
+    # These keys are decided by the parent, so the row must not have them.
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
     if not row.attach:  # a retest, which only takes options that a trained model can be tested with
         refused |= set(row.options) - set(_RETEST_OPTIONS)
@@ -256,6 +273,7 @@ def _complete_table(plan: Plan, table: TablePlan, path: tuple[Any, ...]) -> None
     table.rows = table.rows or tuple(plan.rows)
     table.title = table.title or ", ".join(table.rows)
     table.metrics = table.metrics or plan.metrics
+    # The reference of the study, if the table has that row; else the table's first row.
     default_reference = plan.reference if plan.reference in table.rows else table.rows[0]
     table.reference = table.reference or default_reference
     plan.source.require_choice((*path, "reference"), table.reference, table.rows)
@@ -266,9 +284,13 @@ def _require_equal_trials(plan: Plan) -> None:
 
     A row with more trials would have an advantage over the others.
 
+    Args:
+        plan: the study.
+
     Raises:
         UsageError: naming two rows with different numbers.
     """
+    # A row has a trial for each point of its grid, that is, for each combination of values.
     num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
     first = next(iter(num_trials), "")
     for name, number in num_trials.items():
@@ -283,8 +305,8 @@ def _require_equal_trials(plan: Plan) -> None:
 def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Plan:
     """Return the plan of a study with some of its keys changed, and with other options in its base.
 
-    An option that a row (a configuration) sets itself is not changed there, of which a RunWarning
-    tells the user.
+    The base has the options of all rows (the configurations of the study). A row that sets an
+    option itself keeps its own value, and a RunWarning tells the user so.
 
     Args:
         plan: the study.
@@ -296,6 +318,7 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     Raises:
         UsageError: if the changed study is wrong, as for :func:`read_plan`.
     """
+    # Warn of options that a row sets itself, since those win over the base.
     for key in base.keys() - {"config_files"}:
         setting = [name for name, row in plan.rows.items() if key in row.options]
         if setting:
@@ -309,13 +332,14 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     content["base"] = {**(content.get("base") or {}), **base}
     if base.get("config_files"):
         files = [*plan.base.config_files, *base["config_files"]]
-        # A file that is given twice is read only at its last place.
+        # A file that is given twice is read only at its last place: [a, b, a] becomes [b, a].
         content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
         # Options of the base win over its files, so drop those that the new files set.
         for key in _read_files(base["config_files"]).keys() - base.keys():
             content["base"].pop(key, None)
 
-    # A number of seeds for a study that lists its seeds.
+    # A number of seeds for a study that lists its seeds: of [7, 9], three are [7, 9, 10]. Keeping
+    # the listed ones lets finished runs count.
     seeds, num_seeds = plan.source.content.get("seeds"), changes.get("seeds")
     if isinstance(seeds, list) and is_whole(num_seeds) and num_seeds > 0:
         further = range(max(seeds) + 1, max(seeds) + 1 + num_seeds)
@@ -345,7 +369,8 @@ def plan_models(
         dataset: name of the dataset.
         models: names of the models.
         vary: options to vary, each as ``option=value,value,...``. The values are yaml, as in
-            ``position=[nope],[rope,kernel]``. With several options, every combination is a row.
+            ``position=[nope],[rope,kernel]``. With several options, every combination is a row:
+            one model with ``n_heads=1,2`` and ``n_layers=1,2`` gives four rows.
         seeds: number of seeds.
         base: options of all rows, with config_files.
         keys: further keys of a study's file: reference, metrics, bins, title.
@@ -354,7 +379,8 @@ def plan_models(
         UsageError: for a value that cannot be read, or a name that is given twice.
     """
     base = base or {}
-    varied = dict(_parse_vary(text) for text in vary)
+    varied = dict(_parse_vary(text) for text in vary)  # option -> list of its values
+    # A model or an option that is given twice would give two rows of one name, or lose a value.
     if repeated := find_repeated([*base, *(_parse_vary(text)[0] for text in vary), *models]):
         raise UsageError(f"{repeated[0]} is given twice")
 
@@ -362,6 +388,7 @@ def plan_models(
     rows = {}
     for model, *values in itertools.product(models, *varied.values()):
         options = dict(zip(varied, values, strict=True))
+        # Of a single model, the varied values are enough as a name.
         words = [] if len(models) == 1 and options else [model]
         for name, value in options.items():
             words.append(_describe_option(name, value, with_name=len(varied) > 1))
@@ -397,10 +424,14 @@ def _list_metrics(options: Mapping[str, Any]) -> list[str]:
 def _parse_vary(text: str) -> tuple[str, list[Any]]:
     """Return the option and the values of a text such as ``n_heads=1,2``.
 
+    Args:
+        text: argument of ``--vary``.
+
     Raises:
         UsageError: if the text has another form, or fewer than two different values.
     """
     name, _, values_text = text.partition("=")
+    # A leading ``--`` is forgiven. The values are read as a yaml list, so that numbers are numbers.
     name = name.strip().removeprefix("--")
     values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
     is_list = isinstance(values, list) and len(values) > 1
@@ -421,7 +452,7 @@ def _describe_option(name: str, value: Any, with_name: bool) -> str:
         with_name: False if only this option is varied. Then ``rope+kernel`` is enough; a number
             still needs the name, as in ``n_heads=2``.
     """
-    if isinstance(value, list):
+    if isinstance(value, list):  # an empty list, as of no position scheme, is "none"
         text = "+".join(map(str, value)) or "none"
     else:
         text = str(value)

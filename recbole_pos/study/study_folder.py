@@ -66,6 +66,9 @@ class StudyFacts:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the mapping in a json file; it is empty if there is no file.
 
+    Args:
+        file: path of the file.
+
     Raises:
         UsageError: if the file is damaged.
     """
@@ -113,6 +116,7 @@ class StudyFolder:
             path: the folder; ``saved/<dataset>/studies/<title>/`` when None.
         """
         if path is None:
+            # "FPARec, Pop on ml-100k" becomes fparec-pop-on-ml-100k.
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
         return cls(path)
@@ -145,6 +149,9 @@ class StudyFolder:
     def read_fit(self, digest: str) -> dict[str, Any]:
         """Return all facts of a run, from its ``result.json`` and its ``fit.json``.
 
+        The run itself writes its results into ``result.json``, and the study what it knows of the
+        run (row, seed, status) into ``fit.json``.
+
         Args:
             digest: hash that names the run's folder.
 
@@ -164,6 +171,7 @@ class StudyFolder:
             digest: hash that names the run's folder; empty for no run.
         """
         facts = self.read_fit(digest)
+        # KNOWN_FROM names the packed study that a run was taken from.
         is_trained_here = facts.get("status") == DONE and not facts.get(KNOWN_FROM)
         return is_trained_here and self.run(digest).checkpoint.is_file()
 
@@ -174,9 +182,13 @@ class StudyFolder:
         whatever else the plan asks for. After a change of the plan, runs of earlier requests are
         left out.
 
+        Args:
+            plan: the study as it is asked for now.
+
         Returns:
             Name of a fit -> digest of its run (the hash that names the run's folder).
         """
+        # Name of a fit -> its run, and a hash of what was asked for when the run was made.
         current = read_json(self.path / "current.json")
         return {
             name: current[name]["run"]
@@ -245,6 +257,7 @@ class PackedStudy:
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
+        # Mark the runs as finished and taken from here. All runs in such a folder are finished.
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
         facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
@@ -254,12 +267,16 @@ class PackedStudy:
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
 
+        Its results are in the three files of this packed study (``compare --pack``), which others
+        have trained. The study then has no need to train the run.
+
         Args:
             digest: hash that names the folder of the run.
             folder: folder of the study.
             config: configuration of the run, with the paths of this machine.
             dataset: dataset of the configuration.
         """
+        # The same files as a trained run has: configuration, epochs, ranks and results.
         run, facts = folder.run(digest), self.fits[digest]
         make_folder(run.path)
         run.write_config(config.plain)
@@ -273,6 +290,7 @@ class PackedStudy:
         # since it is not tested.
         if facts.get("test") is not None:
             column = pd.read_parquet(self.path / _RANKS, columns=[digest])[digest]
+            # Runs with fewer test targets have shorter columns, filled up with missing values.
             ranks = column.dropna().to_numpy(np.int64)
             targets = np.flatnonzero(dataset.split.find_targets(TEST))
             run.write_ranks(make_rank_table(dataset, targets, ranks, config["timestamp_unit"]))
@@ -290,7 +308,10 @@ class PackedStudy:
 
 
 def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
-    """Write the results of a study's finished runs into a folder, for :class:`PackedStudy`.
+    """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
+
+    Others who have the same data can then compare with these runs (``--known``) and need not train
+    them. There are no weights and no data in the files.
 
     Args:
         plan: the study.
@@ -313,6 +334,7 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
             continue
+        # Only facts that may be shared: none has data, or paths of this machine.
         facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
         for epoch in read_epochs(run):
             epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
@@ -343,5 +365,6 @@ def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:
         encoding: arguments of pyarrow's ``write_table``.
     """
     table = pa.Table.from_pandas(frame, preserve_index=False)
+    # The file appears under its name only when it is complete.
     with atomic_write(path, text=False) as file:
         pq.write_table(table, file, compression="zstd", compression_level=19, **encoding)

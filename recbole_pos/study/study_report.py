@@ -72,7 +72,15 @@ _COSTS = {
 
 
 def write_results(results: Results, folder: Path) -> list[Path]:
-    """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths."""
+    """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths.
+
+    ``table.md`` has the tables as people read them, ``table.csv`` the numbers in them,
+    ``runs.csv`` a line for each run, and ``report.html`` tables and charts on one page.
+
+    Args:
+        results: results of the study.
+        folder: the folder, which is made if it does not exist.
+    """
     make_folder(folder)
     texts = {
         "table.md": render_markdown(results),
@@ -95,7 +103,11 @@ def render_report(results: Results) -> str:
 
     It begins with the findings of the first table and the protocol. Then come, for each table of
     the study, its tables and charts, and at the end searches, failed runs and the study itself.
+
+    Args:
+        results: results of the study.
     """
+    # A comparison has the numbers of one table of the study. The template makes html of it all.
     return PAGES.get_template("report.html.jinja").render(
         plan=results.plan,
         findings=write_findings(results, results.comparisons[0]),
@@ -113,7 +125,10 @@ def render_report(results: Results) -> str:
 
 
 def write_findings(results: Results, comparison: Comparison) -> list[str]:
-    """Return the findings of a table: its best row, unfinished runs, significant differences.
+    """Return sentences on what a table shows, to begin the report with.
+
+    They name the row (configuration) with the highest main metric, the number of unfinished runs,
+    and the significant differences from the reference.
 
     Args:
         results: results of the study.
@@ -150,7 +165,11 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     The first sentence names the significant differences. The others, where they apply, say how
     small a difference could be found, and which rows (configurations) have too few seeds for a
     statement.
+
+    Args:
+        comparison: the numbers of one table of the study.
     """
+    # One line per row but the reference. ``star`` is whether the difference is significant.
     differences, num_rows = comparison.differences, len(comparison.differences)
 
     # Which rows differ significantly.
@@ -194,6 +213,8 @@ def describe_protocol(results: Results) -> list[str]:
     """
     plan = results.plan
     sentences = []
+
+    # Data, seeds and search.
     if results.data:
         facts = []  # such as "943 users"
         for key, value in results.data.items():
@@ -214,6 +235,7 @@ def describe_protocol(results: Results) -> list[str]:
     else:
         sentences.append("Nothing was searched: all have the options given in the study.")
 
+    # Warnings and statistics. Each table may have a reference of its own.
     sentences += [f"Warning: {text}." for text in results.warnings]
     references = dict.fromkeys(table.reference for table in plan.tables)
     sentences.append(
@@ -237,9 +259,13 @@ def _dump_study(plan: Plan) -> str:
 def _collect_facts(results: Results) -> dict[str, str]:
     """Return facts of the finished runs for the page: versions, device, commit and training time.
 
+    Args:
+        results: results of the study.
+
     Returns:
         Name -> text. If runs have different devices or commits, the text lists them.
     """
+    # Results of other systems have no device, commit or time, so columns may be missing or empty.
     facts = dict(results.versions)
     for column in ("device", "commit"):
         if column in results.runs.columns:
@@ -298,7 +324,7 @@ def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
         results: results of the study.
         comparison: the numbers of one of its tables.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE):  # our style only here, not in the user's own charts
         charts = [
             draw_differences(comparison),
             *(draw_cost(results, comparison, column) for column in _COSTS),
@@ -323,7 +349,8 @@ def draw_differences(comparison: Comparison) -> Chart | None:
     if not lines:
         return None
 
-    # A point and an interval for each row, from top to bottom.
+    # A point and an interval for each row, from top to bottom. Without an interval, ``low`` is nan.
+    # ``seed_noise`` is "own" if both sides have several seeds.
     figure, axes = _make_figure(1.0 + 0.32 * len(lines))
     for y, line in enumerate(lines):
         color = _COLORS[0] if line["star"] else _GRAY
@@ -370,7 +397,8 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     if column not in results.runs.columns:
         return None
 
-    # A point for each row that has both values, in the order of the table.
+    # A point for each row that has both values, in the order of the table. dropna leaves out rows
+    # that lack one of them.
     table, means = comparison.table, comparison.means
     mean = means[means["metric"] == table.metrics[0]].set_index("row")["mean"]
     cost = results.done.groupby("row")[column].median()
@@ -381,11 +409,14 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
 
     cost_name, format_cost = _COSTS[column]
     metric = format_metric(table.metrics[0])
+
+    # Colour and marker of a row are the same in all charts of the study.
     figure, axes = _make_figure(_compute_height(len(points)))
     for row, point in points.iterrows():
         style = {**_make_style(results, row), "ls": "none", "ms": 7}  # a marker without a line
         axes.plot(point["cost"], point["mean"], **style)
 
+    # The axis of the cost, with ticks such as "3 min 20 s" or "1.2 M".
     if points["cost"].max() > 10 * points["cost"].min():
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -424,6 +455,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     if curves.empty:
         return None
 
+    # A line for each run. Its colour and marker are those of its row in all charts.
     metric = format_metric(results.plan.metrics[0])
     drawn_rows = [row for row in rows if row in set(curves["row"])]
     figure, axes = _make_figure(_compute_height(len(drawn_rows)))
@@ -439,6 +471,7 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     figure.legend(**_LEGEND)
 
+    # The best values as text.
     best = curves.groupby("row", sort=False)["value"].max()
     values = "; ".join(f"{row} at best {value:.4f}" for row, value in best.items())
     title = f"Validation {metric}, one line per run"
@@ -455,7 +488,7 @@ def _make_style(results: Results, row: Any) -> dict[str, Any]:
     Returns:
         Arguments of matplotlib's ``plot``.
     """
-    index = list(results.plan.rows).index(row)
+    index = list(results.plan.rows).index(row)  # the same in all charts, whatever a table selects
     # Colours and markers are as many, so after the last of both the next rows get another dash.
     return {
         "color": _COLORS[index % len(_COLORS)],

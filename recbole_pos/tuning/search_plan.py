@@ -99,11 +99,13 @@ class Search:
         Raises:
             UsageError: if the search has been started with other inputs.
         """
-        # The weights, if an option (such as init_from) names a run to start from.
+        # STARTS are the options, such as init_from, that name a trained run to start from. Hash the
+        # weights of that run, since its path may change and its weights must not.
         path = next(filter(None, map(self.config.plain.get, STARTS)), None)
         weights = RunFolder(path).checkpoint if path else None
         origin = [digest_file(weights)] if weights and weights.is_file() else []
 
+        # A hash of the options of all trials, the data, the code of a custom model and the weights.
         inputs = digest_run(self.config, identity, *origin)
         if self.facts.inputs not in ("", inputs):  # empty for a new search
             raise UsageError(
@@ -117,11 +119,14 @@ class Search:
 def check_arguments(args: SearchArguments) -> None:
     """Require that the arguments of a search have values that mean something.
 
+    Args:
+        args: arguments of the search, as in the command.
+
     Raises:
         UsageError: for an unknown searcher or scheduler, a number that is too small, or shares of
             CPUs and GPUs that are not positive.
     """
-    require_shares(args)
+    require_shares(args)  # of CPUs and GPUs
     check_choice("--searcher", args.searcher, SEARCHERS)
     check_choice("--scheduler", args.scheduler, SCHEDULERS)
     for name, least in (("num_samples", 1), ("grace_epochs", 1), ("seed", 0)):
@@ -138,9 +143,10 @@ def plan_search(
     config_dict: dict[str, Any],
     args: SearchArguments,
 ) -> Search:
-    """Return a new, checked search.
+    """Return a new, checked search: its space, and the options that all its trials have.
 
-    Options that the user gives win over the space: they are the same in all trials.
+    A space says for each searched option how it is sampled, and may set further options to one
+    value. Options that the user gives win over the space: they are the same in all trials.
 
     Args:
         model: name or class of the model; None if the files name it.
@@ -170,7 +176,7 @@ def plan_search(
             )
 
     # Given options are not searched.
-    searched = whole_space.without(given)
+    searched = whole_space.without(given)  # a copy without these options
     if not searched.parameters:
         raise UsageError(
             f"nothing is left to search: all of {', '.join(whole_space.names)} are given"
@@ -222,12 +228,14 @@ def resume_search(
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
 
-    # Refuse arguments and options that would change the search.
+    # Refuse arguments and options that would change the search: its trials so far were made without
+    # them. list_changed returns the arguments that are not at their default.
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
     refused = [name for name in list_changed(args) if name not in allowed]
     refused += [name for name, value in not_allowed.items() if value]
     refused += [name for name in config_dict if name not in _RESUME_OPTIONS]
-    not_used = {"item_vectors", "init_from"} - facts.options.keys()  # a new path needs an old one
+    # A new path of item vectors or weights only makes sense where the search had one before.
+    not_used = {"item_vectors", "init_from"} - facts.options.keys()
     refused += [name for name in config_dict if name in not_used]
     if refused:
         names = ", ".join(f"--{name}" for name in (*_RESUME_ARGUMENTS, *_RESUME_OPTIONS))
@@ -236,10 +244,11 @@ def resume_search(
             f"{', '.join(map(shown, refused))}"
         )
 
-    # More trials, but not fewer, and the new paths; a grid has no more trials than points.
+    # More trials, but not fewer, and the new paths; a grid has no more trials than points, which
+    # are the combinations of the values of all options.
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
-    space = parse_space(facts.space, {})
+    space = parse_space(facts.space, {})  # {}: the lines of the file are not known any more
     if facts.searcher == "grid":
         facts.num_samples = min(facts.num_samples, len(space.list_points()))
     return Search(facts, space)

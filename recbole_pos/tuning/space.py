@@ -96,6 +96,7 @@ class Parameter:
             return range(self.values[0], self.values[1] + 1)
         if self.kind == "quniform":
             low, high, step = self.values
+            # 0.3 / 0.1 is 2.9999999999999996, which _ROUNDING lifts to 3 steps.
             return range(int((high - low) / step + _ROUNDING) + 1)
         return None
 
@@ -119,7 +120,11 @@ class Parameter:
         """Return the code that stands for a value, where a code is what Optuna samples.
 
         It is the index of a ``choice``, the number of steps of a ``quniform`` above its low end,
-        and for other kinds the value itself.
+        and for other kinds the value itself. For the choices ``[early, late]``, ``late`` has the
+        code 1.
+
+        Args:
+            value: a value that the option can have.
         """
         if self.kind == "choice":
             return self.values.index(value)
@@ -143,7 +148,7 @@ class Parameter:
         Raises:
             UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
         """
-        if self.codes is None:
+        if self.codes is None:  # codes are the integers that stand for the values
             raise UsageError(
                 f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
                 "none; use choice"
@@ -155,6 +160,9 @@ class Parameter:
 
         A ``choice`` can have its choices, other kinds the numbers in their range, and ``quniform``
         and ``randint`` only those on a step from the low end.
+
+        Args:
+            value: the value, of any type.
         """
         if self.kind == "choice":
             return value in self.values
@@ -168,8 +176,8 @@ class Parameter:
     def distribution(self) -> CategoricalDistribution | FloatDistribution | IntDistribution:
         """The distribution of Optuna from which the code of a value is sampled.
 
-        Codes are indices, numbers of steps, or whole numbers. Without codes the value itself is
-        sampled.
+        Codes are indices, numbers of steps, or whole numbers. Without codes (``uniform`` and
+        ``loguniform``) the value itself is sampled, a real number.
         """
         if self.codes is None:
             low, high = self.values
@@ -187,7 +195,7 @@ class Parameter:
         Args:
             trial: an ``optuna.Trial``.
         """
-        match self.distribution:
+        match self.distribution:  # decode returns the value that a sampled code stands for
             case CategoricalDistribution(choices=choices):
                 return self.decode(trial.suggest_categorical(self.name, choices))
             case IntDistribution(low=low, high=high):
@@ -214,6 +222,9 @@ class Space:
 
     def __post_init__(self) -> None:
         """Order the parameters so that each comes after those that its condition names.
+
+        A parameter is a searched option. Its condition (``when``: option -> allowed values) says in
+        which trials it exists, so the named options have to be sampled before it.
 
         Raises:
             UsageError: if conditions depend on each other in a circle.
@@ -249,13 +260,16 @@ class Space:
         return Space(parameters, fixed, self.lines, self.context)
 
     def exists(self, parameter: Parameter, options: dict[str, Any]) -> bool:
-        """Return whether a parameter exists in a trial, since its conditions are met.
+        """Return whether a parameter (a searched option) exists in a trial.
+
+        It does if every option that its condition ``when`` names has an allowed value. With ``when:
+        {fusion: [early]}`` it exists only in trials with early fusion.
 
         Args:
             parameter: the parameter.
             options: options of the trial that have been sampled so far.
         """
-        values = {**self.context, **options}
+        values = {**self.context, **options}  # options that are not searched, and sampled ones
         return all(
             # An option that does not exist in the trial has no value, and meets no condition.
             name in values and values[name] in allowed
@@ -263,9 +277,12 @@ class Space:
         )
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Return the options that an ``optuna.Trial`` suggests.
+        """Return the searched options of a trial, sampled by Optuna.
 
-        Parameters whose conditions are not met are left out.
+        Options whose conditions are not met do not exist in the trial and are left out.
+
+        Args:
+            trial: an ``optuna.Trial``, which samples one option at a time.
         """
         options: dict[str, Any] = {}
         for parameter in self.parameters:
@@ -319,12 +336,12 @@ class Space:
 
         # What these options need to exist, then a value of each that meets the condition.
         options: dict[str, Any] = {}
-        for name in conditions:
+        for name in conditions:  # a condition names earlier parameters only, so this ends
             options |= self.meet_conditions(searched[name])
         for name, allowed in conditions.items():
             options[name] = next((value for value in allowed if searched[name].has(value)), None)
 
-        # The values may contradict each other.
+        # The values may contradict each other: test whether all of these options exist with them.
         dependents = [parameter, *(searched[name] for name in options)]
         if None in options.values() or not all(self.exists(p, options) for p in dependents):
             raise UsageError(
@@ -345,7 +362,7 @@ def find_space_file(name: str | Path | None, model: str) -> Path:
     Raises:
         UsageError: if there is no such file.
     """
-    folder = ROOT / "tune"
+    folder = ROOT / "tune"  # the spaces that the package brings
     name = f"{model}.yaml" if name is None else name
     for file in (Path(name), folder / Path(name).name):
         if os.path.isfile(file):  # False if the name is too long, where pathlib may raise
@@ -380,6 +397,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     for name, value in content.items():
         name = str(name)
         location = lines.get(name, name)
+        # None if the value does not say how to sample, so that it is the value in all trials.
         if parameter := _parse_parameter(name, value, location):
             parameters.append(parameter)
         else:
@@ -411,7 +429,8 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     if not isinstance(value, dict):
         return None
 
-    # A key that is similar to a kind is a misspelt kind, so the value is not fixed.
+    # A key that is similar to a kind (``choise``) is a misspelt kind, so the value is not fixed.
+    # The hint suggests the right one; it is empty if no key is similar.
     kind = next((key for key in value if key in KINDS), None)
     hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
     if kind is None and "when" not in value and not hint:
@@ -435,6 +454,9 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     """Check a search space by configurations with each parameter at each of its extreme values.
 
+    A parameter is a searched option. Its extremes are all choices, or both ends of a range. So a
+    wrong option is found before the first trial, and nothing is trained.
+
     Args:
         space: the space. Its ``context`` is filled with the values of options that conditions name
             and that are not searched.
@@ -444,7 +466,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     Raises:
         UsageError: with the file and line of a wrong option.
     """
-    # The options of all trials, without searched ones.
+    # The options of all trials, without searched ones: {} stands for no sampled option.
     try:
         config = build({})
     except UsageError as error:
@@ -457,6 +479,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     # Options that must be the same in all trials, and conditions on options that do not exist.
     for parameter in space.parameters:
         prefix = f"{parameter.location}: {parameter.name}"
+        # The role of an option is what it decides.
         if find_option(parameter.name).role in (DATA, SCHEDULE):
             raise UsageError(
                 f"{prefix} cannot be searched: data, split, metrics and the length of training are "
@@ -470,7 +493,7 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
                 )
             space.context[name] = config.plain[name]
 
-    # The extreme values, with other options so that the parameter exists.
+    # The extreme values, together with values of other options that meet the parameter's condition.
     for parameter in space.parameters:
         required = space.meet_conditions(parameter)
         for value in parameter.extremes:

@@ -116,6 +116,7 @@ class TrialTable:
             UsageError: naming the trial whose row is damaged.
         """
         self.file, self.space, self.mode = file, space, mode
+        # A column for each searched option stands between the results and the reason of a failure.
         first = ["trial", "state", f"valid {metric}", "best_epoch", "epochs", "seconds"]
         self.columns = [*first, "parameters", *space.names, "reason"]
         self.trials: list[Trial] = self._read() if file.is_file() else []
@@ -126,6 +127,7 @@ class TrialTable:
         Return None if no trial has a value.
         """
         scored = [trial for trial in self.trials if trial.has_result]
+        # max returns the first of equal trials, so a search for the lowest value changes the sign.
         sign = 1 if self.mode == "max" else -1
         return max(scored, key=lambda trial: sign * (trial.score or 0), default=None)
 
@@ -133,6 +135,10 @@ class TrialTable:
         """Return a new trial with a number, and record it as unfinished.
 
         A trial of an earlier call with that number, which is resumed now, is replaced.
+
+        Args:
+            number: number of the trial, from 0, at most one above the last.
+            options: searched option -> the value sampled for it.
         """
         trial = Trial(number, options)
         self.trials[number : number + 1] = [trial]  # replaces the trial, or is added at the end
@@ -151,6 +157,7 @@ class TrialTable:
             cells = [trial.number, trial.state, trial.score, trial.best_epoch, trial.epochs]
             cells += [trial.seconds, trial.parameters]
             cells += [str(trial.options.get(name, "")) for name in self.space.names]
+            # A spreadsheet would execute a cell that begins as a formula does.
             table.writerow(map(escape_formula, [*cells, trial.reason]))
         write_text(self.file, text.getvalue())
 
@@ -163,7 +170,7 @@ class TrialTable:
         with self.file.open(newline="", encoding="utf-8") as opened:
             _, *rows = list(csv.reader(opened)) or [[]]  # without the names of the columns
         trials = []
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows):  # trial i is in row i
             try:
                 trials.append(self._parse_row(row))
             except (ValueError, IndexError) as error:
@@ -206,10 +213,15 @@ class TrialTable:
 def _parse_option(parameter: Parameter, cell: str) -> Any:
     """Return the value of a searched option from its cell in ``trials.csv``.
 
+    Args:
+        parameter: the searched option: its kind of sampling and its values.
+        cell: text of the cell.
+
     Raises:
         ValueError: if the cell has no number.
         IndexError: if the cell is none of the option's choices.
     """
+    # A choice was written as text, so look for the choice with that text.
     if parameter.kind == "choice":
         return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
     # A number; encode and decode give it the type and the exact value that was sampled.
@@ -237,6 +249,7 @@ def draw_curves(
     Returns:
         The same path.
     """
+    # A curve is epoch -> validation value; _ENDS has marker and colour of each state.
     figure = new_figure(8, 5)
     panel = figure.subplots()
     labels: set[str] = set()  # the legend has each state once
@@ -277,7 +290,8 @@ def run_trial(
 ) -> None:
     """Train a trial and report its validation value to Ray Tune after every epoch.
 
-    A trial has no test data, so it is never tested. If it fails, the last report says why.
+    Ray Tune calls this in a process of its own for each trial. A trial has no test data, so it is
+    never tested. If it fails, the last report says why.
 
     Args:
         config: ``number`` of the trial; ``plain``, the options of its run; ``path``, the folder of
@@ -289,7 +303,14 @@ def run_trial(
     """
 
     def report(experiment: Any) -> None:
-        """Report the newest validated epoch. If the scheduler stops the trial, do not return."""
+        """Report the newest validated epoch to Ray Tune.
+
+        If its scheduler stops the trial, ``tune.report`` does not return, and training ends there.
+
+        Args:
+            experiment: the run in training, with its model, trainer and progress.
+        """
+        # The history has a line for each epoch, but not every epoch is validated.
         trainer, progress = experiment.trainer, experiment.trainer.progress
         newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
         tune.report(
@@ -313,7 +334,8 @@ def run_trial(
         tune.report({**failed, "state": FAILED, "reason": problem})
         return
 
-    # Train; a failure is reported with its reason.
+    # Train. train_run raises nothing: it returns the status, and the reason of a failure. A run is
+    # lost if the disk or Ray failed, and not the training itself; it can be tried again.
     shared = ray.get(data[0])
     facts = train_run(plain, config["path"], shared, resources, packed, report=report)
     if facts["status"] != DONE:
@@ -388,6 +410,7 @@ def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Stud
         sampler: samples the options of each trial.
         storage: further arguments of ``optuna.create_study``, such as where it is stored.
     """
+    # A study is Optuna's record of trials, from which the sampler learns.
     direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
     return optuna.create_study(direction=direction, sampler=sampler, **storage)
 
@@ -421,6 +444,7 @@ class TrialSearch(OptunaSearch):
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
         self.active: dict[str, Trial] = {}
         facts, space = search.facts, search.space
+        # A grid needs no sampler, since its points are queued; the class above wants one.
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
         # OptunaSearch finds the study again by its storage and name.
         shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
@@ -428,7 +452,7 @@ class TrialSearch(OptunaSearch):
         # Trials with a result inform the sampler; the others are the next to be trained.
         study = create_study(search.mode, sampler, **shared)
         for trial in table.trials:
-            values = space.encode(trial.options)
+            values = space.encode(trial.options)  # as Optuna samples them: indices or numbers
             if trial.has_result:
                 distributions: dict[str, Any] = {
                     p.name: p.distribution for p in space.parameters if p.name in values
@@ -445,6 +469,7 @@ class TrialSearch(OptunaSearch):
         points = space.list_points() if facts.searcher == "grid" else []
         for point in points[len(table.trials) : facts.num_samples]:
             study.enqueue_trial(space.encode(point))
+        # OptunaSearch calls _sample for each trial that is to be trained, queued ones first.
         super().__init__(self._sample, metric=BEST, mode=search.mode, sampler=sampler, **shared)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -467,6 +492,7 @@ class TrialSearch(OptunaSearch):
         Args:
             trial_id: Ray's id of the trial.
         """
+        # Optuna samples number and options, see _sample; the table records the trial as unfinished.
         sampled = super().suggest(trial_id)
         assert sampled is not None  # Optuna can always sample another trial
         trial = self.active[trial_id] = self.table.start(sampled["number"], sampled["options"])
@@ -475,6 +501,7 @@ class TrialSearch(OptunaSearch):
             plain = self.search.make_config(trial.options).plain
         except UsageError as error:
             problem = str(error)
+        # The path is absolute, since Ray's processes run in other folders.
         path = str(find_run(self.folder, trial.number).path.resolve())
         return {"number": trial.number, "plain": plain, "path": path, "problem": problem}
 
@@ -506,7 +533,8 @@ class TrialSearch(OptunaSearch):
         self.table.write()
         self.reporter.line(self._describe(trial))
 
-        # Optuna takes a trial without a value for failed.
+        # Optuna learns from the values of ended trials. One without a value is given to it as
+        # failed (None: no result), so that it learns nothing from that.
         if trial.score is None:
             super().on_trial_complete(trial_id, None, error=True)
         else:
@@ -515,11 +543,16 @@ class TrialSearch(OptunaSearch):
     def _describe(self, trial: Trial) -> str:
         """Return a line about a trial that has ended.
 
+        It has the number of ended trials, the outcome, and the options that were tried.
+
+        Args:
+            trial: the trial.
+
         Examples:
             ``[3 of 20] FPARec, trial 2: 9 epochs  valid ndcg@10 0.1230  41 s  n_heads 1``, or
             ``[4 of 20] FPARec, trial 3: failed: out of memory  n_heads 8``.
         """
-        text = f"{trial.state}: {trial.reason}"
+        text = f"{trial.state}: {trial.reason}"  # of a trial that failed or was lost
         if trial.score is not None:
             prefix = "stopped after " if trial.state == STOPPED else ""
             text = f"{prefix}{trial.epochs} epochs  valid {self.search.metric} {trial.score:.4f}  "
@@ -545,6 +578,7 @@ def quiet_tune() -> None:
 
     Ray would print stacks of lost processes and full disks, which the search reports itself.
     """
+    # Ray reads these variables when it starts; values that the user has set stay.
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # verbose=0 alone leaves some tables
     logging.getLogger("ray.tune").setLevel(logging.WARNING)

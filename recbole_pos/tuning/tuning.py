@@ -108,6 +108,9 @@ def tune(
 ) -> SearchResult:
     """Search for the best configuration by validation; test it once.
 
+    Trials, each with other values of the searched options, are trained at the same time by Ray
+    Tune, without the test data. The best one by validation is then tested.
+
     Examples:
         >>> options = {"epochs": 1, "MAX_ITEM_LIST_LENGTH": 20}
         >>> result = recbole_pos.tune("FPARec", "ml-100k", config_dict=options, num_samples=2)
@@ -143,7 +146,8 @@ def tune(
     check_arguments(args)
     reporter = Reporter(args.verbose)
     with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
-        # A new search, or that of the folder to resume.
+        # A new search (space and options of all trials), or that of the folder to resume. The lock
+        # refuses a second call in the same folder.
         name = read_dataset_name(dataset)
         if args.resume is None:
             search = plan_search(model, name, space, config_file_list, config_dict, args)
@@ -157,11 +161,12 @@ def tune(
             stack.enter_context(lock_folder(folder, "searched"))
 
         # Read the data, and the trials of earlier calls.
-        data = _prepare_data(search)
+        data = _prepare_data(search)  # refuses data without validation, or other data than before
         table = TrialTable(folder / "trials.csv", search.space, search.metric, search.mode)
         runs = _Runs(search, folder, table, data, args)
 
-        # Connect to Ray, unless nothing is left to train or test.
+        # Connect to Ray, unless nothing is left to train or test. Find out what resources a trial
+        # has, and how many trials fit at a time.
         if not runs.are_done:
             quiet_tune()
             stack.callback(stop, connect(args.address))
@@ -188,7 +193,8 @@ def tune(
                 f"that have not ended are kept; {runs.advice}"
             ) from None
 
-        # Write the files of the search, and print the results.
+        # Write the files of the search, and print the results. The curves are read from the files
+        # of the runs, so that trials of earlier calls have theirs, too.
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
@@ -218,6 +224,7 @@ def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | P
         warn_if_temporary(dataset, args.run_dir)
         return args.run_dir
     config = search.config
+    # None unless the dataset is temporary.
     path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
     return path or find_unused_path(config["dataset"], config["model"], "tune-")
 
@@ -228,6 +235,9 @@ def _prepare_data(search: Search) -> Any:
     A model without sampled options is built as well, so that its errors come before the first
     trial.
 
+    Args:
+        search: the search. The hash of its inputs is noted in it.
+
     Returns:
         The dataset with its split.
 
@@ -236,7 +246,7 @@ def _prepare_data(search: Search) -> Any:
     """
     if search.config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
-    experiment = prepare(search.config)
+    experiment = prepare(search.config)  # reads and splits the data, and builds the model
     if not experiment.loaders["valid"]:
         raise UsageError(
             "tune: this split has no validation targets to choose by; see eval_args, for example "
@@ -295,6 +305,8 @@ class _Runs:
         Args:
             reporter: prints the progress, and a line for each trial that ends.
 
+        The results are in the table of trials, ``trials.csv``, which is written after each trial.
+
         Raises:
             TrainingError: if Ray Tune stops with an error, or if trials are lost, since a process,
                 a machine or the disk failed. The message says how to continue.
@@ -303,6 +315,7 @@ class _Runs:
         if not self.num_left:
             return
 
+        # The searcher samples the options of trials and records how they end.
         make_folder(self.folder / "runs")
         searcher = TrialSearch(self.search, self.table, self.folder, reporter)
         tuner = self._make_tuner(searcher)
@@ -319,6 +332,7 @@ class _Runs:
         if searcher.active:
             raise KeyboardInterrupt
 
+        # A lost trial might have been the best, so nothing is tested before it has been trained.
         trials = self.table.trials
         if lost := [trial for trial in trials if trial.state == LOST]:
             raise TrainingError(
@@ -333,18 +347,20 @@ class _Runs:
         Args:
             searcher: samples the trials and records how they end.
         """
-        # By default only one trial of a searcher waits for its process at a time, so that most of
-        # a hundred machines would be idle for long.
+        # Ray reads this variable: how many trials may wait for their process at a time. By default
+        # it is one for a searcher, so that most of a hundred machines would be idle for long.
         os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(self.num_slots)
 
-        # ASHA stops trials early that are not among the best third.
+        # ASHA compares trials after some numbers of epochs, and stops those that are not among the
+        # best third. No trial is stopped before ``grace_epochs``.
         facts, epochs = self.search.facts, self.search.config["epochs"]
         scheduler = None
         if facts.scheduler == "asha":
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
 
-        # What a trial runs; the data are put into Ray's store once for all trials.
+        # What a trial runs: the function run_trial with these arguments. pack returns the code of a
+        # custom model as bytes, and the data are put into Ray's store once for all trials.
         trainable = ray_tune.with_parameters(
             run_trial,
             resources=self.resources,
@@ -380,7 +396,7 @@ class _Runs:
             TrainingError: if all trials failed; it has the reason of the first one.
         """
         best = self.table.find_best()
-        if best is None:
+        if best is None:  # no trial has a validation value
             raise TrainingError(
                 f"all trials failed; the first one: {self.table.trials[0].reason}. "
                 f"{self.table.file} has the reasons of all"
@@ -406,7 +422,8 @@ class _Runs:
         if run.result.is_file():
             return run
 
-        # Run it as a task of Ray, which starts again if its process is lost.
+        # Run it as a task of Ray, which starts again if its process is lost. Only here are the test
+        # interactions given to a process.
         make_folder(run.path.parent)
         task: Any = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
@@ -421,6 +438,7 @@ class _Runs:
                 tested_run=str(find_run(self.folder, best.number).path.resolve()),
             )
         )
+        # train_run returns the status, and the reason of a failure, in place of raising an error.
         if facts["status"] != DONE:
             raise TrainingError(
                 f"trial {best.number} could not be tested: {facts['reason']}; {self.advice}"
@@ -435,6 +453,7 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
         runs: the runs of the search.
         reporter: prints the lines.
     """
+    # ``num_left`` is the number of trials without a result; those of earlier calls have one.
     search, facts = runs.search, runs.search.facts
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
@@ -466,6 +485,7 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     """
     folder, config = runs.folder, runs.search.make_config(best.options)
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
+    # QUIET are options that only switch off progress bars in trials.
     plain = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
 
