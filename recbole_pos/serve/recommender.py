@@ -80,6 +80,7 @@ class Recommender(FittedModel):
         """
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
+        # The scorer asks the model for scores. Id 0 is padding, so names begin at id 1.
         dataset = experiment.dataset
         self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
@@ -139,6 +140,7 @@ class Recommender(FittedModel):
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         """Load a trained model with its dataset, including interactions added since training.
 
+        These are ``dataset.held_out``: held apart, so that the data of the training stay the same.
         The new interactions are appended to the histories of users. Models that score users by
         their ids, and not by their histories, know no new users, who are left out then.
 
@@ -387,7 +389,7 @@ class Recommender(FittedModel):
             k: number of items for each history.
             exclude_seen: whether items of a history are not recommended to it; None decides as in
                 evaluation.
-            choice: the items that may be recommended, and their boosts.
+            choice: ids of the items that may be recommended, and boosts added to their scores.
             because: number of past interactions to name as reasons for each item.
 
         Yields:
@@ -396,6 +398,7 @@ class Recommender(FittedModel):
         """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
+        # A pool: histories that are ranked together, from which one table is made.
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
@@ -426,7 +429,7 @@ class Recommender(FittedModel):
             histories: the histories.
             k: number of items for each.
             hides_seen: whether items of a history are not recommended to it.
-            choice: the items that may be recommended, and their boosts.
+            choice: ids of the items that may be recommended, and boosts added to their scores.
 
         Returns:
             Columns with an entry for each of p recommendations, in the order of the histories and
@@ -460,6 +463,7 @@ class Recommender(FittedModel):
             for start in range(0, len(rows), BATCH):
                 batch_rows = rows[start : start + BATCH]
                 batch = histories.select(batch_rows)
+                # `restrict` gives -inf to items that a history's own list does not allow.
                 scores = batch.restrict(make_scores(batch))
                 best = find_best_items(scores, candidates, k, batch.list_barred(hides_seen))
                 rankings.append(to_columns(histories.ids, batch_rows, *best))

@@ -174,7 +174,7 @@ class Histories:
         return newest
 
     def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Return the histories of which some get no answer, but an error.
+        """Take the interactions from some histories, which then get an error and no answer.
 
         Args:
             errors: index of a history -> why it gets no answer. It loses its interactions.
@@ -500,7 +500,7 @@ def find_best_items(
 
     Args:
         scores: function from c item ids to the scores [b, c] of these items.
-        choice: the items that may be recommended, and numbers to add to their scores.
+        choice: ids of the items that may be recommended, and numbers to add to their scores.
         k: number of items for each history; all of ``choice`` if it has fewer.
         barred: index of the history [p] and item id [p] of pairs that are not recommended.
 

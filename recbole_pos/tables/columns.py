@@ -27,6 +27,13 @@ class Column:
     """
 
     def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
+        """Make an empty column.
+
+        Args:
+            kind: ``token`` (names), ``float``, or lists of these: ``token_seq``, ``float_seq``.
+            num_rows: number of rows of the whole table.
+            storage: gives the space for codes or numbers, in memory or on disk.
+        """
         self.kind = kind
         self.names = pa.array([], pa.string())  # by first appearance
         self.unmerged: list[tuple[slice, pa.Array]] = []  # rows of blocks, and the names of each

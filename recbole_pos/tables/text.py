@@ -35,7 +35,7 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Return the number of lines of a text file and the like, if DuckDB can read it fast.
+    """Count the lines of a text file and the like, by which its reading by DuckDB is checked.
 
     Args:
         path: the file.
