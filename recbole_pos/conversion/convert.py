@@ -93,6 +93,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
+    # Check the arguments. The dataset is called like the file if it is given no name.
     args, unknown = split_keywords(settings or ConvertArguments(), given)
     if unknown:
         name = min(unknown)
@@ -103,10 +104,12 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     folder = Path(args.data_path) / name
     _check_arguments(args)
     _require_name(name, folder, args)
+    # What the user sets for single columns: type, table or rename -> column -> value.
     overrides = {
         option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
     }
 
+    # Read the files, find the columns of user, item and time (the roles), and the interactions.
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
@@ -118,6 +121,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args)
 
+    # Make a field of every column, and report what became of columns and rows.
     report = Report(name)
     report.lines["events"] = Lines.count(source, interactions.dropped)
     report.times = dict(interactions.forms)
@@ -129,6 +133,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     builder.add_columns()
     tables, loaded = builder.finish()
 
+    # Say what the dataset holds, and by which command a model is trained on it.
     _add_counts(report, builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
@@ -139,6 +144,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         reporter.line("nothing is written (dry_run)")
         return report
 
+    # Write the dataset; interactions to validate and test with go into files of their own.
     options = _make_options(report, builder, loaded, choose_separator(tables))
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
@@ -367,6 +373,7 @@ class Dataset(os.PathLike[str]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Name a folder, which need not exist yet; refuse a file or a frame in its place."""
         if not isinstance(path, (str, os.PathLike)) or os.path.isfile(path):
             raise UsageError(
                 f"path: found {shown(path)}, expected a folder; recbole_pos.convert makes one of a "
@@ -399,6 +406,7 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
+        # ``convert`` writes data_path/name: both are found from ``path`` here.
         if wrong := {"data_path", "dry_run"} & given.keys():
             raise UsageError(f"{min(wrong)}: not of from_frame; path is the folder to make")
         home = TemporaryFolder() if path is None else None
@@ -445,7 +453,12 @@ def find_folder_beside(dataset: Any, name: str) -> Path | None:
 
 
 def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
-    """Warn the caller's caller of a dataset that is gone when its run in ``run_dir`` is not."""
+    """Warn if a run is kept in a folder, but its dataset vanishes at the end of this process.
+
+    Args:
+        dataset: what the user trains on; only one made by ``from_frame`` without a path vanishes.
+        run_dir: folder of the run.
+    """
     if isinstance(dataset, Dataset) and dataset.home is not None:
         warnings.warn(
             f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "

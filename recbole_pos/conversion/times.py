@@ -85,7 +85,7 @@ def read_times(
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
     times = _read_times_as_utc(column, name, date_format)
-    if timezone:
+    if timezone:  # take what was read for the time on the clocks of this zone
         lacks_zone = _find_without_zone(column, date_format) & ~np.isnan(times.seconds)
         times.seconds[lacks_zone] = _convert_clock(times.seconds[lacks_zone], timezone)
         times.forms[f"without a zone, read as {timezone}"] = int(lacks_zone.sum())
@@ -157,7 +157,7 @@ def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
-    """Return [n] float64 seconds of ticks."""
+    """Return [n] float64 seconds of [n] ticks, such as 2500 ticks at 1000 per second: 2.5."""
     whole = ticks // per_second  # split off: float64 cannot hold nanoseconds since 1970
     return whole + (ticks - whole * per_second) / per_second
 
@@ -304,6 +304,7 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
         UsageError: if a text may be two days, as 03/04/2024, and no other tells the order.
     """
     dates = pc.if_else(pc.match_substring_regex(texts, _DAY_OR_MONTH), texts, "")
+    # Rewrite each text as an ISO date in both ways; what is no date, as month 31, becomes NaN.
     by_day, by_month = (
         _parse_dates(pc.replace_substring_regex(dates, _DAY_OR_MONTH, iso), "ISO8601")
         for iso in (r"\3-\2-\1", r"\3-\1-\2")
@@ -318,6 +319,7 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
             f"{name}: {shown(example)} may begin with the day or with the month; give its form, "
             "such as --date_format='%d/%m/%Y %H:%M' (day first) or '%m/%d/%Y %H:%M'"
         )
+    # By the month otherwise: then it is the only way, or both ways give the same day (05/05).
     is_day_first = can_be_day & has_day_first
     return {
         "dates (day first)": np.where(is_day_first, by_day, np.nan),

@@ -175,7 +175,7 @@ def read_histories(
     unit: float | None = 1.0,
     fields: Fields = NO_FIELDS,
 ) -> Histories:
-    """Return histories in any of their forms as arrays, with the ids of their items.
+    """Turn histories, in any form that users may give, into arrays with the ids of their items.
 
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;

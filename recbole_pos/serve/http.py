@@ -228,6 +228,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
         run_dir: folder of its run, which /health names.
         num_threads: number of threads in which torch computes an answer.
     """
+    # `compute` hands a request to the model; the functions below it answer one address each.
     app = FastAPI(title="recbole-pos", version=__version__)
     # The scoring thread sets torch's number of threads itself when it starts. Set elsewhere, the
     # number would not hold for its first products, which would take all cores.
@@ -286,6 +287,7 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         UsageError: if there is no such run, or a dataset that is needed is missing.
         CheckpointError: if its model cannot be loaded.
     """
+    # ``histories_only``: True reads the dataset only if the model needs it, None if it is there.
     trained = Recommender.load(
         run_dir,
         data_path=settings.data_path,

@@ -288,7 +288,7 @@ def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request that the command line has as text.
+    """Read the time of a request, for which recommendations are made, from the command line.
 
     Args:
         text: a number, ``now``, a date in ISO 8601, or None.

@@ -44,6 +44,9 @@ class Column:
     def write(self, row: int, block: Any) -> None:
         """Write the cells of a block of rows.
 
+        Names are written as codes, which are those of this block only, until there are so many
+        names that `_merge_names` gives equal names of all blocks the same code.
+
         Args:
             row: row of the table in which the block begins.
             block: the cells: a list of arrays, an array of numbers, or names numbered by Arrow.
