@@ -509,7 +509,7 @@ class Builder:
     def _read_column(self, source: Source, column: str) -> Cells | None:
         """Read the cells [rows] of a column as the type that the user sets, or that is guessed.
 
-        Return None, and report the reason, for a column that is left out: without a name or type.
+        Return None, and report the reason, for a column without a name or type: it is left out.
         """
         try:
             if _NAMELESS.fullmatch(column):
@@ -575,7 +575,7 @@ class Builder:
         self.report.columns.append(reported)
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return table -> field -> cells to write, and table -> fields that a run should load.
+        """Return table -> field -> cells to write, and table -> fields that a run loads by default.
 
         Tables of items or users without attributes are left out.
         """

@@ -275,6 +275,7 @@ def read_ids(cells: Cells) -> Cells:
     decimals, such as 1.5, they are not ids but versions or the like, and nothing is changed.
     """
     values = cells.values[1:]
+    # If no value ends in .0, or another has decimals, there is nothing to change.
     is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
     has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
     if not pc.any(is_float).as_py() or pc.any(has_decimals).as_py():

@@ -437,6 +437,7 @@ class Dataset(os.PathLike[str]):
         return {**vars(self), "home": None}  # files stay here
 
     def __repr__(self) -> str:
+        """Return the name and, if known, the numbers and times of a dataset in one line."""
         counts = self.counts
         if not counts:
             return f"Dataset {self.path}"
@@ -447,7 +448,7 @@ class Dataset(os.PathLike[str]):
 
 
 def find_folder_beside(dataset: Any, name: str) -> Path | None:
-    """Return the folder ``name`` beside the files of a temporary dataset; None for others."""
+    """Return a folder ``name`` that vanishes with a temporary dataset; None for other datasets."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
 

@@ -57,7 +57,7 @@ class Times:
         """
         times = cls(np.full(num_rows, np.nan), Counter())
         for form, seconds in seconds_by_form:
-            is_read = ~np.isnan(seconds)
+            is_read = ~np.isnan(seconds)  # rows that are written in this form
             times.seconds[is_read] = seconds[is_read]
             times.forms[form] += int(is_read.sum())
         return cls(times.seconds, +times.forms)  # without forms that no row has

@@ -284,6 +284,8 @@ def read_counts(folder: Path) -> dict[str, Any]:
 def warn_of_loss(folder: Path, num_interactions: int) -> None:
     """Warn if a dataset is about to be replaced by one with fewer interactions.
 
+    The user may have converted only the new interactions, and would lose the old ones.
+
     Args:
         folder: folder of the dataset, with the report of its conversion.
         num_interactions: number of interactions of the new dataset.

@@ -326,7 +326,8 @@ class FittedModel:
     def __repr__(self) -> str:
         """Return lines about dataset, training, protocol, metrics and warnings.
 
-        Without the result of a finished run there are only the first two.
+        Without the result of a finished run there are only the first two. The protocol is how
+        interactions were split, and among which items the held-out ones were ranked.
         """
         facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
@@ -352,7 +353,10 @@ class FittedModel:
 
 
 def find_run_folder(path: str | Path) -> RunFolder | None:
-    """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
+    """Return the folder of a run by its path, or by that of a file in it, such as the checkpoint.
+
+    It is None for a folder without the configuration of a run: RecBole's own functions make such.
+    """
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
 

@@ -210,7 +210,8 @@ def read_histories(
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
 
-    # A history that lacks the times that the model needs becomes an empty one with an error.
+    # A history that lacks the times that the model needs becomes an empty one with an error;
+    # `refuse` keeps it in its place at the end, so that the others get their answers.
     errors = {}
     for number, row in enumerate(rows if needs_time else ()):
         if row.items and row.times is None:
@@ -281,7 +282,8 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
 
     Args:
         histories: the validated histories.
-        unit: seconds in the unit of the time field of the data; None if it only orders.
+        unit: how many seconds one unit of the time field of the data has, such as 0.001, to convert
+            dates; None if the field only orders interactions.
 
     Returns:
         [m] float64 in that unit, NaN for interactions of histories without times; None if no
@@ -548,7 +550,7 @@ def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
 
     Args:
         values: [m] timestamps, or numbers that are in that unit already.
-        unit: seconds in the unit; None if the field only orders interactions.
+        unit: how many seconds one unit has; None if the field only orders interactions.
 
     Returns:
         [m] float64; None if the column is of another type, or has timestamps without a unit.

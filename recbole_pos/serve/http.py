@@ -136,7 +136,8 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
         reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
 
-    # Divide the columns among the histories: entries bounds[1] to bounds[2] belong to the second.
+    # Divide the columns among the histories: for rows [0, 0, 2] the bounds are [0, 2, 2, 3], and
+    # entries bounds[1] to bounds[2], here none, belong to the second history.
     answers = []
     bounds = np.searchsorted(row, np.arange(len(packed) + 1)).tolist()
     for index, (start, end) in enumerate(pairwise(bounds)):

@@ -161,6 +161,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     is_alone = settings.part is None
     with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
         _keep_manifest(out, writer.describe())
+        # Share 2 of 8 has the parts 1, 9, 17, ... of all, as far as they are missing.
         missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
         share = [n for n in missing if n % num_shares == share_number - 1]
         if len(missing) < writer.num_parts:
@@ -290,6 +291,7 @@ class PartWriter:
             error of their own, which get no recommendations).
         """
         # Read the users or histories of this part.
+        # With 100 in a part, part 2 has the numbers 200 to 299.
         job, trained = self.job, self.trained
         start = number * job.part_rows
         stop = min(start + job.part_rows, len(self.source))

@@ -230,7 +230,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
 
 
 def _read_lines(file: str | Path) -> Iterator[History]:
-    """Yield the history in each line of a json lines file; empty lines are skipped.
+    """Yield the history in each line of a file of json lines; empty lines are skipped.
 
     A history without an id gets its number, from 0, as ``id``.
 

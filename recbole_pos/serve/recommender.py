@@ -277,6 +277,8 @@ class Recommender(FittedModel):
     def read(self, histories: Iterable[Any]) -> Histories:
         """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
+        Times must be before the year 2200: later ones are surely in another unit than the data's.
+
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
         """
@@ -298,13 +300,14 @@ class Recommender(FittedModel):
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
-        """Return histories with the time of their request, if the model reads it.
+        """Add to histories the time at which recommendations are asked for, if the model reads it.
 
         A history with a time of its own keeps it; others get ``at``, or now.
 
         Args:
             histories: the histories.
-            at: time of the requests, a number in the unit of the time field, text or a date.
+            at: time of the requests, a number in the unit of the time field, text or a date; None
+                to take now.
 
         Warns:
             RunWarning: the first time that now is taken.

@@ -74,8 +74,9 @@ class Column:
         For example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where
         earlier blocks had [blue, owl].
         """
-        # Arrow merges the names of its own numbered columns, so that each list of names is made
-        # into a column with every name once: its merged codes are the new code of each old one.
+        # Arrow can merge the names of columns that it has numbered itself. So make such a column of
+        # each list of names, with every name once (codes 0, 1, ...), and let Arrow merge these:
+        # what becomes of code i there is the new code of i.
         every = [self.names, *(names for _, names in self.unmerged)]
         codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
         numbered = map(pa.DictionaryArray.from_arrays, codes, every)
