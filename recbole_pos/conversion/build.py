@@ -476,7 +476,7 @@ class Builder:
         It is called as in the interactions, or else by a usual name, or else ``id``.
         """
         named = [name for name in source.columns if name == self.roles[role]]
-        called_id = [name for name in source.columns if name.lower() == "id"]
+        called_id = [name for name in source.columns if name.lower() == "id"]  # ID and Id as well
         for names in (named, _find_by_name(role, source.columns), called_id):
             if len(names) == 1:
                 return names[0]

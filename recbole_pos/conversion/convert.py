@@ -226,7 +226,7 @@ def _make_options(
         "load_col": loaded,
         "for": {"AttrFormer": {"relations": relations}},
     }
-    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for rankings of 20
+    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for the usual metrics of 20 items
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
 

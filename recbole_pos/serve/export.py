@@ -450,10 +450,10 @@ def make_encoder(model: Any) -> Encoder:
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any number of histories of any length the model reads.
+    """Record what a module computes as a program for any number of histories of any length.
 
     Raises:
-        UsageError: if torch cannot trace it.
+        UsageError: if torch cannot trace (record) it.
     """
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")

@@ -171,7 +171,7 @@ class Recommender(FittedModel):
         return cls(experiment, held_out.growth, unknown_users, folder)
 
     def add_items(self, item_vectors: Any) -> str:
-        """Add items that were not in the training data to the catalogue, by their content vectors.
+        """Add items that were not in the training data, by vectors of their content, as of a text.
 
         Args:
             item_vectors: vectors in any form that the option of that name takes, made in the same
@@ -204,7 +204,8 @@ class Recommender(FittedModel):
             for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
                 self.__dict__.pop(cached, None)
 
-            # Recommend once, to see whether the model can score the new items.
+            # Recommend once, to see whether the model can score the new items; if not, the block
+            # `undone_on_error` gives model and object their old attributes back.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
             try:  # AttrFormer compares attributes of items, and a new item has none
                 self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
@@ -277,7 +278,7 @@ class Recommender(FittedModel):
     def read(self, histories: Iterable[Any]) -> Histories:
         """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
-        Times must be before the year 2200: later ones are surely in another unit than the data's.
+        Dates must be before the year 2200: later ones are surely in another unit than the data's.
 
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
@@ -524,7 +525,7 @@ class Recommender(FittedModel):
             UsageError: if no item of the history is known, the model reads no history, or an item
                 cannot be recommended.
         """
-        # The history, as a batch of one.
+        # The history, as arrays of a batch of one.
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
         packed = self.read([history]) if user is None else self.read_users([user])

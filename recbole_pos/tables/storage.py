@@ -75,7 +75,7 @@ class Storage:
             ) from error
 
     def store(self, column: np.ndarray) -> np.ndarray:
-        """Return a column, on disk if this storage is."""
+        """Return a column as it is, or a copy on disk if columns are kept there."""
         if not self.is_on_disk or column.dtype == object:
             return column
         stored = self.empty(column.shape, column.dtype)
