@@ -68,9 +68,14 @@ Overrides = Mapping[str, Mapping[str, str]]
 
 
 def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
-    """Return role (user, item, time) -> column, as given or by the usual names.
+    """Find the columns that say who (user) did something with what (item) and when (time).
 
-    The time is ``row_order``, which is no column, if the user says that there is none.
+    A role is one of ``user``, ``item`` and ``time``. Its column is the one that the user names, or
+    else (where ``args.user`` and so on is None) the only one with a usual name, as ``customer_id``.
+
+    Returns:
+        Role -> name of its column. The time is ``row_order``, which is no column, if the user says
+        that there is none.
 
     Raises:
         UsageError: if a given column is not there, or none or several may have a role.
@@ -98,7 +103,7 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
 
 
 def require_column(name: str, columns: Iterable[str], option: str) -> None:
-    """Raise a UsageError that names the ``option`` if no column has its name."""
+    """Raise a UsageError if ``name``, given by the user for an ``option``, is no column."""
     if name not in columns:
         raise UsageError(
             f"{option}: found no column {shown(name)}{suggest(name, columns)}; there are "
@@ -107,9 +112,11 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
 
 
 def _find_by_name(role: str, names: Iterable[str]) -> list[str]:
-    """Return the columns whose names are usual for a role, in the surest group that has any.
+    """Return the columns that may have a role (user, item or time) by their names.
 
-    Of ``movie`` and ``movie_id``, which are one name, it is the id.
+    The usual names of a role are in groups, the surest first; only columns of the first group that
+    has any are returned. Names are compared in lower case without ``_id``: ``boughtAt`` is
+    ``bought_at``. Of ``movie`` and ``movie_id``, which are then the same, it is the id.
     """
     plain_names = {}
     for name in names:
@@ -153,7 +160,19 @@ class InteractionTable:
 def read_interactions(
     source: Source, roles: Mapping[str, str], args: ConvertArguments
 ) -> InteractionTable:
-    """Read the interactions of a source; drop rows that are none, and refuse to drop all."""
+    """Read from each row of a table who did something with what and when.
+
+    Rows without a user, an item or a time that can be read are dropped, each for the first reason
+    that holds. If the table has no column of times, the number of each row among the rows of its
+    user (0, 1, ...) serves as time. ``args.then`` names a column by which interactions of the same
+    time are ordered; with None all rows stay in the order of the file.
+
+    Args:
+        roles: role (user, item, time) -> name of its column, see :func:`find_roles`.
+
+    Raises:
+        UsageError: if no row is left, or a column is wrong.
+    """
     table = source.table
     user, item = (_read_names(table, roles[role], args) for role in ("user", "item"))
     if roles["time"] in source.columns:
@@ -164,6 +183,7 @@ def read_interactions(
         times = Times(ranks, Counter({_ORDER_NOTE: len(ranks)}))
         time_column = pa.chunked_array([pa.array(ranks)])
 
+    # Why a row cannot be used -> [rows] bool. The code 0 stands for an empty cell.
     has_no_time = time_column.is_null().to_numpy()
     faults = {
         EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
@@ -195,21 +215,34 @@ def read_interactions(
 
 
 def _order_by_time(seconds: np.ndarray, ties: Cells) -> np.ndarray:
-    """Return the order of [n] interactions by time, and by ``ties`` where times are the same.
+    """Sort interactions by time, and those of the same time by a further column.
 
-    Ties are ordered as numbers if all are, else as text; empty cells come first.
+    Args:
+        seconds: [n] times.
+        ties: [n] cells of the further column, which are compared as numbers if all of them are
+            numbers, else as text; empty cells come first.
+
+    Returns:
+        [n] indices of the interactions in the new order.
     """
     texts = ties.values[1:]  # the first value stands for empty cells
     numbers = read_numbers(texts, decimal=".")
     are_numbers = not np.isnan(numbers).any()
     order = np.argsort(numbers) if are_numbers else pc.sort_indices(texts).to_numpy()
+    # Each cell is the index of its text; compare cells by the place of their text in the order.
+    # For the texts "", "b", "a" the ranks are 0, 2, 1.
     rank_of_text = np.zeros(len(texts) + 1, np.int64)
     rank_of_text[1:][order] = np.arange(1, len(texts) + 1)
     return np.lexsort((rank_of_text[ties.codes], seconds))
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
-    """Return the names of users or items in a column; refuse lists of them."""
+    """Read a column of the names of users or items; refuse lists, as each row must be about one.
+
+    Returns:
+        [rows] the names as :class:`Cells`: a code for each row, 0 where the name is missing.
+    """
+    # `encode` numbers the different values of the column, so that each row has a code.
     cells = encode(table[column], column, args.missing)
     if cells.kind.endswith("_seq"):
         raise UsageError(
@@ -228,7 +261,16 @@ def _find_unwritable(names: Cells) -> np.ndarray:
 def check_overrides(
     overrides: Overrides, roles: Mapping[str, str], sources: Iterable[Source]
 ) -> None:
-    """Refuse overrides of columns that no file has, and types and tables of user, item and time."""
+    """Check what the user sets for single columns: their type, table or new name.
+
+    Args:
+        overrides: option (``type``, ``table`` or ``rename``) -> name of a column -> value.
+        roles: role (user, item, time) -> name of its column.
+
+    Raises:
+        UsageError: if no table has such a column; or if a type or table is set for the column of
+            user, item or time, for which both are fixed.
+    """
     columns = {name for source in sources for name in source.columns}
     for option, values in overrides.items():
         for column in values:
@@ -241,10 +283,12 @@ def check_overrides(
 
 
 def make_field_name(column: str, taken: Iterable[str]) -> str:
-    """Return a name for the field of a column, of letters, digits and _.
+    """Make a name for the field of a dataset of the name of a column.
 
-    A reserved name gets a prefix, and a name in ``taken`` a number.
+    ``Prix (é)`` becomes ``Prix_e``. A name that RecBole uses itself, such as ``label``, or that
+    begins with a digit, gets the prefix ``column_``; a name in ``taken`` gets a number: ``name_2``.
     """
+    # Split é into e and an accent, and leave the accents out.
     decomposed = unicodedata.normalize("NFKD", column)
     plain = "".join(c for c in decomposed if not unicodedata.combining(c))
     name = re.sub(r"\W+", "_", plain).strip("_") or "column"
@@ -255,7 +299,7 @@ def make_field_name(column: str, taken: Iterable[str]) -> str:
 
 
 class EntityIndex:
-    """Numbers the items, or the users, in the order in which they first occur.
+    """All items, or all users (entities), numbered in the order in which they first occur.
 
     Attributes:
         codes: [interactions] number of the entity of each, from 0.
@@ -263,6 +307,7 @@ class EntityIndex:
     """
 
     def __init__(self, cells: Cells) -> None:
+        """Number the entities whose names are in ``cells`` [interactions]."""
         encoded = pa.array(cells.codes).dictionary_encode()
         self.codes = encoded.indices.to_numpy()
         self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
@@ -280,7 +325,10 @@ class EntityIndex:
 def find_first_values(
     cells: Cells, entities: np.ndarray, num_entities: int
 ) -> tuple[Cells, np.ndarray]:
-    """Return the first value of each item (user), and which rows contradict it.
+    """Find the first value of a column for each item (user), and the rows with another value.
+
+    For items [0, 0, 1] with the values red, blue, red, the first values are red and red, and the
+    second row contradicts.
 
     Args:
         cells: [rows] cells of a column; empty ones (code 0) are neither first nor contradict.
@@ -299,20 +347,29 @@ def find_first_values(
 
 
 def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
-    """Return the table (item, user or inter) to which a column of the interactions belongs.
+    """Decide whether a column of the interactions says something of the item, or of the user.
 
     A column belongs to items (users) if values of one item (user) differ at most a tenth as often
     as by chance. If no item (user) has two values, this cannot be tested, and it does not belong.
-    Where all values are the same, as of a flag, an empty cell counts as another value.
+
+    Args:
+        cells: [interactions] cells of the column; code 0 is an empty cell.
+        entities: ``item`` and ``user`` -> which item (user) each interaction has.
+
+    Returns:
+        ``item`` or ``user``, whichever its values contradict less; ``inter`` (interactions) if it
+        belongs to neither.
     """
+    # One value and empty cells, as of a flag: let the empty ones count as a second value.
     if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
         cells = replace(cells, codes=cells.codes + 1)
     ratios = {}
     for table, index in entities.items():
         first, is_contradicting = find_first_values(cells, index.codes, len(index))
         num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
-        if not num_repeated:
+        if not num_repeated:  # no item (user) has two values
             continue
+        # The chance that two cells taken at random differ, against the share of those that do.
         counts = np.bincount(cells.codes)[1:]
         chance = 1 - float(((counts / counts.sum()) ** 2).sum())
         share = np.count_nonzero(is_contradicting) / num_repeated
@@ -322,7 +379,7 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
 
 
 class Builder:
-    """Makes the tables of a dataset, and reports every column.
+    """Makes the tables of a dataset (interactions, items, users), and reports every column.
 
     Attributes:
         roles: role (user, item, time) -> column.
@@ -340,13 +397,22 @@ class Builder:
         args: ConvertArguments,
         report: Report,
     ) -> None:
-        """Make the columns of users, items and times."""
+        """Begin the tables with the fields of user, item and time.
+
+        Args:
+            source: the table that holds the interactions.
+            interactions: user, item and time of each interaction that is kept.
+            roles: role (user, item, time) -> name of its column.
+            overrides: option (type, table or rename) -> column -> what the user sets for it.
+        """
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
         self.taken: set[str] = set()
         self.fields = {role: self._name_field(roles[role], name) for role, name in _FIELDS.items()}
         self.entities: dict[str, EntityIndex] = {}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
+        # `as_kind` keeps the cells and sets their type: names are tokens. The table of items
+        # (users) begins with a row for each, which holds its name.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
             field = self.fields[role]
             self._add(roles[role], source, "inter", cells.as_kind("token"), field)
@@ -371,7 +437,18 @@ class Builder:
         return self.roles["time"] in self.source.columns
 
     def add_file(self, source: Source, role: str) -> None:
-        """Add attributes of items or users (``role``) from a file; refuse one of other items."""
+        """Add the columns of a file about items (users) as their attributes.
+
+        Rows of the file about items (users) that have no interaction are left out and reported.
+
+        Args:
+            source: the file, a row for each item (user).
+            role: ``item`` or ``user``.
+
+        Raises:
+            UsageError: if no row is about an item (user) that has an interaction.
+        """
+        # Find the item (user) of each row: its number, or -1 if it has no interaction.
         key, index = self._find_key(source, role), self.entities[role]
         ids = _read_names(source.table, key, self.args)
         entities = index.find(ids)
@@ -394,9 +471,12 @@ class Builder:
                 self._add_attribute(column, source, role, cells[rows], entities[rows], rows)
 
     def _find_key(self, source: Source, role: str) -> str:
-        """Return the column of ids: called as in the interactions, by a usual name, or ``id``."""
+        """Find the column of a file that names the item (user) which each row is about.
+
+        It is called as in the interactions, or else by a usual name, or else ``id``.
+        """
         named = [name for name in source.columns if name == self.roles[role]]
-        called_id = [name for name in source.columns if name.lower() == "id"]
+        called_id = [name for name in source.columns if name.lower() == "id"]  # ID and Id as well
         for names in (named, _find_by_name(role, source.columns), called_id):
             if len(names) == 1:
                 return names[0]
@@ -406,7 +486,11 @@ class Builder:
         )
 
     def add_columns(self) -> None:
-        """Add all other columns of the interactions, each to the table where it belongs."""
+        """Make a field of every column of the interactions but user, item and time.
+
+        It goes into the table that the user sets for it, or else into that of items (users) if it
+        is the same in nearly all interactions of an item (user), or else stays where it is.
+        """
         rows = self.interactions.rows
         for column in self.source.columns:
             has_role = column in self.roles.values()
@@ -423,7 +507,10 @@ class Builder:
                 self._add_attribute(column, self.source, table, cells, entities, rows)
 
     def _read_column(self, source: Source, column: str) -> Cells | None:
-        """Return the typed cells of a column; None if it is left out, which is reported."""
+        """Read the cells [rows] of a column as the type that the user sets, or that is guessed.
+
+        Return None, and report the reason, for a column without a name or type: it is left out.
+        """
         try:
             if _NAMELESS.fullmatch(column):
                 raise UsageError("has no name")
@@ -446,9 +533,14 @@ class Builder:
         entities: np.ndarray,
         rows: np.ndarray,
     ) -> None:
-        """Add the first value of each item (user); report rows that contradict it.
+        """Add a column as an attribute of items (users): the first value that each of them has.
 
-        ``cells``, numbers of the items in ``entities``, and ``rows`` of the source are [n] each.
+        Rows with another value than the first are reported.
+
+        Args:
+            cells: [n] the values.
+            entities: [n] number of the item (user) that has each value.
+            rows: [n] row of the source in which each value is, for the report.
         """
         first, is_contradicting = find_first_values(cells, entities, len(self.entities[table]))
         wrong = rows[is_contradicting]
@@ -461,7 +553,16 @@ class Builder:
     def _add(
         self, column: str, source: Source, table: str, cells: Cells, field: str | None = None
     ) -> None:
-        """Add cells as a field of a table, and report the column."""
+        """Add cells as a field of a table, and report the column.
+
+        A field of no use to a model, such as an empty one, is written, but runs do not load it.
+
+        Args:
+            column, source: name of the column, and its file.
+            table: ``inter`` (interactions), ``item`` or ``user``.
+            cells: [rows of the table] the values.
+            field: name of the field; None to make one of that of the column.
+        """
         field = field or self._name_field(column)
         self.tables[table][field] = cells
         reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
@@ -474,7 +575,7 @@ class Builder:
         self.report.columns.append(reported)
 
     def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return table -> field -> cells to write, and table -> fields that a run should load.
+        """Return table -> field -> cells to write, and table -> fields that a run loads by default.
 
         Tables of items or users without attributes are left out.
         """
@@ -488,7 +589,7 @@ class Builder:
 
 
 def _describe_useless(cells: Cells) -> str:
-    """Return why a field is of no use to a run; empty if it is of use."""
+    """Return why a field is of no use to a model, such as a title that no two rows share; or ""."""
     num_rows = int(np.count_nonzero(cells.codes))
     if not num_rows:
         return "it is empty"

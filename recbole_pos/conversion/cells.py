@@ -83,7 +83,7 @@ class Cells:
 
 
 def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> Cells:
-    """Return a column as codes of its different values.
+    """Return a column as codes of its different values: "a", "b", "a" become [1, 2, 1].
 
     Words such as NaN, and those in ``missing``, become missing cells, of which a note is made.
 
@@ -131,7 +131,7 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
 
 
 def _join_lists(chunk: Any) -> pa.Array:
-    """Return each list of a column as one text with ``INNER`` between its values.
+    """Return each list of a column as one text with ``INNER`` (a control character) between values.
 
     An empty list becomes an empty text, a null stays null.
 
@@ -169,6 +169,7 @@ def format_numbers(numbers: Any) -> pa.Array:
 def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     """Return the cells of a column with the kind (type of field) that they most likely have.
 
+    ``as_kind`` keeps the cells and only sets kind and notes; ``recode`` gives them other texts.
     Numbers and dates become ``float``, everything else ``token``, which is the name of something.
     Numbers are tokens if the name of the column ends in _id or the like, if one has leading zeros,
     or if one is a whole number that float64 would round.
@@ -215,6 +216,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
 
 def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
     """Return the cells of a column with the kind (type of field) that the user gives it.
+
+    ``as_kind`` keeps the cells and only sets the kind; ``recode`` gives them other texts as well.
 
     Args:
         cells: the cells of the column.
@@ -272,6 +275,7 @@ def read_ids(cells: Cells) -> Cells:
     decimals, such as 1.5, they are not ids but versions or the like, and nothing is changed.
     """
     values = cells.values[1:]
+    # If no value ends in .0, or another has decimals, there is nothing to change.
     is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
     has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
     if not pc.any(is_float).as_py() or pc.any(has_decimals).as_py():

@@ -93,6 +93,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         >>> [(column.field, column.kind, column.table) for column in report.columns][3:]
         [('brand', 'token', 'item')]
     """
+    # Check the arguments. The dataset is called like the file if it is given no name.
     args, unknown = split_keywords(settings or ConvertArguments(), given)
     if unknown:
         name = min(unknown)
@@ -103,10 +104,12 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     folder = Path(args.data_path) / name
     _check_arguments(args)
     _require_name(name, folder, args)
+    # What the user sets for single columns: type, table or rename -> column -> value.
     overrides = {
         option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
     }
 
+    # Read the files, find the columns of user, item and time (the roles), and the interactions.
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
@@ -118,6 +121,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         reporter.line(f"guessed: {', '.join(guessed)}")
     interactions = read_interactions(source, roles, args)
 
+    # Make a field of every column, and report what became of columns and rows.
     report = Report(name)
     report.lines["events"] = Lines.count(source, interactions.dropped)
     report.times = dict(interactions.forms)
@@ -129,6 +133,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     builder.add_columns()
     tables, loaded = builder.finish()
 
+    # Say what the dataset holds, and by which command a model is trained on it.
     _add_counts(report, builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
@@ -139,6 +144,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         reporter.line("nothing is written (dry_run)")
         return report
 
+    # Write the dataset; interactions to validate and test with go into files of their own.
     options = _make_options(report, builder, loaded, choose_separator(tables))
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
@@ -149,7 +155,15 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
 
 
 def _report_lost(report: Report, max_lost: float) -> None:
-    """Warn of rows that cannot be used; raise a UsageError if a table loses a larger share."""
+    """Warn of rows that cannot be used, such as interactions without an item.
+
+    Args:
+        report: ``report.lines`` has the numbers of rows that were read and lost by table.
+        max_lost: share of the rows of a table, from 0 to 1, that may be lost.
+
+    Raises:
+        UsageError: if a table loses more.
+    """
     tables = [lines for lines in report.lines.values() if lines.lost]
     too_many = [lines for lines in tables if lines.num_lost > max_lost * lines.read]
     if too_many:
@@ -163,7 +177,10 @@ def _report_lost(report: Report, max_lost: float) -> None:
 
 
 def _add_counts(report: Report, builder: Builder) -> None:
-    """Add counts of the kept interactions, and their first and last time, to the report."""
+    """Add numbers of kept interactions, users and items, and first and last time, to the report.
+
+    The times are texts such as ``2024-03-02 17:05:31``; None if only the order is known.
+    """
     seconds = builder.interactions.seconds
     report.counts |= {
         "events": len(seconds),
@@ -177,7 +194,19 @@ def _add_counts(report: Report, builder: Builder) -> None:
 def _make_options(
     report: Report, builder: Builder, loaded: dict[str, list[str]], separator: str
 ) -> dict[str, Any]:
-    """Return the options of the dataset's yaml; ``loaded`` are the fields to load by table."""
+    """Make the options that are written beside a dataset, so that models can be trained on it.
+
+    Args:
+        report: what became of each column.
+        builder: has made the fields of the dataset.
+        loaded: table (inter, item, user) -> names of the fields that a run should load.
+        separator: character between the values of a field that holds lists.
+
+    Returns:
+        Name of an option -> value, as in the yaml file of a run.
+    """
+    # Relations: what AttrFormer, a model, compares two interactions by. These are all attributes
+    # with two or more values, unless there are too many lists for it, the time and the position.
     relations = []
     for column in report.columns:
         max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
@@ -197,13 +226,25 @@ def _make_options(
         "load_col": loaded,
         "for": {"AttrFormer": {"relations": relations}},
     }
-    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for rankings of 20
+    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for the usual metrics of 20 items
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
 
 
 def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dict[str, Table]:
-    """Return a table for each part; ``rows`` [interactions] are those of the source."""
+    """Split interactions into files for training, validation and test, as the user gave them.
+
+    Rows of all parts were read one after the other: with ``cuts`` {"valid": 80, "test": 90}, rows
+    0 to 79 are for training, 80 to 89 for validation and the others for test.
+
+    Args:
+        inter: field -> [interactions] cells.
+        cuts: held-out part -> its first row.
+        rows: [interactions] row of each interaction, since some rows may have been dropped.
+
+    Returns:
+        Name of a file, such as ``train.inter``, -> its table.
+    """
     tables: dict[str, Table] = {}
     part_numbers = np.searchsorted(list(cuts.values()), rows, side="right")
     for number, part in enumerate(("train", *cuts)):
@@ -213,7 +254,11 @@ def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dic
 
 
 def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
-    """Refuse a name that no dataset can have, and a dataset that exists unless overwritten."""
+    """Raise a UsageError if a dataset cannot be written under a name.
+
+    Either the name has forbidden characters; or ``folder`` holds a dataset already, and the user
+    asks neither to replace it (``overwrite``) nor to write nothing at all (``dry_run``).
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(f"name: found {shown(name)}, expected letters, digits, _, - and .")
     files = list_dataset_files(folder, name)
@@ -225,12 +270,20 @@ def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
 
 
 def _read_pairs(option: str, words: Any) -> dict[str, str]:
-    """Return the ``COLUMN=VALUE`` words of an option, or its dict, as a dict."""
+    """Return what the user sets for single columns by an option as column -> value.
+
+    Args:
+        option: name of the option, for the message.
+        words: a dict, as Python gives it; or one or several words ``COLUMN=VALUE`` of a command.
+
+    Raises:
+        UsageError: for a word of another form.
+    """
     if isinstance(words, Mapping):
         return {str(column): str(value) for column, value in words.items()}
     pairs = {}
     for word in [words] if isinstance(words, str) or not isinstance(words, Iterable) else words:
-        column, equals, value = str(word).rpartition("=")
+        column, equals, value = str(word).rpartition("=")  # the last =: columns may have one, too
         if not (column and equals and value):
             raise UsageError(f"{option}: expected --{option}=COLUMN=VALUE, found {shown(word)}")
         pairs[column] = value
@@ -238,7 +291,18 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
 
 
 def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
-    """Return the sources of events (with held-out parts at their end), item and user, if given."""
+    """Read all files and frames of a dataset.
+
+    Args:
+        events: file or frame of interactions.
+        args: the other files and frames: interactions to validate and test with, items, users.
+
+    Returns:
+        ``events``, and ``item`` and ``user`` if they are given -> the table that was read.
+        Interactions to validate and test with stand at the end of those for training; the table
+        keeps at which rows they begin.
+    """
+    # Read each of them.
     tables = {"events": events, "valid": args.valid, "test": args.test}
     tables |= {"item": args.items, "user": args.users}
     sources = {}
@@ -248,12 +312,14 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             sources[role] = read_files(Path(table), args, columns)
         elif table is not None:
             sources[role] = read_frame(table, _FRAMES.get(role, role))
+    # Leave out the columns that the user does not want, in whatever table they are.
     for column in read_names(args.drop, "drop"):
         names = {name for source in sources.values() for name in source.columns}
         require_column(column, names, "drop")
         for role, source in sources.items():
             if column in source.columns:
                 sources[role] = replace(source, table=source.table.drop_columns(column))
+    # Append the held-out parts, validation and test, to the interactions.
     for part in HELD_OUT:
         if part in sources:
             sources["events"] = sources["events"].add_part(part, sources.pop(part))
@@ -261,7 +327,11 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
 
 
 def _check_arguments(args: ConvertArguments) -> None:
-    """Refuse values of arguments that fit no file."""
+    """Raise a UsageError for a value of an argument that can be told wrong without any file.
+
+    These are separators and decimal points of several characters, interactions to validate without
+    any to test with, and unknown zones of time.
+    """
     for option in ("separator", "decimal"):
         if len(getattr(args, option) or ".") != 1:
             raise UsageError(f"{option}: expected one character, found {getattr(args, option)!r}")
@@ -303,6 +373,7 @@ class Dataset(os.PathLike[str]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Name a folder, which need not exist yet; refuse a file or a frame in its place."""
         if not isinstance(path, (str, os.PathLike)) or os.path.isfile(path):
             raise UsageError(
                 f"path: found {shown(path)}, expected a folder; recbole_pos.convert makes one of a "
@@ -335,6 +406,7 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
+        # ``convert`` writes data_path/name: both are found from ``path`` here.
         if wrong := {"data_path", "dry_run"} & given.keys():
             raise UsageError(f"{min(wrong)}: not of from_frame; path is the folder to make")
         home = TemporaryFolder() if path is None else None
@@ -365,6 +437,7 @@ class Dataset(os.PathLike[str]):
         return {**vars(self), "home": None}  # files stay here
 
     def __repr__(self) -> str:
+        """Return the name and, if known, the numbers and times of a dataset in one line."""
         counts = self.counts
         if not counts:
             return f"Dataset {self.path}"
@@ -375,13 +448,18 @@ class Dataset(os.PathLike[str]):
 
 
 def find_folder_beside(dataset: Any, name: str) -> Path | None:
-    """Return the folder ``name`` beside the files of a temporary dataset; None for others."""
+    """Return a folder ``name`` that vanishes with a temporary dataset; None for other datasets."""
     home = dataset.home if isinstance(dataset, Dataset) else None
     return None if home is None else home.path / name
 
 
 def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
-    """Warn the caller's caller of a dataset that is gone when its run in ``run_dir`` is not."""
+    """Warn if a run is kept in a folder, but its dataset vanishes at the end of this process.
+
+    Args:
+        dataset: what the user trains on; only one made by ``from_frame`` without a path vanishes.
+        run_dir: folder of the run.
+    """
     if isinstance(dataset, Dataset) and dataset.home is not None:
         warnings.warn(
             f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "

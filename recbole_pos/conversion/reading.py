@@ -101,7 +101,7 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
 
     Args:
         path: the file or folder.
-        args: separator, quotation marks and encoding of text.
+        args: its separator, quotation marks and encoding say how text is read.
         columns: names of the columns of text without a header, as a list or separated by commas;
             empty if there is a header.
 
@@ -567,7 +567,7 @@ def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
-    """Return the rows of several tables as one, a table below the other.
+    """Put tables, such as those of the files of a folder, below each other into one.
 
     It has the columns of all tables, empty where a table lacks one. A column whose type differs
     between the tables becomes text.

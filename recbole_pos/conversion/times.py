@@ -45,13 +45,19 @@ class Times:
 
     @classmethod
     def merge(cls, seconds_by_form: Iterable[tuple[str, np.ndarray]], num_rows: int) -> Times:
-        """Return the times of a column in which each row has one form.
+        """Put times together that were read from one column, one form of writing at a time.
 
-        ``seconds_by_form`` are forms and [rows] seconds, NaN in rows of other forms.
+        For example, a column of ISO dates in which some rows hold epochs is read twice, and each
+        reading is NaN in the rows that are written in the other form.
+
+        Args:
+            seconds_by_form: pairs of the name of a form, such as ``ISO dates``, and [num_rows]
+                seconds, NaN in rows of other forms.
+            num_rows: number of rows of the column.
         """
         times = cls(np.full(num_rows, np.nan), Counter())
         for form, seconds in seconds_by_form:
-            is_read = ~np.isnan(seconds)
+            is_read = ~np.isnan(seconds)  # rows that are written in this form
             times.seconds[is_read] = seconds[is_read]
             times.forms[form] += int(is_read.sum())
         return cls(times.seconds, +times.forms)  # without forms that no row has
@@ -63,7 +69,10 @@ def read_times(
     date_format: str | None = None,
     timezone: str | None = None,
 ) -> Times:
-    """Read a column of times, numbers or text.
+    """Read a column of times, numbers or text as seconds since 1970 in UTC.
+
+    Times are first read as if those that name no zone were in UTC; if ``timezone`` is given, these
+    are then moved by the offset of that zone.
 
     Args:
         column: [rows] of times, numbers or text.
@@ -76,7 +85,7 @@ def read_times(
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
     times = _read_times_as_utc(column, name, date_format)
-    if timezone:
+    if timezone:  # take what was read for the time on the clocks of this zone
         lacks_zone = _find_without_zone(column, date_format) & ~np.isnan(times.seconds)
         times.seconds[lacks_zone] = _convert_clock(times.seconds[lacks_zone], timezone)
         times.forms[f"without a zone, read as {timezone}"] = int(lacks_zone.sum())
@@ -84,7 +93,15 @@ def read_times(
 
 
 def _read_times_as_utc(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
-    """Read a column of times as :func:`read_times` does; times that name no zone are in UTC."""
+    """Read a column of times as :func:`read_times` does, as if times without a zone were in UTC.
+
+    The type of the column decides how: timestamps are converted, numbers are epochs (counts of
+    seconds, ms, us or ns since 1970), or digits of dates (20240302) if ``date_format`` is a form
+    such as ``%Y%m%d``, and text is parsed.
+
+    Raises:
+        UsageError: if ``date_format`` is no unit and no form, or the type cannot say a time.
+    """
     dtype, types = column.type, pa.types
     if date_format and date_format not in _UNITS and "%" not in date_format:
         raise UsageError(
@@ -102,7 +119,11 @@ def _read_times_as_utc(column: pa.ChunkedArray, name: str, date_format: str | No
 
 
 def _find_without_zone(column: pa.ChunkedArray, date_format: str | None) -> np.ndarray:
-    """Return [rows] bool: whether a cell is a date without a zone. Epochs are always in UTC."""
+    """Return [rows] bool, true where a cell is a date that names no zone.
+
+    Cells that are epochs (seconds since 1970 and such) are false: they are always in UTC.
+    ``date_format`` is as in :func:`read_times`; None if each cell tells its own form.
+    """
     dtype = column.type
     if pa.types.is_timestamp(dtype):
         return np.full(len(column), dtype.tz is None)
@@ -114,11 +135,20 @@ def _find_without_zone(column: pa.ChunkedArray, date_format: str | None) -> np.n
 
 
 def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
-    """Return [n] seconds in UTC of seconds that the clocks of a zone show.
+    """Convert times that the clocks of a zone show to UTC.
 
     Of the hour that clocks show twice in autumn, the first is taken. The hour that they skip in
     spring becomes its end: 02:30 becomes 03:00.
+
+    Args:
+        seconds: [n] what the clock shows, as seconds since 1970-01-01 00:00 on that clock.
+        timezone: name of the zone, such as ``Europe/Oslo``.
+
+    Returns:
+        [n] seconds since 1970 in UTC. Fractions of a second are kept, since only the whole seconds
+        of the offset are subtracted.
     """
+    # whole seconds: enough to find the offset of the zone at that time
     clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
     is_first = np.ones(len(clock), dtype=bool)
     local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
@@ -127,7 +157,7 @@ def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
 
 
 def _ticks_to_seconds(ticks: np.ndarray, per_second: int) -> np.ndarray:
-    """Return [n] float64 seconds of ticks."""
+    """Return [n] float64 seconds of [n] ticks, such as 2500 ticks at 1000 per second: 2.5."""
     whole = ticks // per_second  # split off: float64 cannot hold nanoseconds since 1970
     return whole + (ticks - whole * per_second) / per_second
 
@@ -140,9 +170,16 @@ def convert_ticks(column: Any) -> np.ndarray:
 
 
 def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndarray]:
-    """Return the form and [rows] seconds of numbers, which are epochs of one unit.
+    """Read numbers as epochs: counts of seconds, ms, us or ns since 1970, all in one unit.
 
-    Without a given ``unit`` the numbers tell it; then NaN is also for numbers that are not of it.
+    Args:
+        column: [rows] numbers, null where the cell is empty.
+        name: name of the column, for messages.
+        unit: s, ms, us or ns; None to guess it by the size of the numbers.
+
+    Returns:
+        Name of the form, such as ``epoch seconds``, and [rows] seconds: NaN for missing numbers,
+        and, if the unit is guessed, for those outside 1978 to 2033, such as 0.
     """
     values = column.fill_null(0).to_numpy()
     is_epoch = np.isfinite(values) & ~column.is_null().to_numpy(zero_copy_only=False)
@@ -154,7 +191,17 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndar
 
 
 def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
-    """Return the unit of [n] numbers, and [n] bool: which have it (others, as 0, are no times)."""
+    """Guess in which unit numbers count the time since 1970.
+
+    It is the unit (s, ms, us or ns) in which at least 99% of them lie between 1978 and 2033. The
+    few others, such as a 0 that stands for a missing time, are taken for no times.
+
+    Returns:
+        The unit, and [n] bool: which of the [n] ``values`` lie in those years.
+
+    Raises:
+        UsageError: if no unit fits.
+    """
     for unit, per_second in _UNITS.items():
         first, end = (bound * per_second for bound in _EPOCH)
         has_unit = (first <= values) & (values < end)
@@ -168,7 +215,15 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 
 
 def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
-    """Return times of text: in a given form, or else ISO dates, epochs, and other dates."""
+    """Read a column of text as times.
+
+    Args:
+        column: [rows] strings.
+        name: name of the column, for messages.
+        date_format: form of dates for strptime; a unit (s, ms, us, ns) if all are epochs; None to
+            try ISO dates first, then to tell cells that are epochs from those that are dates.
+    """
+    # The fast way: if every cell is an ISO date, Arrow reads the column at once, else it raises.
     if not date_format:
         for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
             with suppress(pa.ArrowException):
@@ -176,6 +231,7 @@ def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> 
                 return Times.merge([("ISO dates", seconds)], len(column))
 
     seconds_by_form = []
+    # Cells that are numbers are epochs; they are then removed from the column.
     if not date_format or date_format in _UNITS:
         null = pa.scalar(None, pa.string())
         is_number = pc.match_substring_regex(column, _NUMBER)
@@ -186,6 +242,8 @@ def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> 
             numbers = numbers.cast(pa.float64())
         seconds_by_form.append(_read_epochs(numbers, name, date_format))
         column = pc.if_else(is_number, null, column)
+    # The others are dates. Each different text is parsed once, and its time repeated in all rows
+    # that hold it; empty cells point at the NaN that is appended.
     if date_format not in _UNITS and column.null_count < len(column):
         encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
@@ -195,7 +253,16 @@ def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> 
 
 
 def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str, np.ndarray]:
-    """Return form -> [n] seconds of different texts; NaN for a text of another form."""
+    """Parse texts as dates.
+
+    Args:
+        texts: [n] strings, all different.
+        name: name of the column, for messages.
+        date_format: form for strptime; None for ISO dates and dates such as 31/12/2024.
+
+    Returns:
+        Name of a form -> [n] float64 seconds since 1970, NaN for a text of another form.
+    """
     texts = pc.utf8_trim_whitespace(texts)
     if date_format:
         if "." not in date_format:  # digits that were read as floats, such as 20240302.0
@@ -208,7 +275,11 @@ def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str
 
 
 def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
-    """Return [n] float64 seconds of texts in a form that pandas knows; NaN for other texts."""
+    """Parse [n] texts in one form to [n] float64 seconds since 1970; NaN for other texts.
+
+    ``date_format`` has directives of strptime, or is ``ISO8601``.
+    """
+    # two short forms that users know from strftime, but that reading by strptime lacks
     form = date_format.replace("%T", "%H:%M:%S").replace("%F", "%Y-%m-%d")
     objects = texts.to_pandas().astype(object)
     try:
@@ -220,12 +291,20 @@ def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
 
 
 def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
-    """Return form -> [n] seconds of texts such as 31/12/2024, whose order the others tell.
+    """Parse dates such as 31/12/2024, of which the column as a whole tells what comes first.
+
+    Each text is read both ways, as day/month and as month/day. If some text is a date only with
+    the day first (31/12), all are read so; 12/31 tells the opposite. If texts of both kinds occur,
+    or of neither, a text that may be two days (03/04) is refused.
+
+    Returns:
+        Name of a form -> [n] float64 seconds since 1970, NaN for a text of another form.
 
     Raises:
         UsageError: if a text may be two days, as 03/04/2024, and no other tells the order.
     """
     dates = pc.if_else(pc.match_substring_regex(texts, _DAY_OR_MONTH), texts, "")
+    # Rewrite each text as an ISO date in both ways; what is no date, as month 31, becomes NaN.
     by_day, by_month = (
         _parse_dates(pc.replace_substring_regex(dates, _DAY_OR_MONTH, iso), "ISO8601")
         for iso in (r"\3-\2-\1", r"\3-\1-\2")
@@ -240,6 +319,7 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
             f"{name}: {shown(example)} may begin with the day or with the month; give its form, "
             "such as --date_format='%d/%m/%Y %H:%M' (day first) or '%m/%d/%Y %H:%M'"
         )
+    # By the month otherwise: then it is the only way, or both ways give the same day (05/05).
     is_day_first = can_be_day & has_day_first
     return {
         "dates (day first)": np.where(is_day_first, by_day, np.nan),

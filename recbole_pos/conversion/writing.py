@@ -89,7 +89,10 @@ class Lines:
 
     @classmethod
     def count(cls, source: Source, dropped: dict[str, np.ndarray], unused: str = "") -> Lines:
-        """Count the rows that were read, kept, and dropped.
+        """Count the rows of a file that were read, kept, and dropped for each reason.
+
+        A line that is no row at all, such as one with too few cells, is broken; a row that lacks
+        what the dataset needs, such as a user, is dropped. Both count as dropped.
 
         Args:
             source: the rows that were read, and the broken lines, which are dropped, too.
@@ -185,7 +188,9 @@ class Report:
 
 
 def choose_separator(tables: Mapping[str, Table]) -> str:
-    """Return the text that separates the names in cells of sequences, and is in none of them.
+    """Choose what to write between the names in a cell that holds several, such as tags.
+
+    Until the file is written, names in one cell are separated by ``INNER``, a control character.
 
     Args:
         tables: all tables of the dataset: field -> its cells.
@@ -279,6 +284,8 @@ def read_counts(folder: Path) -> dict[str, Any]:
 def warn_of_loss(folder: Path, num_interactions: int) -> None:
     """Warn if a dataset is about to be replaced by one with fewer interactions.
 
+    The user may have converted only the new interactions, and would lose the old ones.
+
     Args:
         folder: folder of the dataset, with the report of its conversion.
         num_interactions: number of interactions of the new dataset.
@@ -326,6 +333,9 @@ def write_dataset(
 ) -> None:
     """Write all files of a dataset, which replace those of an earlier one once all are written.
 
+    `replace_folder` gives a new folder to write into, and puts it in the place of the old one at
+    the end. Files in the old one that are not of the dataset are kept.
+
     Args:
         folder: folder of the dataset; files of other kinds in it stay.
         tables: suffix of the file, such as ``inter`` -> the table to write.
@@ -333,6 +343,7 @@ def write_dataset(
         report: what became of the rows and columns, which becomes convert.json.
         reporter: prints what is written.
     """
+    # The yaml with the options, the report, and a file for each table.
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
         text = yaml.safe_dump(

@@ -59,7 +59,8 @@ def add_reasons(
 
     Args:
         table: recommendations, an item in each row.
-        effects: what :func:`leave_one_out` returns for the items of the rows.
+        effects: what :func:`leave_one_out` returns for the items of the rows: columns with an entry
+            for each row of the table (``pair``) and each past interaction of its history.
         because: number of reasons for each row.
         item_names: [items] names of the items with the ids 1, 2, ...
 
@@ -131,13 +132,14 @@ def leave_one_out(
     Each item is ranked among the same candidates with and without the interaction: if
     ``exclude_seen``, the item of the interaction that is left out stays excluded. So a rank changes
     only by what the model reads. Interactions that are older than the model reads are not left out.
+    For this, each history is scored several times: whole, and as one variant for each interaction.
 
     Args:
         scorer: the trained model.
         histories: the histories; those without interactions get no entries.
         row: [p] index in ``histories`` for each item to explain, ascending.
         item: [p] id of each item to explain.
-        choice: the items that are ranked, and their boosts.
+        choice: ids of the items that are ranked, and boosts, which are added to their scores.
         exclude_seen: whether the items of a history are left out of its ranking.
 
     Returns:

@@ -395,6 +395,7 @@ class Recommend(nn.Module):
     padding: Tensor
 
     def __init__(self, encoder: Encoder, k: int) -> None:
+        """Remember which item is padding: the buffer ``padding`` [items] is true for item 0."""
         super().__init__()
         self.encoder, self.k = encoder, k
         padding = torch.arange(encoder.model.n_items) == 0
@@ -426,7 +427,7 @@ class Recommend(nn.Module):
 
 
 def make_encoder(model: Any) -> Encoder:
-    """Return a trained model as a module from histories to vectors, on the CPU.
+    """Wrap a trained model as an Encoder, which makes vectors of histories, on the CPU.
 
     Raises:
         UsageError: if the model does not score by products of the vectors of a history and of
@@ -449,10 +450,10 @@ def make_encoder(model: Any) -> Encoder:
 
 
 def trace(module: Encoder | Recommend) -> ExportedProgram:
-    """Trace a module into a program for any number of histories of any length the model reads.
+    """Record what a module computes as a program for any number of histories of any length.
 
     Raises:
-        UsageError: if torch cannot trace it.
+        UsageError: if torch cannot trace (record) it.
     """
     encoder = module.encoder if isinstance(module, Recommend) else module
     n, batch = encoder.model.max_seq_length, Dim("batch")

@@ -71,11 +71,12 @@ def fit(
     resources: list[Any] = [data] if isinstance(data, Dataset) else []
     if run_dir is None:
         temporary = TemporaryFolder()
-        resources.append(temporary)
+        resources.append(temporary)  # the folder is removed with its last reference
         run_dir = temporary.path / "run"
         data = os.fspath(data)  # for the object, run warns that the run outlives its data
 
-    # Train. A single process keeps the experiment in memory for us.
+    # Train. A single process keeps the experiment (model, dataset and trainer) in memory for us:
+    # the keeper is called when training ends. Callbacks of other processes cannot reach us.
     keeper = _ExperimentKeeper()
     if args.nproc == 1:
         callbacks = [*callbacks, keeper]
@@ -91,7 +92,7 @@ def fit(
 
     # Without a test, the model still has the weights of the last epoch, not of the best one.
     experiment.trainer.load_weights(experiment.trainer.best_weights)
-    experiment.model.eval()
+    experiment.model.eval()  # scores must not depend on dropout
     return Recommender(experiment, Growth(), folder=RunFolder(run_dir), resources=resources)
 
 

@@ -64,7 +64,13 @@ class FittedModel:
     def __init__(
         self, experiment: Experiment, folder: RunFolder | None, resources: Sequence[Any]
     ) -> None:
-        """Take over the parts of an experiment; see the attributes of the class."""
+        """Make the parts of an experiment (model, dataset, trainer, ...) attributes of the object.
+
+        Args:
+            experiment: the trained model with all that belongs to it.
+            folder: folder of the run; None for a model that RecBole's own functions have trained.
+            resources: objects that must live as long as this one, such as temporary folders.
+        """
         self.experiment, self.folder, self.resources = experiment, folder, resources
         self.config, self.dataset = experiment.config, experiment.dataset
         self.model, self.loaders = experiment.model, experiment.loaders
@@ -101,7 +107,8 @@ class FittedModel:
             UsageError: if the model has no run folder, or as in :func:`recbole_pos.evaluate`.
         """
         folder = self._require_folder("evaluate")
-        # A model loaded without data has a catalogue of items only; evaluate reads the data then.
+        # A model loaded without data has a Catalogue (names of items and counts) in place of the
+        # dataset; given None, `evaluate` reads the data from the disk.
         dataset = None if isinstance(self.dataset, Catalogue) else self.dataset
         scores = evaluate(folder.path, metrics, topk, part, mask_history, dataset=dataset)
         table = pd.DataFrame({part: pd.Series(scores, dtype=float)})
@@ -117,9 +124,11 @@ class FittedModel:
 
         Returns:
             Model, dataset, seed, and numbers of users, items, interactions and parameters. If the
-            run is finished, also its epochs, split, candidates, test targets and warnings.
+            run is finished, also its epochs; how interactions were split; among which items
+            (candidates) the tested ones were ranked, and how many they were; and warnings.
         """
-        # Users and items without the padding id 0.
+        # Users and items without the padding id 0. A Catalogue is what a model that was loaded
+        # without its dataset has: it knows the number of interactions, but not the log of them.
         config, dataset, result = self.config, self.dataset, self.result
         num_interactions = dataset.events if isinstance(dataset, Catalogue) else len(dataset.log)
         facts = {
@@ -163,7 +172,7 @@ class FittedModel:
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
         dataset_folder = Path(self.config["data_path"])
-        finish_replacement(dataset_folder)
+        finish_replacement(dataset_folder)  # if a conversion was stopped while it replaced files
         if data is None:
             is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
             data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
@@ -224,6 +233,9 @@ class FittedModel:
             allowed: names of the only items that may be recommended; by default all.
             excluded: names of items that may not be recommended.
             boosts: number to add to the score of an item, by name.
+
+        Returns:
+            The choice: ids of these items, ascending, and what is added to the score of each.
 
         Raises:
             UsageError: if no item is left, or a boost is not a number.
@@ -286,7 +298,7 @@ class FittedModel:
         Args:
             names: names of the given items, which are not neighbours of themselves.
             k: number of neighbours of each.
-            choice: the items that may be neighbours.
+            choice: ids of the items that may be neighbours, from :meth:`choose_items`.
 
         Returns:
             Columns with an entry for each of p neighbours, nearest first: index in ``names``, rank
@@ -295,6 +307,8 @@ class FittedModel:
         k = require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
+        # Rank all items for some of the given ones at a time, by the products of unit vectors,
+        # which are cosines.
         rankings = []
         for rows in torch.arange(len(ids)).split(BATCH):
             # The item itself is excluded, as a pair of its place in this batch and its id.
@@ -312,7 +326,8 @@ class FittedModel:
     def __repr__(self) -> str:
         """Return lines about dataset, training, protocol, metrics and warnings.
 
-        Without the result of a finished run there are only the first two.
+        Without the result of a finished run there are only the first two. The protocol is how
+        interactions were split, and among which items the held-out ones were ranked.
         """
         facts, result = self.collect_facts(), self.result
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
@@ -338,7 +353,10 @@ class FittedModel:
 
 
 def find_run_folder(path: str | Path) -> RunFolder | None:
-    """Return the run folder at a path, or the folder of a checkpoint; None if it is not a run's."""
+    """Return the folder of a run by its path, or by that of a file in it, such as the checkpoint.
+
+    It is None for a folder without the configuration of a run: RecBole's own functions make such.
+    """
     folder = RunFolder(Path(path).parent if Path(path).is_file() else path)
     return folder if folder.config.is_file() else None
 
@@ -347,8 +365,9 @@ def find_run_folder(path: str | Path) -> RunFolder | None:
 def undone_on_error(*objects: Any) -> Iterator[None]:
     """Give objects their old attributes back if the ``with`` block raises an exception.
 
-    Attributes that are dicts, as those of a torch module's buffers, are copied and get their old
-    entries back. Tensors are not copied, so the block must replace and not change them.
+    So a change in several steps is made as a whole or not at all. Attributes that are dicts, as
+    those of a torch module's buffers, are copied and get their old entries back. Tensors are not
+    copied, so the block must replace and not change them.
 
     Args:
         objects: the objects.

@@ -50,7 +50,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value, or the values of a list, as types of Python that a name may have.
+    """Return a value, or each value of a list, as a str or int, which the name of an item may be.
 
     A UUID becomes text, a number of numpy one of Python, and a whole float such as 3.0 the int 3,
     since pandas turns ids into floats where one is missing. Other values are returned as they are.
@@ -144,7 +144,7 @@ _NAME_LISTS = TypeAdapter(Annotated[list[list[Name] | Name | None], Plain])
 
 
 def describe_invalid(error: ValidationError, location: str) -> str:
-    """Return the first reason of pydantic's error as one line for the user.
+    """Return why pydantic, which checks what users give, refuses a value: one line for the user.
 
     For example ``histories[3].items[0]: Input should be a valid string; found 1.5``.
 
@@ -175,7 +175,7 @@ def read_histories(
     unit: float | None = 1.0,
     fields: Fields = NO_FIELDS,
 ) -> Histories:
-    """Return histories in any of their forms as arrays, with the ids of their items.
+    """Turn histories, in any form that users may give, into arrays with the ids of their items.
 
     Args:
         histories: a :class:`History` of each user, a mapping with its fields, or a list of items;
@@ -183,8 +183,10 @@ def read_histories(
             like the fields. Interactions with times are sorted by them.
         item_ids: ids of the known items by name, from 1 in ascending order.
         needs_time: whether the model reads times.
-        unit: seconds in the unit of the time field, for dates; None if it has none.
-        fields: what the model reads under ``events`` and ``user``.
+        unit: how many seconds one unit of the time field has (0.001 for milliseconds), by which
+            dates are converted; None if the field has no unit.
+        fields: features that the model reads: ``events`` or ``user`` -> name of the feature -> ids
+            of its tokens, or None for numbers.
 
     Returns:
         The histories in their order. One without times, where the model needs them, has no
@@ -208,7 +210,8 @@ def read_histories(
     except ValidationError as error:
         raise UsageError(describe_invalid(error, "histories")) from None
 
-    # A history that lacks the times that the model needs becomes an empty one with an error.
+    # A history that lacks the times that the model needs becomes an empty one with an error;
+    # `refuse` keeps it in its place at the end, so that the others get their answers.
     errors = {}
     for number, row in enumerate(rows if needs_time else ()):
         if row.items and row.times is None:
@@ -228,6 +231,7 @@ def read_histories(
         moments = ((row.at, f"histories[{number}].at") for number, row in enumerate(rows))
         at = np.array([np.nan if x is None else read_moment(x, key, unit) for x, key in moments])
 
+    # Packed: arrays over the interactions of all histories, sorted by time within each.
     packed = Histories.pack(
         [number if row.id is None else row.id for number, row in enumerate(rows)],
         np.array(items, np.int64),
@@ -278,7 +282,8 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
 
     Args:
         histories: the validated histories.
-        unit: seconds in the unit of the time field of the data; None if it only orders.
+        unit: how many seconds one unit of the time field of the data has, such as 0.001, to convert
+            dates; None if the field only orders interactions.
 
     Returns:
         [m] float64 in that unit, NaN for interactions of histories without times; None if no
@@ -428,8 +433,8 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
         time: a number in that unit, a datetime, a date (midnight), or text in ISO 8601; UTC if it
             names no zone.
         location: the time's field, for error messages.
-        unit: seconds in the unit; None if the field only orders interactions, so that only numbers
-            are allowed.
+        unit: how many seconds one unit has; None if the field only orders interactions, so that
+            only numbers are allowed.
 
     Raises:
         UsageError: for anything else.
@@ -487,7 +492,7 @@ def _read_columns(
         table: the columns ``items`` and perhaps ``id`` and ``times``, a history in each row.
         item_ids: id of each known item by name.
         needs_time: whether the model reads times.
-        unit: seconds in the unit of the time field; None if it only orders interactions.
+        unit: how many seconds one unit of the time field has; None if it only orders interactions.
 
     Returns:
         The histories; None if a column has nulls or another type than usual, or a number of times
@@ -545,7 +550,7 @@ def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
 
     Args:
         values: [m] timestamps, or numbers that are in that unit already.
-        unit: seconds in the unit; None if the field only orders interactions.
+        unit: how many seconds one unit has; None if the field only orders interactions.
 
     Returns:
         [m] float64; None if the column is of another type, or has timestamps without a unit.

@@ -115,7 +115,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         UsageError: unless it has either histories or users, and whatever else is wrong with it, as
             in :meth:`Recommender.recommend`.
     """
-    # Read the histories.
+    # Read the histories into arrays, in which one follows the other (packed).
     if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
@@ -127,6 +127,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
     require_reasons(trained.scorer, body.because, packed)
 
     # Rank the items: columns with an entry for each recommendation, history after history.
+    # ``row`` is the index of its history, so it ascends.
     hides_seen = trained.hides_seen(body.exclude_seen)
     row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
     names, scores = trained.items[item - 1].tolist(), score.tolist()
@@ -135,10 +136,12 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
         effects = leave_one_out(trained.scorer, packed, row, item, choice, hides_seen)
         reasons = _list_reasons(trained, find_reasons(effects, body.because), len(row))
 
-    # Divide the columns among the histories: entries bounds[1] to bounds[2] belong to the second.
+    # Divide the columns among the histories: for rows [0, 0, 2] the bounds are [0, 2, 2, 3], and
+    # entries bounds[1] to bounds[2], here none, belong to the second history.
     answers = []
     bounds = np.searchsorted(row, np.arange(len(packed) + 1)).tolist()
     for index, (start, end) in enumerate(pairwise(bounds)):
+        # A history without a known item was ranked by popularity; one with an error not at all.
         error = packed.errors.get(index)
         source = MODEL if packed.lengths[index] else POPULARITY
         answers.append(
@@ -226,6 +229,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
         run_dir: folder of its run, which /health names.
         num_threads: number of threads in which torch computes an answer.
     """
+    # `compute` hands a request to the model; the functions below it answer one address each.
     app = FastAPI(title="recbole-pos", version=__version__)
     # The scoring thread sets torch's number of threads itself when it starts. Set elsewhere, the
     # number would not hold for its first products, which would take all cores.
@@ -233,7 +237,10 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
     facts = {"run_dir": run_dir, **trained.collect_facts(), "version": __version__}
 
     async def compute(answer: Callable[[Recommender, Any], T], body: Any) -> T:
-        """Return ``answer(trained, body)``, computed in the scoring thread and timed."""
+        """Return ``answer(trained, body)``, computed in the scoring thread and timed.
+
+        Meanwhile the event loop is free for other requests.
+        """
         with SECONDS.labels(answer.__name__).time():
             return await asyncio.get_running_loop().run_in_executor(worker, answer, trained, body)
 
@@ -281,6 +288,7 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         UsageError: if there is no such run, or a dataset that is needed is missing.
         CheckpointError: if its model cannot be loaded.
     """
+    # ``histories_only``: True reads the dataset only if the model needs it, None if it is there.
     trained = Recommender.load(
         run_dir,
         data_path=settings.data_path,

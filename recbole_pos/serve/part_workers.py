@@ -37,12 +37,12 @@ def run_workers(
     Raises:
         PosError: if more than :data:`MOST_LOSSES` processes were killed.
     """
-    # Tasks that no process has begun.
+    # Tasks that no process has begun. A Worker is a process with a pipe to this command.
     waiting = deque(numbers)
     num_lost = 0
     workers = [Worker(function, job) for _ in range(min(num_workers, len(numbers)))]
     try:
-        for worker in workers:
+        for worker in workers:  # there are no more of them than tasks
             worker.begin(waiting.popleft())
 
         # Whenever a process has ended its task, or was killed, it gets the next one.

@@ -107,7 +107,9 @@ def recommend_to_files(
 def make_job(
     run_dir: str | Path, part_rows: int | None, users: Sequence[str] | None = None, **options: Any
 ) -> PartJob:
-    """Return the job of a command line, with absolute paths.
+    """Put the options of a command line into a job: all that a process needs to write any part.
+
+    Paths become absolute, since processes on other machines start in other folders.
 
     Args:
         run_dir: folder of the run.
@@ -147,7 +149,7 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     """
     _require_positive(part_rows=job.part_rows, workers=settings.workers)
     share_number, num_shares = _read_share(settings.part)
-    keep_freed_memory()
+    keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
     reporter, out = Reporter(), Path(job.out)
     writer = PartWriter(job)
     names = {"items": read_names(job.items), "exclude": read_names(job.exclude)}
@@ -155,9 +157,11 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     make_folder(out / JOB_FOLDER)
 
     # Commands of a scheduler run side by side, each on its share; any other command is alone.
+    # The manifest says what the parts are made from, so that parts of other jobs are not mixed in.
     is_alone = settings.part is None
     with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
         _keep_manifest(out, writer.describe())
+        # Share 2 of 8 has the parts 1, 9, 17, ... of all, as far as they are missing.
         missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
         share = [n for n in missing if n % num_shares == share_number - 1]
         if len(missing) < writer.num_parts:
@@ -252,8 +256,10 @@ class PartWriter:
         """Load the model, and find out how many users or histories there are.
 
         Raises:
-            UsageError: if the model reads the time of the request and none is fixed.
+            UsageError: if the model reads the time of the request and none is fixed: parts are
+                written at different times, and "now" would differ between them.
         """
+        # Models of the user's own code, which this process may lack, come with the job.
         unpack(job.packed_code)
         if job.num_threads is not None:
             torch.set_num_threads(job.num_threads)
@@ -267,6 +273,7 @@ class PartWriter:
                 "the same in all parts; give --at a date or a number"
             )
 
+        # What may be recommended; and whom to: users of the dataset, or histories in files.
         self.choice = self.trained.choose_items(read_names(job.items), read_names(job.exclude))
         self.source: UserSource | HistorySource
         if job.histories is None:
@@ -284,6 +291,7 @@ class PartWriter:
             error of their own, which get no recommendations).
         """
         # Read the users or histories of this part.
+        # With 100 in a part, part 2 has the numbers 200 to 299.
         job, trained = self.job, self.trained
         start = number * job.part_rows
         stop = min(start + job.part_rows, len(self.source))
@@ -308,8 +316,11 @@ class PartWriter:
     def describe(self) -> dict[str, Any]:
         """Return what decides the content of the parts, in plain values, for the manifest.
 
-        Weights, data and the files of options are given by digests of their content: parts that
-        were made from other content must not be mixed.
+        Weights, data and the files of options are given by digests (hashes) of their content: parts
+        that were made from other content must not be mixed.
+
+        Returns:
+            Name -> number, text, or None for an option that is not given.
         """
         job, trained = self.job, self.trained
         return {
@@ -426,10 +437,11 @@ class HistorySource:
             raise UsageError(f"{self.path}, counted from {start:,}: {error}") from error
 
     def digest(self) -> str:
-        """Return the digest of names, sizes, times of change and footers of the files.
+        """Return a digest (hash) of the files, by which the job sees that they have changed.
 
-        The footer of a parquet file has the sizes and the smallest and largest values of all its
-        columns. The content itself, which may be a terabyte, is not read.
+        It is made of their names, sizes, times of change and footers. The footer of a parquet file
+        has the sizes and the smallest and largest values of all its columns. The content itself,
+        which may be a terabyte, is not read.
         """
         texts = []
         for file in dict.fromkeys(file for file, _, _ in self.row_groups):
@@ -507,10 +519,11 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _digest_data(dataset: Any) -> str | None:
-    """Return the digest of interactions and attributes; None if the model has only names of items.
+    """Return a digest (hash) of all interactions and attributes of a dataset.
 
     ``dataset.identity`` would be that of the training data; here the interactions count, too, that
-    the dataset has gained since.
+    the dataset has gained since. It is None for a Catalogue, which a model that was loaded without
+    its dataset has: recommendations then depend on no data but the names of items.
     """
     if isinstance(dataset, Catalogue):
         return None
@@ -523,7 +536,7 @@ def _digest_data(dataset: Any) -> str | None:
 
 
 def _digest_option(path: str | None) -> str | None:
-    """Return the digest of the file that an option names; None if the option is not given.
+    """Return a digest (hash) of the file that an option names; None if the option is not given.
 
     Vectors in a ``.npy`` file have their names in a ``.txt`` file beside it, which counts, too.
     """

@@ -112,7 +112,7 @@ def write_recommendations(
         UsageError: if an argument, the run or a history is wrong.
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
-    keep_freed_memory()
+    keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
     file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
     if file.suffix not in ("", ".csv", ".parquet") and not is_special:
@@ -137,7 +137,7 @@ def write_recommendations(
 
         # Recommend to some histories at a time.
         with reporter.task("recommending") as task:
-            for packed in parts:
+            for packed in parts:  # packed: arrays in which one history follows the other
                 packed = trained.add_request_time(packed, read_at(at))
                 warn_of_errors(packed)
                 counts["unknown items"] += int(packed.unknown.sum())
@@ -230,7 +230,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
 
 
 def _read_lines(file: str | Path) -> Iterator[History]:
-    """Yield the history in each line of a json lines file; empty lines are skipped.
+    """Yield the history in each line of a file of json lines; empty lines are skipped.
 
     A history without an id gets its number, from 0, as ``id``.
 
@@ -251,7 +251,11 @@ def _read_lines(file: str | Path) -> Iterator[History]:
 
 
 def _report_growth(trained: Recommender, reporter: Reporter) -> None:
-    """Print how many interactions, users and items the dataset has gained since training."""
+    """Print what the dataset has gained since training, and which of it the model does not know.
+
+    The dataset is read anew when a model is loaded, so it may hold new interactions, users and
+    items (``trained.growth``), and other values of fields (``trained.changed``).
+    """
     growth, start = trained.growth, "not in training (new, or left out by filters)"
     if growth.users or growth.events:
         reporter.line(
@@ -267,7 +271,10 @@ def _report_growth(trained: Recommender, reporter: Reporter) -> None:
 
 
 def _escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with a ' before names that a spreadsheet would take for formulas."""
+    """Return the table with a ' before names that a spreadsheet would take for formulas.
+
+    Such a name, as ``=1+1``, could run code on the machine of whoever opens the csv.
+    """
     for column in table.select_dtypes(exclude="number"):
         escaped = {name: escape_formula(name) for name in table[column].unique()}
         table = table.assign(**{column: table[column].map(escaped)})
@@ -281,7 +288,7 @@ def rename_fields(table: pd.DataFrame, trained: Recommender) -> pd.DataFrame:
 
 
 def read_at(text: str | None) -> float | str | datetime | None:
-    """Return the time of a request that the command line has as text.
+    """Read the time of a request, for which recommendations are made, from the command line.
 
     Args:
         text: a number, ``now``, a date in ISO 8601, or None.
@@ -336,9 +343,10 @@ def name_read_errors(file: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Yield a function that appends tables to a csv or parquet file.
+    """Yield a function that appends tables of recommendations to a csv or parquet file.
 
-    The file appears, or replaces an earlier one, when the ``with`` block ends without an error.
+    The file appears, or replaces an earlier one, when the ``with`` block ends without an error:
+    until then, `atomic_write` writes under another name.
 
     Args:
         file: parquet if its suffix is ``.parquet``, otherwise csv.

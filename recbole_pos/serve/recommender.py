@@ -80,6 +80,7 @@ class Recommender(FittedModel):
         """
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
+        # The scorer asks the model for scores. Id 0 is padding, so names begin at id 1.
         dataset = experiment.dataset
         self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
@@ -139,6 +140,7 @@ class Recommender(FittedModel):
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
         """Load a trained model with its dataset, including interactions added since training.
 
+        These are ``dataset.held_out``: held apart, so that the data of the training stay the same.
         The new interactions are appended to the histories of users. Models that score users by
         their ids, and not by their histories, know no new users, who are left out then.
 
@@ -169,7 +171,7 @@ class Recommender(FittedModel):
         return cls(experiment, held_out.growth, unknown_users, folder)
 
     def add_items(self, item_vectors: Any) -> str:
-        """Add items that were not in the training data to the catalogue, by their content vectors.
+        """Add items that were not in the training data, by vectors of their content, as of a text.
 
         Args:
             item_vectors: vectors in any form that the option of that name takes, made in the same
@@ -202,7 +204,8 @@ class Recommender(FittedModel):
             for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
                 self.__dict__.pop(cached, None)
 
-            # Recommend once, to see whether the model can score the new items.
+            # Recommend once, to see whether the model can score the new items; if not, the block
+            # `undone_on_error` gives model and object their old attributes back.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
             try:  # AttrFormer compares attributes of items, and a new item has none
                 self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
@@ -275,6 +278,8 @@ class Recommender(FittedModel):
     def read(self, histories: Iterable[Any]) -> Histories:
         """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
 
+        Dates must be before the year 2200: later ones are surely in another unit than the data's.
+
         Raises:
             UsageError: if the model does not read histories, or one is malformed.
         """
@@ -296,13 +301,14 @@ class Recommender(FittedModel):
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
-        """Return histories with the time of their request, if the model reads it.
+        """Add to histories the time at which recommendations are asked for, if the model reads it.
 
         A history with a time of its own keeps it; others get ``at``, or now.
 
         Args:
             histories: the histories.
-            at: time of the requests, a number in the unit of the time field, text or a date.
+            at: time of the requests, a number in the unit of the time field, text or a date; None
+                to take now.
 
         Warns:
             RunWarning: the first time that now is taken.
@@ -387,7 +393,7 @@ class Recommender(FittedModel):
             k: number of items for each history.
             exclude_seen: whether items of a history are not recommended to it; None decides as in
                 evaluation.
-            choice: the items that may be recommended, and their boosts.
+            choice: ids of the items that may be recommended, and boosts added to their scores.
             because: number of past interactions to name as reasons for each item.
 
         Yields:
@@ -396,6 +402,7 @@ class Recommender(FittedModel):
         """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
+        # A pool: histories that are ranked together, from which one table is made.
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
@@ -426,7 +433,7 @@ class Recommender(FittedModel):
             histories: the histories.
             k: number of items for each.
             hides_seen: whether items of a history are not recommended to it.
-            choice: the items that may be recommended, and their boosts.
+            choice: ids of the items that may be recommended, and boosts added to their scores.
 
         Returns:
             Columns with an entry for each of p recommendations, in the order of the histories and
@@ -460,6 +467,7 @@ class Recommender(FittedModel):
             for start in range(0, len(rows), BATCH):
                 batch_rows = rows[start : start + BATCH]
                 batch = histories.select(batch_rows)
+                # `restrict` gives -inf to items that a history's own list does not allow.
                 scores = batch.restrict(make_scores(batch))
                 best = find_best_items(scores, candidates, k, batch.list_barred(hides_seen))
                 rankings.append(to_columns(histories.ids, batch_rows, *best))
@@ -517,7 +525,7 @@ class Recommender(FittedModel):
             UsageError: if no item of the history is known, the model reads no history, or an item
                 cannot be recommended.
         """
-        # The history, as a batch of one.
+        # The history, as arrays of a batch of one.
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
         packed = self.read([history]) if user is None else self.read_users([user])

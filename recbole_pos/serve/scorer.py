@@ -104,7 +104,7 @@ class Histories:
         times: [m] float64 in the unit of the time field, or None.
         unknown: [b] int64 number of unknown items of each history.
         users: [b] int64 user ids, where the histories are those of users in the dataset.
-        at: [b] float64 times of the requests, NaN where one is missing; None if all are.
+        at: [b] float64 times at which recommendations are asked for, NaN if missing; None if all.
         features: features of the interactions and users.
         allowed: [b] lists of the only items that each history may get, each after the id 0; an
             empty list allows all items. None if all are empty.
@@ -174,7 +174,7 @@ class Histories:
         return newest
 
     def refuse(self, errors: Mapping[int, str]) -> Histories:
-        """Return the histories of which some get no answer, but an error.
+        """Take the interactions from some histories, which then get an error and no answer.
 
         Args:
             errors: index of a history -> why it gets no answer. It loses its interactions.
@@ -195,7 +195,7 @@ class Histories:
         return replace(self._take_interactions(index, lengths), errors=errors)
 
     def with_request_time(self, default: float | np.ndarray) -> Histories:
-        """Return the histories, each with the time of its request.
+        """Return the histories, each with the time at which recommendations to it are asked for.
 
         A history whose request is before its newest interaction loses its interactions and gets a
         text in ``errors``, so that the others still get an answer.
@@ -337,8 +337,8 @@ class Scorer:
     """Scores items by a trained model, as the next after each history.
 
     Attributes:
-        vectors: [items + 1, d] item vectors, whose products with states are the scores; None for
-            models that score otherwise.
+        vectors: [items + 1, d] item vectors; their products with the vectors of histories are the
+            scores. None for models that score otherwise.
         reads_request: whether the time of the request is read.
         reach: number of newest interactions that are read; None for all.
         fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
@@ -387,7 +387,7 @@ class Scorer:
         return fields
 
     def require_vectors(self) -> Tensor:
-        """Return the item vectors [items + 1, d], whose products with states are the scores.
+        """Return the item vectors [items + 1, d]; products with vectors of histories are scores.
 
         Raises:
             UsageError: if the model scores otherwise.
@@ -425,7 +425,7 @@ class Scorer:
         Returns:
             [b, d] float32 on the device of the model.
         """
-        # Such a model reads the histories of known users from the dataset, by their ids.
+        # A model that compares users reads the histories of known ones from the dataset, by ids.
         if self.model.needs_events and histories.users is not None:
             return encode_queries(self.model, self.model.find_histories(histories.users))
 
@@ -500,7 +500,7 @@ def find_best_items(
 
     Args:
         scores: function from c item ids to the scores [b, c] of these items.
-        choice: the items that may be recommended, and numbers to add to their scores.
+        choice: ids of the items that may be recommended, and numbers to add to their scores.
         k: number of items for each history; all of ``choice`` if it has fewer.
         barred: index of the history [p] and item id [p] of pairs that are not recommended.
 

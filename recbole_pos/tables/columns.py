@@ -27,6 +27,13 @@ class Column:
     """
 
     def __init__(self, kind: str, num_rows: int, storage: Storage) -> None:
+        """Make an empty column.
+
+        Args:
+            kind: ``token`` (names), ``float``, or lists of these: ``token_seq``, ``float_seq``.
+            num_rows: number of rows of the whole table.
+            storage: gives the space for codes or numbers, in memory or on disk.
+        """
         self.kind = kind
         self.names = pa.array([], pa.string())  # by first appearance
         self.unmerged: list[tuple[slice, pa.Array]] = []  # rows of blocks, and the names of each
@@ -36,6 +43,9 @@ class Column:
 
     def write(self, row: int, block: Any) -> None:
         """Write the cells of a block of rows.
+
+        Names are written as codes, which are those of this block only, until there are so many
+        names that `_merge_names` gives equal names of all blocks the same code.
 
         Args:
             row: row of the table in which the block begins.
@@ -64,8 +74,9 @@ class Column:
         For example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where
         earlier blocks had [blue, owl].
         """
-        # Arrow merges the names of its own numbered columns, so that each list of names is made
-        # into a column with every name once: its merged codes are the new code of each old one.
+        # Arrow can merge the names of columns that it has numbered itself. So make such a column of
+        # each list of names, with every name once (codes 0, 1, ...), and let Arrow merge these:
+        # what becomes of code i there is the new code of i.
         every = [self.names, *(names for _, names in self.unmerged)]
         codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
         numbered = map(pa.DictionaryArray.from_arrays, codes, every)

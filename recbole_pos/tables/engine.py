@@ -81,7 +81,7 @@ def read_text(
         "quote": quote,
     }
 
-    # Read, and count rows and empty last cells.
+    # Read, and count rows, and those whose last cell is empty: their lines end with a separator.
     num_rows = num_open = 0
     connection = connect(memory_limit)  # which DuckDB 1 closes with its last reference
     for block in _stream(connection.sql(query, params=parameters)):
@@ -99,6 +99,10 @@ def read_text(
 
 class ParquetFile:
     """A file of parquet: the names of its columns, the number of its rows, and its blocks.
+
+    Args:
+        path: the file. Signs such as * in its name stand for themselves.
+        memory_limit: bytes that DuckDB may use.
 
     Raises:
         duckdb.Error: if it cannot be read.

@@ -40,6 +40,8 @@ class Storage:
             num_cells: number of cells of the whole dataset.
             limit: bytes of memory that reading and sorting them may take.
         """
+        # On disk if a cell of 24 bytes each, at the peak, would exceed the limit. Then as many rows
+        # are sorted at a time as fit into it.
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
         rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max
@@ -73,7 +75,7 @@ class Storage:
             ) from error
 
     def store(self, column: np.ndarray) -> np.ndarray:
-        """Return a column, on disk if this storage is."""
+        """Return a column as it is, or a copy on disk if columns are kept there."""
         if not self.is_on_disk or column.dtype == object:
             return column
         stored = self.empty(column.shape, column.dtype)
@@ -103,7 +105,9 @@ def read_limit(value: Any) -> int:
 def get_memory_limit() -> int:
     """Return the bytes of memory that the machine and its container allow this process to use.
 
-    The limit of a container stands in a file of its control group, of version 2 or 1.
+    It is the smaller of the two: the memory of the machine, and the limit of a container such as
+    Docker's, which is in no other figure. The limit of a container stands in a file of its control
+    group, of version 2 or 1.
     """
     limits = [psutil.virtual_memory().total]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -35,7 +35,7 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Return the number of lines of a text file and the like, if DuckDB can read it fast.
+    """Count the lines of a text file and the like, by which its reading by DuckDB is checked.
 
     Args:
         path: the file.
@@ -92,7 +92,7 @@ def _iterate_blocks(path: Path) -> Iterator[bytes]:
 
 
 def iterate_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line, without its end.
+    """Yield the number, from 1, and the text of every line of a file, without its line end.
 
     Raises:
         UsageError: naming the first line that is no UTF-8 or has a NUL byte.
