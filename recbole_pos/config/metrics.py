@@ -115,8 +115,8 @@ def add_metric(name: str, metric: CustomMetric) -> None:
 def has_cutoff(name: str) -> bool:
     """Return whether a metric has a value for each cutoff (``topk``), such as ``NDCG@10``.
 
-    RecBole's ranking metrics have one, except GAUC; a user's metric if its function asks for
-    ``lists`` or ``k``.
+    All of RecBole's ranking metrics do, except GAUC. A metric that a user has registered does if
+    its function has an argument ``lists`` or ``k``, since only these depend on the cutoff.
     """
     metric = CUSTOM.get(name.lower())
     if metric is None:
