@@ -144,7 +144,7 @@ def _explain_missing(name: str) -> str:
 
 
 def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register a model whose class a module of the option ``plugins`` defines but does not register.
+    """Register a model whose class a module of the option ``plugins`` has not registered itself.
 
     So a module needs no call of ``register_model``, only a class of the model's name.
 
