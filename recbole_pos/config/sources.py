@@ -44,15 +44,20 @@ def own_defaults(model: str) -> dict[str, Any]:
 def plugin_defaults(
     model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
 ) -> dict[str, Any]:
-    """Return the defaults that the plugin has for a run of a model, without RecBole's.
+    """Return the defaults that this package has for a run of a model, without RecBole's.
 
-    Later sources win: options for every model, position schemes, the loss, the model.
+    They come from four sources, of which a later one wins: options for every model, for each
+    position scheme (a way to tell the model where in a history an interaction is), for the loss,
+    and for the model.
 
     Args:
         model: name of the model.
         position: names of the position schemes of the run; the model's own if None. A model without
             the option ``position`` takes no schemes.
         loss_type: the loss of the run; the model's own if None.
+
+    Returns:
+        option -> default.
     """
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
@@ -78,8 +83,8 @@ def plugin_defaults(
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
     """Raise a UsageError if a custom scheme has an option that others read with another default.
 
-    Its default would change theirs: an ``initializer_range`` of a custom scheme would also hold for
-    the model.
+    All options of a run are in one mapping, so its default would change theirs: an
+    ``initializer_range`` of 1 in a custom scheme would also hold for the model.
 
     Args:
         name: name of the custom position scheme.
@@ -96,9 +101,10 @@ def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, A
 
 
 def describe_readers(option: str) -> str:
-    """Return which position schemes, losses or models of the plugin read an option, for a message.
+    """Return which position schemes, losses or models of this package read an option.
 
-    For example ``it is read with position: rope, t5``; empty if none reads it.
+    The text is for a message: ``it is read with position: rope, t5``. Schemes are looked at first,
+    then losses, then models. It is empty if none of them reads the option.
     """
     schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
     if schemes:
@@ -123,13 +129,17 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options that only a custom model or custom schemes have; they may hold anything.
+    """Return the options that only a custom model or custom position schemes have.
 
-    An option that the plugin or RecBole has too is not among them, and is checked as usual.
+    This package does not know what they mean, so their values are not checked. An option that this
+    package or RecBole has, too, is not among them.
 
     Args:
         model: name of the model.
         schemes: names of its position schemes.
+
+    Returns:
+        Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
     shared = {"position"}  # options that the plugin or RecBole has, too
@@ -195,9 +205,9 @@ def select_parts(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run reads, each with its place in the file.
 
-    The first part has the options for all models; the others stand under ``for`` with names of
-    models or position schemes, one of which is the run's. Of two parts with the same option, the
-    later wins.
+    The first part has the options for all models. A file may have others under ``for``, as in
+    ``for: {"SASRec, GRU4Rec": {n_heads: 1}}``, of which a run reads those whose title names its
+    model or one of its position schemes. Of two parts with the same option, the later wins.
 
     Args:
         content: the mapping in the file.
@@ -210,6 +220,7 @@ def select_parts(
     Raises:
         UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
+    # ``_split_by_title`` yields title, names in it and options of each part under ``for``.
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
@@ -225,6 +236,8 @@ def select_parts(
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
     """Return which parts under ``for`` in a config file are for position schemes and not a model.
+
+    ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names ``rope``.
 
     Args:
         content: the mapping in the file.
