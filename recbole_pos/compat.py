@@ -30,9 +30,10 @@ _NUMPY_ALIASES = {
 
 
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
-    """Decorate a function that changes a module of RecBole; it runs once that module is imported.
+    """Decorate a function that changes a module of RecBole, a patch.
 
-    The decorated function is kept in ``PATCHES``, and :func:`install` calls it with the module.
+    The patch is called with the module as soon as somebody imports that: it is kept in ``PATCHES``,
+    where the import hook of :func:`install` looks.
 
     Args:
         module_name: full name of the module to change, such as ``recbole.trainer``.
@@ -263,8 +264,10 @@ class _Hook(MetaPathFinder):
 def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Run the code of a module of RecBole that is being imported, then apply its patches.
 
-    Two things are kept from happening while it runs: the import of a slow library that it hardly
-    uses (``_DEFERRED``), and that autograd's anomaly detection stays on (``_SINE``).
+    A patch is a function that changes the module. Two things are prevented besides: a module in
+    ``_DEFERRED`` would import a slow library that it hardly uses, so it gets an empty stand-in for
+    it; and the module ``_SINE`` switches torch's anomaly detection on for the whole process, which
+    slows training down, so the switch is put back.
 
     Args:
         execute: the original ``exec_module`` of the module's loader.
@@ -312,7 +315,10 @@ def _make_stand_in(name: str) -> ModuleType:
 
 
 def install() -> None:
-    """Patch the imported modules of RecBole now, and the others when they are imported."""
+    """Patch the imported modules of RecBole now, and the others when they are imported.
+
+    The latter is done by an import hook, which Python asks first where any module is.
+    """
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])

@@ -26,7 +26,7 @@ _USUAL_FORMAT = warnings.formatwarning  # Python's own, for warnings that are no
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command of ``recbole-pos``.
+    """Run a command of ``recbole-pos``, and turn whatever ends it into an exit code and a message.
 
     Args:
         argv: words of the command line; those of this process when None.
@@ -65,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run_command(words: list[str]) -> None:
     """Parse a command line and run its command.
 
+    Its words are arguments of the command, which argparse knows, and options of the configuration
+    of a run, such as ``--n_heads 2``, which it does not know.
+
     Args:
         words: words of the command line, without the name of the program.
 
@@ -93,6 +96,7 @@ def _run_command(words: list[str]) -> None:
 
         import_named(parse_scalar(args.plugins, "--plugins"))
 
+    # Commands that take options of the configuration are called with them as well.
     if args.configured:
         args.command(args, parse_overrides(options))
     else:
@@ -100,11 +104,11 @@ def _run_command(words: list[str]) -> None:
 
 
 def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
-    """Refuse words that the parser of a command does not know.
+    """Raise a UsageError for words of a command line that mean nothing to the command.
 
     Args:
-        unknown: the words.
-        parser: parser of the command. Of its options the most similar one is suggested.
+        unknown: the words, one or more.
+        parser: parser of the command; its option that is spelt most alike is suggested.
 
     Raises:
         UsageError: always.
@@ -175,7 +179,9 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[threading.Event]:
-    """Let SIGTERM, which containers send, interrupt the block as Ctrl-C does.
+    """Let SIGTERM interrupt a ``with`` block as Ctrl-C does, so that it can save and clean up.
+
+    Containers and schedulers send SIGTERM to end a process, which would die at once.
 
     Yields:
         An event that is set once SIGTERM has come.

@@ -41,6 +41,10 @@ def build(
 ) -> Path:
     """Make a public dataset from its raw files; the same files give the same bytes.
 
+    A recipe reads the raw files as tables, ``convert`` writes these as RecBole's atomic files (text
+    files with a typed header), and the numbers of users, items and interactions are compared with
+    the published ones.
+
     Args:
         name: name of the public dataset.
         files: its raw files, in the order of ``PublicDataset.files``.
@@ -58,7 +62,7 @@ def build(
     reporter = Reporter(verbose)
     folder = Path(data_path) / name
     paths = [Path(file) for file in files]
-    _require_files(public, paths)
+    _require_files(public, paths)  # all are given, and exist
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
@@ -137,6 +141,7 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
     Raises:
         UsageError: if a file cannot be read.
     """
+    # Compare the checksums of those files of which the source has published one.
     for name, file in zip(public.files, files, strict=True):
         expected = public.md5.get(name)
         digest = None if expected is None else digest_file(file, "md5")

@@ -50,6 +50,9 @@ def read_movielens(file: Path) -> Tables:
     Later editions have csv files with a header; MovieLens-1M has ``.dat`` files with ``::`` between
     cells, without a header, and a table of users.
 
+    Args:
+        file: path of the archive.
+
     Returns:
         Ratings as interactions; movies with title, year and genres; users in MovieLens-1M.
     """
@@ -61,6 +64,8 @@ def read_movielens(file: Path) -> Tables:
             if f"{stem}.csv" in members:
                 with archive.open(members[f"{stem}.csv"]) as member:
                     return _read_cells(member, names=columns, header=0)
+            # pandas reads separators of several characters slowly, and files may have tabs nowhere
+            # else, so ``::`` becomes a tab.
             text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
             return _read_cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
 
@@ -91,6 +96,9 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
     Args:
         reviews: file with a json object per line; a review is an interaction.
         products: file with a Python dict per line: brand, price, categories, related products.
+
+    Returns:
+        Interactions (user, item, time) and items with their attributes; there are none of users.
     """
     fields = ("reviewerID", "asin", "unixReviewTime")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
@@ -164,6 +172,9 @@ def read_foursquare(checkins: Path) -> Tables:
 
     Venues are the items; their category is an attribute, from the first check-in of each. The times
     returned are those of the city's clocks: the file has UTC, and the minutes by which they differ.
+
+    Args:
+        checkins: path of the file, with tabs between cells.
     """
     names = ["user_id", "item_id", "category_id", "category", "latitude", "longitude"]
     names += ["offset_minutes", "utc_time"]
@@ -183,9 +194,13 @@ def read_yambda(interactions: Path) -> Tables:
 
 
 def read_zvuk(plays: Path) -> Tables:
-    """Read the plays of Zvuk's 5,000 users with most plays, as in Nabiev and Frolov's experiments.
+    """Read the plays of the music service Zvuk, of the 5,000 users with most plays.
 
-    Among users with equally many plays, smaller ids come first.
+    Nabiev and Frolov's experiments are on these users. Among users with equally many plays, smaller
+    ids come first.
+
+    Args:
+        plays: path of a parquet file, with a row for each play: user_id, track_id, datetime.
     """
     # Find these users. The second sort is stable, and so keeps the order of ids among equals.
     counts = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)
