@@ -64,8 +64,7 @@ def read_movielens(file: Path) -> Tables:
             if f"{stem}.csv" in members:
                 with archive.open(members[f"{stem}.csv"]) as member:
                     return _read_cells(member, names=columns, header=0)
-            # pandas reads separators of several characters slowly, and files may have tabs nowhere
-            # else, so ``::`` becomes a tab.
+            # A separator of several characters would need pandas' slow parser.
             text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
             return _read_cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
 
