@@ -61,11 +61,19 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
-        """Let ``around`` replace the function once its module is imported; return it as it is."""
+        """Keep ``around`` as a patch of the module, to be applied once that is imported.
+
+        Args:
+            around: the decorated function, which is returned as it is. It gets RecBole's function
+                and the arguments of each call.
+        """
 
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
-            """Put a wrapper that calls ``around`` in the place of RecBole's function."""
+            """Put a wrapper that calls ``around`` in the place of RecBole's function.
+
+            The function is an attribute of the module or of a class in it (``owner``).
+            """
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 

@@ -134,7 +134,12 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Hold the model and the function of a batch that returns its loss."""
+        """Hold a model, whose parameters are then found, with the function that computes its loss.
+
+        Args:
+            model: the model.
+            loss: function of a batch that returns the model's loss.
+        """
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
@@ -228,7 +233,13 @@ class _GatheredRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of this process's rows [m, d], and None for the other arguments."""
+        """Return the gradients of the arguments of ``forward``: that of the rows, and None thrice.
+
+        Args:
+            ctx: what ``forward`` has stored: where this process's rows begin, their number, and the
+                weight of its loss.
+            grad: [total, d] gradient of the joined rows of all processes.
+        """
         # A process without targets holds one row all the same, which is no part of the loss.
         if not ctx.size:
             return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None

@@ -133,6 +133,11 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
     """Write a checkpoint as RecBole's trainer does, and remember that this process has written it.
 
     Such a file may be unpickled later, which could run code if it came from a stranger.
+
+    Args:
+        save: RecBole's method.
+        self: the trainer.
+        args, options: arguments of the method.
     """
     file = options.get("saved_model_file", self.saved_model_file)
     save(self, *args, **options)

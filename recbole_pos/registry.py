@@ -66,9 +66,13 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """Start with the plugin's classes alone; see the class for the arguments.
+        """Start with the plugin's classes alone; users add theirs by :meth:`add`.
 
-        A class of the plugin is known as text (``module:Class``), and imported on first use.
+        Args:
+            kind: what the classes are, in one word, for messages.
+            paths: name -> ``module:Class``, of the plugin's classes, imported on first use.
+            folder: folder of yaml files with the defaults of the plugin's classes.
+            find_owner: returns the library that has reserved a name, or None.
         """
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}

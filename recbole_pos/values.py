@@ -90,6 +90,9 @@ def listed(names: Iterable[Any]) -> str:
     """Return names as a message lists them, such as ``a, b, c`` or ``a, b, ... (5,000 in all)``.
 
     At most 12 names are listed, and a name of more than 60 characters is cut off.
+
+    Args:
+        names: names of items, users, columns and so on; other values are shown as their text.
     """
     names = list(map(str, names))
     first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])

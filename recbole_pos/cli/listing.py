@@ -243,9 +243,10 @@ def _read_comments(file: Path) -> dict[str, str]:
 
 
 def _show_default(default: Any) -> str:
-    """Return the default of an option as yaml writes it.
+    """Return the default of an option as text for a table.
 
-    None is shown as ``-``, a mapping without its braces: ``split: LS, order: TO``.
+    None is shown as ``-``, a list as ``[a, b]``, and a mapping without its braces, as
+    ``split: LS, order: TO``.
     """
     if default is None:
         return "-"

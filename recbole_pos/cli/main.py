@@ -155,9 +155,10 @@ def _report(error: Exception) -> int:
 
 
 def _is_from_custom_code(error: Exception) -> bool:
-    """Return whether an error came through the user's custom code, such as a model.
+    """Return whether an error was raised in, or below, the user's own code, such as a model.
 
-    Without torch no such code can have run, and the check, which imports torch, is not needed.
+    The check imports torch, which takes seconds. If torch has not been imported yet, no model can
+    have run, so the answer is no without the check.
     """
     if "torch" not in sys.modules:
         return False
@@ -167,10 +168,15 @@ def _is_from_custom_code(error: Exception) -> bool:
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:
-    """Return the text of a warning.
+    """Return the text of a warning; Python calls this in place of ``warnings.formatwarning``.
 
-    A warning about a run is one line; others also have their location in the code, as usual. The
-    arguments are those of Python's ``warnings.formatwarning``.
+    A warning of this package about a run is one line. Others also have their place in the code, as
+    usual.
+
+    Args:
+        message: the warning.
+        category: its class.
+        location: file, line number and so on, as Python passes them.
     """
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"

@@ -31,7 +31,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """
 
     def read(text: str) -> Any:
-        """Return the number in a word, or raise argparse's error."""
+        """Return the number in a word; for another word raise the error that argparse reports."""
         try:
             value = kind(text)
         except ValueError:
@@ -234,10 +234,10 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return options of the configuration, given as ``--key=value``, as a dict.
+    """Return options of a run's configuration, given as ``--key=value``, as a dict.
 
-    Values are read as yaml: ``--topk=[5,10]`` gives a list. A dot leads into a mapping:
-    ``--eval_args.split=...`` is the key ``split`` of the option ``eval_args``.
+    Values are read as yaml. A dot leads into a mapping: ``--topk=[5,10]`` and
+    ``--eval_args.target=last`` give ``{"topk": [5, 10], "eval_args": {"target": "last"}}``.
 
     Args:
         arguments: the options, as :func:`split_options` returns them.
@@ -293,8 +293,9 @@ def read_list(words: list[str] | None, name: str) -> Any:
 def list_files(arguments: list[str]) -> list[str]:
     """Return the files that ``--config_files`` names.
 
-    As in RecBole, one argument may name several files with spaces between them. An argument that is
-    the path of a file stays whole, since a path may have spaces.
+    As in RecBole, one argument may name several files with spaces between them: ``["a.yaml b.yaml",
+    "c.yaml"]`` gives three. An argument that is the path of a file stays whole, since a path may
+    have spaces.
     """
     files: list[str] = []
     for argument in arguments:

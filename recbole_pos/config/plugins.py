@@ -160,9 +160,10 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 
 def find_search_folder(module: str) -> str | None:
-    """Return the entry of ``sys.path`` from which a module was imported, or None if it is unknown.
+    """Return the folder that must be on ``sys.path`` for a module to be found.
 
-    For ``package.module`` it is the folder that contains ``package``.
+    For ``package.module`` it is the folder that contains ``package``. It is None if the module has
+    not been imported, or has no file.
     """
     top = sys.modules.get(module.partition(".")[0])
     folders = list(getattr(top, "__path__", []))  # of a package

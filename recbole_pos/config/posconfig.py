@@ -131,7 +131,15 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
-        """Gather and check the options; see the class for the arguments and attributes."""
+        """Gather the options of a run from files and the call, and check them.
+
+        Args:
+            model: name or class of the model; None to read it from a file.
+            dataset: name of the dataset; None to read it from a file.
+            config_file_list: paths of yaml files, or names of presets.
+            config_dict: options of the call, which win over those of files.
+            strict: whether a given option that has no effect in this run is an error.
+        """
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()

@@ -32,7 +32,10 @@ _OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def own_defaults(model: str) -> dict[str, Any]:
-    """Return the defaults of a model's options, from the plugin's yaml or from its registration.
+    """Return the defaults of a model's own options.
+
+    Those of a model of this package stand in its yaml file; a custom model was registered with
+    them. ``TABLES`` are the registries (name -> class) of both.
 
     Returns:
         option -> default; ``{}`` for RecBole's models, whose defaults are RecBole's.
@@ -164,8 +167,12 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the option ``load_col``, with the time field added to RecBole's default of it.
 
-    ``load_col`` says which columns of the files are read. RecBole's default is user and item only,
-    and position-aware models need the time. A value that the user gives is returned as it is.
+    ``load_col`` says which columns of the files are read, as ``{"inter": ["user_id", ...]}``.
+    RecBole's default is user and item only, and position-aware models need the time. A value that
+    the user gives is returned as it is.
+
+    Args:
+        config: option -> value, with ``load_col`` and the names of the three fields.
     """
     load_col = config.get("load_col")
     is_default = load_col == {"inter": ["user_id", "item_id"]}

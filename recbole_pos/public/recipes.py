@@ -60,7 +60,12 @@ def read_movielens(file: Path) -> Tables:
         members = {Path(name).name: name for name in archive.namelist()}
 
         def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
-            """Return a file of the archive, ``stem.csv`` or ``stem.dat``, with these columns."""
+            """Return a table of the archive as a frame of text.
+
+            Args:
+                stem: name of its file without the suffix, which is .csv, or .dat in MovieLens-1M.
+                columns: names for its columns, in the place of a header.
+            """
             if f"{stem}.csv" in members:
                 with archive.open(members[f"{stem}.csv"]) as member:
                     return _read_cells(member, names=columns, header=0)
@@ -130,7 +135,10 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
 def read_yelp(reviews: Path) -> Tables:
     """Read the reviews of the Yelp open dataset, a json object per line, as interactions.
 
-    Their times have no zone, and are taken as UTC.
+    The businesses are the items. Times have no zone, and are taken as UTC.
+
+    Args:
+        reviews: path of the file.
     """
     fields = ("user_id", "business_id", "date")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
@@ -140,7 +148,11 @@ def read_yelp(reviews: Path) -> Tables:
 def read_diginetica(views: Path) -> Tables:
     """Read the product views of Diginetica's sessions, a csv file with ``;`` between cells.
 
-    The time of a view is its ``timeframe``, in milliseconds, after the event date.
+    Sessions stand for users. A row has a date, and a ``timeframe`` in milliseconds, which is added
+    to it to get the time of the view.
+
+    Args:
+        views: path of the file.
     """
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
@@ -158,6 +170,9 @@ def read_gowalla(checkins: Path) -> Tables:
     """Read the check-ins of Gowalla: user, time, latitude, longitude, place, without a header.
 
     Places are the items; their coordinates are attributes, from the first check-in of each.
+
+    Args:
+        checkins: path of the file, with tabs between cells.
     """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read_cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)

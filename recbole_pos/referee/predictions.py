@@ -83,7 +83,12 @@ class Predictions:
         return str(block.column(SPLIT_COLUMN)[0].as_py())
 
     def _iterate_blocks(self) -> Iterator[pa.RecordBatch]:
-        """Yield the blocks; a UsageError names what cannot be read."""
+        """Yield the blocks of rows, as they are in the file.
+
+        Raises:
+            UsageError: if something cannot be read, in place of the error of the library; it names
+                the file.
+        """
         try:
             yield from self.read_blocks()
         except UsageError:
