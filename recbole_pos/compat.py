@@ -104,6 +104,7 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     import numpy as np
     import scipy.sparse
 
+    # Names that this numpy still has are left alone.
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, getattr(np, target))

@@ -332,6 +332,7 @@ def _link(source: Path, link: Path) -> None:
         source: the file or folder that exists.
         link: the new path.
     """
+    # A folder cannot be linked: it is made anew, and each file in it is linked by this function.
     if source.is_dir() and not source.is_symlink():
         shutil.copytree(
             source, link, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))

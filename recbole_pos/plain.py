@@ -35,6 +35,7 @@ def to_plain(value: Any) -> Any:
         return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(to_plain(item) for item in value)
+    # The three arrays of a matrix in compressed rows, and its shape.
     if scipy.sparse.issparse(value):
         csr = value.tocsr()
         arrays = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}

@@ -164,6 +164,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
+    # Only a trusted file is unpickled. It may be one of this package all the same, which is then
+    # read as such below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:

@@ -160,6 +160,8 @@ def without_working_directory() -> Iterator[None]:
     PYTHONPATH are looked up in it: a stranger's folder could bring modules. Both are taken off the
     path. Entries that the block itself adds stay.
     """
+    # Take the working directory off the path, however it is written there, and the folders that
+    # PYTHONPATH names relative to it.
     path_before = list(sys.path)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = [os.path.realpath(entry) for entry in entries if not os.path.isabs(entry)]

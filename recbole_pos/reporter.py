@@ -208,6 +208,7 @@ class Reporter:
             console=self.console,
             transient=True,
         )
+        # The stack ends the bar, and the thread that updates it ten times a second, with the task.
         row = bar.add_task(task.title, total=task.total, speed="")
         stack.enter_context(bar)
         stack.enter_context(
@@ -223,6 +224,7 @@ class Reporter:
         Args:
             get_lines: returns an overview and a line for each active run; another thread calls it.
         """
+        # ``call_every`` calls a function every so many seconds in another thread.
         if self.shows_in_cell:
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
         if self.console.is_terminal and not self.console.quiet:
@@ -304,6 +306,7 @@ def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]
     """
     stopped = threading.Event()
 
+    # ``wait`` returns False after so many seconds, and True at once when the block has ended.
     def loop() -> None:
         while not stopped.wait(seconds):
             with suppress(OSError):

@@ -247,6 +247,7 @@ def _read_mapping(
     Raises:
         UsageError: if the file cannot be read, is not yaml or holds no mapping.
     """
+    # Parse the text into a tree of nodes, which know their lines, and make values of the tree.
     name = short(str(path))
     try:
         text = read_capped(path).decode()

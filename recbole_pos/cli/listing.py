@@ -123,6 +123,7 @@ def list_datasets(data_path: str) -> None:
     """
     from recbole_pos.public.described import read_public_datasets
 
+    # A dataset is here if its file of interactions is; an unknown count is shown as "?".
     rows = []
     columns = ("users", "items", "events")
     for name, dataset in read_public_datasets().items():

@@ -199,6 +199,7 @@ def _is_met(condition: str, config: Mapping[str, Any], kinds: Collection[str]) -
     if condition.startswith("by "):
         return condition.removeprefix("by ") in kinds
 
+    # Split "fusion: early effective" into the option and its values; "time_base" has no values.
     is_negated = condition.startswith("not ")
     key, _, values = condition.removeprefix("not ").partition(": ")
     if key not in config:

@@ -551,6 +551,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     """
     if isinstance(config, PosConfig):
         return config.plain
+    # RecBole keeps defaults and given options apart, beside the values that it derives from them.
     defaults = config.internal_config_dict
     options = {**defaults, **config.external_config_dict}
     plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}

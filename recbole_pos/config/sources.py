@@ -306,6 +306,7 @@ def _split_by_title(
             f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
         )
 
+    # A title has one name or several with commas between them; each must exist.
     allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():

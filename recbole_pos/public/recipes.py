@@ -192,6 +192,7 @@ def read_foursquare(checkins: Path) -> Tables:
     """
     names = ["user_id", "item_id", "category_id", "category", "latitude", "longitude"]
     names += ["offset_minutes", "utc_time"]
+    # Quotation marks mean nothing in this file. Times are such as "Tue Apr 03 18:00:09 +0000 2012".
     options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "latin-1"}
     raw = _read_cells(checkins, names=names, **options)
     utc = pd.to_datetime(raw["utc_time"], format="%a %b %d %H:%M:%S %z %Y", utc=True)

@@ -143,6 +143,7 @@ def _require_same_split(predictions: Predictions, requests: Requests) -> None:
         predictions: the lists to be judged.
         requests: the requests of the split at hand.
     """
+    # From the column, or from the file of facts that lies beside the lists.
     digest = predictions.read_split_digest()
     protocol_file = Path(predictions.name).parent / PROTOCOL_FILE
     if digest is None and Path(predictions.name).is_file() and protocol_file.is_file():

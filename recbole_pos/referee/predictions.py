@@ -168,6 +168,7 @@ class Predictions:
             numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as error:
             raise UsageError(f"{self.name}: {name}: expected numbers; {error}") from error
+        # An empty cell has become NaN, by which nothing can be sorted.
         if (is_missing := np.isnan(numbers)).any():
             row = num_before + int(is_missing.argmax()) + 1
             raise UsageError(
@@ -204,6 +205,7 @@ def open_predictions(source: Any) -> Predictions:
     Raises:
         UsageError: if there is no such file, or the object is no frame.
     """
+    # Each gets a function that begins to read anew, since rows are read more than once.
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():

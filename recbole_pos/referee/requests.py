@@ -124,6 +124,7 @@ class Requests:
         if not self.excludes_seen:
             nothing = np.empty(0, dtype=np.int64)
             return nothing, nothing
+        # It returns the pairs as two tensors, of the numbers of requests and of item ids.
         examples, items = find_excluded_items(
             self.dataset.log,
             torch.from_numpy(self.target_rows[chosen]),
