@@ -196,7 +196,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, action: str) -> Iterator[None]:
-    """Hold the lock of a folder for this process during a ``with`` block.
+    """Let no other process write to a folder during a ``with`` block, by a lock on the folder.
 
     The lock is one of the system on the file ``lock`` in the folder, so it also ends if the process
     is killed. The file says which process holds it. Windows and file systems without locks go

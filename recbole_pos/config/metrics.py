@@ -81,9 +81,12 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 def add_metric(name: str, metric: CustomMetric) -> None:
     """Make a user's metric known to RecBole's evaluator, as one of its own.
 
+    RecBole looks up the class of a metric by its name, so a subclass of ``_EvaluatedFunction``,
+    which calls the user's function, is entered into RecBole's tables under this name.
+
     Args:
         name: its name, in whatever case; options may write it in any.
-        metric: the function, and what is known of it.
+        metric: the user's function, whether more is better, and the module that registers it.
 
     Raises:
         UsageError: if the name is no identifier, or that of a metric of RecBole's.

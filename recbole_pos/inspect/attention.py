@@ -31,7 +31,8 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
     """Draw the attention weights of a trained model as attention.png in its run folder.
 
     A panel for each layer and head has the weights between the newest interactions, averaged over
-    the histories of the test targets, or of the validation targets if there are none.
+    many histories: those before the test targets (the held-out items to predict), or before the
+    validation targets if there are none of the test.
 
     Args:
         path: the run folder.
@@ -220,7 +221,8 @@ def average_attention(
     # Sum up the weights between the newest interactions of each history.
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, batch in iterate_attention(model, loader, rows):
-        # [b, newest] positions of the newest interactions from the start of each history
+        # [b, newest] positions of the newest interactions from the start of each history: of
+        # lengths [5, 3] and the newest 2, [[3, 4], [1, 2]].
         index = batch.lengths[:, None] - newest + torch.arange(newest, device=batch.lengths.device)
         row = torch.arange(len(index), device=index.device)[:, None, None]
         for layer, by_head in enumerate(weights):

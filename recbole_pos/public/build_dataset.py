@@ -128,7 +128,7 @@ def _require_files(public: PublicDataset, files: list[Path]) -> None:
 
 
 def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
-    """Return the tables that a dataset's recipe reads from its raw files.
+    """Read the raw files of a dataset by its recipe, the function that knows their format.
 
     A file whose checksum is not the published one is reported, and read all the same: its source
     may have a new edition.
@@ -137,6 +137,9 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
         public: the dataset.
         files: paths of its raw files, in the order of ``public.files``.
         reporter: where to report progress.
+
+    Returns:
+        Frames of interactions and, where the dataset has them, of items and users.
 
     Raises:
         UsageError: if a file cannot be read.

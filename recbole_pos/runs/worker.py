@@ -103,7 +103,8 @@ def train_run(
         path: folder of the run. If it has a checkpoint, the run resumes from it.
         data: the :class:`SharedData` of the run.
         resources: CPUs and GPUs of this process.
-        packed: code of custom models and schemes as bytes, which are registered in this process.
+        packed: code of custom models and schemes as bytes, from ``plugins.pack``, which are
+            registered in this process; empty if there are none.
         tested_run: folder of a trained run whose weights are only tested: the best trial of a
             search, which had no test interactions, or a run of another configuration. None to
             train.
