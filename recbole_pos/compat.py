@@ -30,9 +30,10 @@ _NUMPY_ALIASES = {
 
 
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
-    """Decorate a function that changes a module of RecBole; it runs once that module is imported.
+    """Decorate a function that changes a module of RecBole, a patch.
 
-    The decorated function is kept in ``PATCHES``, and :func:`install` calls it with the module.
+    The patch is called with the module as soon as somebody imports that: it is kept in ``PATCHES``,
+    where the import hook of :func:`install` looks.
 
     Args:
         module_name: full name of the module to change, such as ``recbole.trainer``.
@@ -60,11 +61,19 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
     class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
-        """Let ``around`` replace the function once its module is imported; return it as it is."""
+        """Keep ``around`` as a patch of the module, to be applied once that is imported.
+
+        Args:
+            around: the decorated function, which is returned as it is. It gets RecBole's function
+                and the arguments of each call.
+        """
 
         @patch_module(module_name)
         def replace(module: ModuleType) -> None:
-            """Put a wrapper that calls ``around`` in the place of RecBole's function."""
+            """Put a wrapper that calls ``around`` in the place of RecBole's function.
+
+            The function is an attribute of the module or of a class in it (``owner``).
+            """
             owner = getattr(module, class_name) if class_name else module
             original = getattr(owner, name)
 
@@ -95,6 +104,7 @@ def prepare_recbole(module: ModuleType | None = None) -> None:
     import numpy as np
     import scipy.sparse
 
+    # Names that this numpy still has are left alone.
     for name, target in _NUMPY_ALIASES.items():
         if name not in np.__dict__:
             setattr(np, name, getattr(np, target))
@@ -263,8 +273,10 @@ class _Hook(MetaPathFinder):
 def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Run the code of a module of RecBole that is being imported, then apply its patches.
 
-    Two things are kept from happening while it runs: the import of a slow library that it hardly
-    uses (``_DEFERRED``), and that autograd's anomaly detection stays on (``_SINE``).
+    A patch is a function that changes the module. Two things are prevented besides: a module in
+    ``_DEFERRED`` would import a slow library that it hardly uses, so it gets an empty stand-in for
+    it; and the module ``_SINE`` switches torch's anomaly detection on for the whole process, which
+    slows training down, so the switch is put back.
 
     Args:
         execute: the original ``exec_module`` of the module's loader.
@@ -312,7 +324,10 @@ def _make_stand_in(name: str) -> ModuleType:
 
 
 def install() -> None:
-    """Patch the imported modules of RecBole now, and the others when they are imported."""
+    """Patch the imported modules of RecBole now, and the others when they are imported.
+
+    The latter is done by an import hook, which Python asks first where any module is.
+    """
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])

@@ -44,10 +44,11 @@ class Shard:
         return self.size == 1
 
     def take(self, rows: Any, target_counts: Any = None) -> Any:
-        """Return this process's rows of a batch, and set ``num_targets`` and ``num_batch_targets``.
+        """Return this process's rows of a batch, and count the targets in them and in the batch.
 
-        It has every ``size``-th row from row ``rank`` on: of [a, b, c, d], process 0 of 3 has [a,
-        d].
+        The process has every ``size``-th row from row ``rank`` on: of [a, b, c, d], process 0 of 3
+        has [a, d]. The counts, from which its share of the loss follows, are kept in
+        ``num_targets`` and ``num_batch_targets``.
 
         Args:
             rows: the rows of the whole batch, an array or a tensor.
@@ -56,6 +57,7 @@ class Shard:
         """
         if self.is_alone:
             return rows
+        # Count before a process without a row gets one that does not count (``take_rows``).
         if target_counts is None:
             self.num_batch_targets = len(rows)
             self.num_targets = len(rows[self.rank :: self.size])
@@ -65,10 +67,13 @@ class Shard:
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
-        """Return this process's rows of a batch, and leave the numbers of targets as they are.
+        """Return this process's rows of a batch: every ``size``-th row from row ``rank`` on.
 
-        A process without a row gets the first one, since all processes must make the same steps; it
-        has no weight in the loss.
+        A process without a row gets the first one, since all processes must make the same steps;
+        its weight in the loss is 0. The numbers of targets that :meth:`take` has set stay.
+
+        Args:
+            rows: the rows of the whole batch, an array or a tensor.
         """
         own_rows = rows[self.rank :: self.size]
         return own_rows if len(own_rows) else rows[:1]
@@ -98,7 +103,12 @@ class SharedLoss:
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Prepare to sum gradients; see the class for the arguments."""
+        """Wrap the model and its loss so that gradients are summed over all processes.
+
+        Args:
+            model: the model, which is the same in all processes.
+            loss: function of this process's part of a batch that returns its loss.
+        """
         self.model = model
         # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
         with warnings.catch_warnings():
@@ -124,7 +134,12 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Hold the model and the function of a batch that returns its loss."""
+        """Hold a model, whose parameters are then found, with the function that computes its loss.
+
+        Args:
+            model: the model.
+            loss: function of a batch that returns the model's loss.
+        """
         super().__init__()
         self.model, self.loss = model, loss
         # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
@@ -152,10 +167,11 @@ def _start_sum(gradients: Tensor) -> Any:
 
 
 def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
-    """Return a loss of the rows of all processes, for a loss that compares the rows of a batch.
+    """Make a loss that sees the rows of all processes, from one that compares rows of a batch.
 
-    Each process gathers the hidden states of all processes, and computes the same loss with the
-    same random numbers. Gradients reach only its own states.
+    Such a loss uses, for example, the targets of other rows as negatives, and would miss those of
+    other processes. So each process gathers the hidden states of all processes, and computes the
+    same loss with the same random numbers. Gradients reach only its own states.
 
     Args:
         loss: function of states [m, d], item embeddings and targets [m] that returns a scalar.
@@ -217,7 +233,13 @@ class _GatheredRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of this process's rows [m, d], and None for the other arguments."""
+        """Return the gradients of the arguments of ``forward``: that of the rows, and None thrice.
+
+        Args:
+            ctx: what ``forward`` has stored: where this process's rows begin, their number, and the
+                weight of its loss.
+            grad: [total, d] gradient of the joined rows of all processes.
+        """
         # A process without targets holds one row all the same, which is no part of the loss.
         if not ctx.size:
             return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None
@@ -228,11 +250,14 @@ class _GatheredRows(torch.autograd.Function):
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Return the rows of each process, in the order of ranks.
+    """Send this process's rows to all processes, and return the rows of each.
+
+    All processes must call it together.
 
     Args:
         rows: this process's rows.
-        sizes: number of rows of each process; 0 for one whose rows do not count.
+        sizes: number of rows of each process, by its number (rank); 0 for one whose rows do not
+            count.
 
     Returns:
         A tensor [size, ...] for each process.
@@ -255,7 +280,10 @@ def sum_over_processes(value: Tensor) -> Tensor:
 
 
 def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rows that all processes have under each name, joined in the order of ranks.
+    """Return the rows that all processes have under each name, joined in the order of processes.
+
+    Two processes with ``{"loss": [a]}`` and ``{"loss": [b], "rank": [c]}`` both get
+    ``{"loss": [a, b], "rank": [c]}``. All processes must call it together.
 
     Args:
         rows: name -> rows of this process; names that other processes have may be missing.

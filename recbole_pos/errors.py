@@ -120,6 +120,7 @@ def handle_signals(handler: Callable[[int, Any], object], *numbers: int) -> Iter
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # ``signal.signal`` sets a handler and returns the one before.
     former_handlers = [signal.signal(number, handler) for number in numbers]
     try:
         yield

@@ -57,16 +57,20 @@ class _Raw(io.FileIO):
 
 @contextmanager
 def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
-    """Yield an open file that replaces ``path`` once all of its content is on the disk.
+    """Open a file for a ``with`` block to write; it gets its name when the block has ended.
 
-    The content goes to a hidden file beside it, ``.<name>.<random>.tmp``. If anything fails, that
-    one is removed and the former file stays; a new file has the permissions of the former one. If
-    ``path`` is a link, the file that it points to is replaced. A pipe, ``/dev/stdout`` or another
-    special file cannot be replaced, and is written directly.
+    So nobody ever sees half a file. The content goes to a hidden file beside it,
+    ``.<name>.<random>.tmp``. If anything fails, that one is removed and the former file stays. A
+    new file has the permissions of the former one. If ``path`` is a link, the file that it points
+    to is replaced. A pipe, ``/dev/stdout`` or another special file cannot be replaced, and is
+    written directly.
 
     Args:
         path: file to write.
         text: whether the file takes text (UTF-8), or bytes.
+
+    Yields:
+        The open file.
 
     Raises:
         UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
@@ -80,6 +84,7 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
     if not is_special:
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
 
+    # ``name_write_errors`` turns an OSError into one that says which file could not be written.
     with name_write_errors(path):
         raw = _Raw(unfinished, "w")
     if not is_special:
@@ -126,9 +131,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_capped(path: str | Path) -> bytes:
-    """Return the content of a file of yaml or json, which may have ``MAX_BYTES`` at most.
+    """Return the content of a file of yaml or json, and refuse one of more than 16 MiB.
 
     Files may come from strangers, and parsers need many times the memory of a file.
+
+    Args:
+        path: the file.
 
     Raises:
         UsageError: if the file is larger.
@@ -173,7 +181,11 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Write a folder's list of files to the disk, so that a new name in it survives a power cut."""
+    """Write a folder's list of files to the disk, so that a new name in it survives a power cut.
+
+    Args:
+        path: the folder, in which a file or folder has just been renamed.
+    """
     with suppress(OSError):  # some systems refuse; the file itself is there
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -184,7 +196,7 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, action: str) -> Iterator[None]:
-    """Hold the lock of a folder for this process during a ``with`` block.
+    """Let no other process write to a folder during a ``with`` block, by a lock on the folder.
 
     The lock is one of the system on the file ``lock`` in the folder, so it also ends if the process
     is killed. The file says which process holds it. Windows and file systems without locks go
@@ -201,6 +213,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
         yield
         return
 
+    # The file stays open, and so locked, while the block runs.
     with name_write_errors(folder / LOCK):
         # Unbuffered, since closing a buffered file on a full disk would fail a second time.
         file = (folder / LOCK).open("ab+", buffering=0)
@@ -227,10 +240,11 @@ def replace_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder to fill, which replaces another folder when the ``with`` block ends.
 
-    The folder to fill is ``.<name>.new`` beside the other one, which becomes ``.<name>.old`` for a
-    moment. If anything fails, ``folder`` stays as it was. If the process is killed, the next call
-    clears what it has left; between the two renames no folder has the name ``folder``, so readers
-    call :func:`finish_replacement` first.
+    So nobody sees a folder with half its files. The folder to fill is called ``.<name>.new``, and
+    lies beside the other one. At the end two renames exchange them: the former folder becomes
+    ``.<name>.old``, which is then removed, and the new one gets its name. If anything fails, the
+    former folder stays. If the process is killed, the next call clears what it has left. Between
+    the two renames no folder has the name, so readers call :func:`finish_replacement` first.
 
     Args:
         folder: the folder to replace, which need not exist; if it is a link, its target is
@@ -255,7 +269,7 @@ def replace_folder(
             with name_write_errors(folder):
                 _remove([former, *(path for path in unfinished.iterdir() if path.name != LOCK)])
 
-            yield unfinished
+            yield unfinished  # the block fills it
 
             # Link what is kept of the former folder into the new one, then exchange the two.
             with name_write_errors(folder):
@@ -310,14 +324,15 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _link(source: Path, link: Path) -> None:
-    """Hard-link a file, or all files of a folder, under another path.
+    """Give a file, or all files of a folder, a second path, without copying them (hard links).
 
-    Files are copied where the file system has no links. Symbolic links stay what they are.
+    Where the file system has no hard links, files are copied. Symbolic links stay what they are.
 
     Args:
         source: the file or folder that exists.
         link: the new path.
     """
+    # A folder cannot be linked: it is made anew, and each file in it is linked by this function.
     if source.is_dir() and not source.is_symlink():
         shutil.copytree(
             source, link, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))
@@ -346,7 +361,8 @@ def digest_file(path: Path, algorithm: str = "sha256") -> str:
 def remove_unfinished(files: Iterable[Path]) -> None:
     """Remove the temporary files that a killed :func:`atomic_write` of these files has left.
 
-    Only for the one process that writes the files: it would break off the writing of another.
+    Only the one process that writes these files may call it: if another were writing one of them at
+    the moment, its temporary file would be removed, too.
 
     Args:
         files: paths of the complete files.

@@ -16,11 +16,11 @@ SPARSE = "scipy.sparse.csr"  # kind of a mapping that stands for a sparse matrix
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value with tensors for arrays and plain numbers for numpy's, as checkpoints hold it.
+    """Return a value in the form that checkpoints hold: tensors, plain numbers, text, collections.
 
-    A numpy array becomes a tensor that shares its memory, and a sparse matrix a mapping of tensors
-    that :func:`from_plain` knows by its ``kind``. Lists, tuples and dicts are converted element by
-    element.
+    A numpy array becomes a tensor that shares its memory, a number of numpy one of Python, and a
+    sparse matrix a dict of tensors with ``kind: scipy.sparse.csr``, by which :func:`from_plain`
+    knows it. Lists, tuples and dicts are converted element by element.
 
     Raises:
         TypeError: if the value is, or holds, anything else.
@@ -35,6 +35,7 @@ def to_plain(value: Any) -> Any:
         return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(to_plain(item) for item in value)
+    # The three arrays of a matrix in compressed rows, and its shape.
     if scipy.sparse.issparse(value):
         csr = value.tocsr()
         arrays = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
@@ -44,9 +45,10 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return a value of :func:`to_plain` with its sparse matrices restored.
+    """Return a value that :func:`to_plain` has made, with its sparse matrices restored.
 
-    Numpy's arrays stay tensors, since nothing tells them from tensors any more.
+    A sparse matrix is stored as a dict of tensors with ``kind: scipy.sparse.csr``. What was a numpy
+    array stays a tensor, since nothing tells it from other tensors any more.
     """
     if isinstance(value, (list, tuple)):
         return type(value)(from_plain(item) for item in value)

@@ -18,7 +18,14 @@ from recbole_pos.compat import patch_module, wrap_function
 
 @wrap_function("recbole.utils.utils", "get_model")
 def _get_model(get_model: Any, model_name: str) -> type:
-    """Return the class of a model by its name, of the plugin's models and of RecBole's."""
+    """Return the class of a model by its name, of the plugin's models and of RecBole's.
+
+    It replaces RecBole's function, which knows only its own models.
+
+    Args:
+        get_model: RecBole's function.
+        model_name: name of the model.
+    """
     from recbole_pos.model.models import OURS
 
     return OURS[model_name] if model_name in OURS else get_model(model_name)
@@ -86,6 +93,7 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
+    # Models of the plugin need the time column, too, which RecBole reads only if it is listed.
     load_col = internal.get("load_col")
     internal["load_col"] = add_time_field({**internal, **options, "load_col": load_col})
 
@@ -122,7 +130,15 @@ _WRITTEN: set[str] = set()  # absolute paths of the checkpoints that this proces
 
 @wrap_function("recbole.trainer.trainer", "Trainer._save_checkpoint")
 def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
-    """Write a checkpoint as RecBole's trainer does, and remember that it is of this process."""
+    """Write a checkpoint as RecBole's trainer does, and remember that this process has written it.
+
+    Such a file may be unpickled later, which could run code if it came from a stranger.
+
+    Args:
+        save: RecBole's method.
+        self: the trainer.
+        args, options: arguments of the method.
+    """
     file = options.get("saved_model_file", self.saved_model_file)
     save(self, *args, **options)
     _WRITTEN.add(os.path.realpath(file))
@@ -148,6 +164,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
+    # Only a trusted file is unpickled. It may be one of this package all the same, which is then
+    # read as such below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:
@@ -156,10 +174,14 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
 
 def _read_own_checkpoint(file: Any) -> dict[str, Any]:
-    """Return a checkpoint of this package as a checkpoint of RecBole's, with the best weights.
+    """Return a checkpoint of this package in the form of one of RecBole's, with the best weights.
 
     Args:
         file: path of the checkpoint.
+
+    Returns:
+        What the file has, with RecBole's names added: ``config``, ``state_dict`` (the weights) and
+        ``other_parameter`` (what a model keeps beside weights, such as counts).
 
     Raises:
         CheckpointError: if it is no such file, or of a model whose data RecBole would not split as

@@ -66,7 +66,14 @@ class Registry(Mapping[str, type]):
         folder: str,
         find_owner: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """Start with the plugin's classes alone; see the class for the arguments."""
+        """Start with the plugin's classes alone; users add theirs by :meth:`add`.
+
+        Args:
+            kind: what the classes are, in one word, for messages.
+            paths: name -> ``module:Class``, of the plugin's classes, imported on first use.
+            folder: folder of yaml files with the defaults of the plugin's classes.
+            find_owner: returns the library that has reserved a name, or None.
+        """
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
         self.added: dict[str, Registration] = {}
 
@@ -86,14 +93,15 @@ class Registry(Mapping[str, type]):
         return len(self.paths) + len(self.added)
 
     def add(self, name: str, registration: Registration) -> None:
-        """Register a class under a name.
+        """Register a user's class under a name.
 
         Registering the same class again replaces its registration, as when a notebook's cell is run
-        twice.
+        twice. Classes are compared by ``import_path``, text such as ``module:Class``, since the
+        second run of a cell makes a new class object.
 
         Args:
-            name: name of the class from now on.
-            registration: the class and its defaults.
+            name: name of the class from now on, as options use it.
+            registration: the class with the defaults of its options.
 
         Raises:
             UsageError: if the name is no identifier, or if the plugin, RecBole or another class has
@@ -124,18 +132,19 @@ class Registry(Mapping[str, type]):
         return read_yaml(ROOT / self.folder / f"{name}.yaml")
 
     def find_registration(self, cls: type) -> Registration | None:
-        """Return the registration of a class, or None if it is not registered.
+        """Return what is kept of a class that a user has registered; None if it is not registered.
 
-        A class is known by its module and name, so that one which a notebook has defined again is
-        found.
+        Classes are compared by module and name, so that one which a notebook has defined again is
+        found under its former registration.
         """
         path = import_path(cls)
         return next((r for r in self.added.values() if import_path(r.cls) == path), None)
 
     def find_name(self, cls: type) -> str | None:
-        """Return a name under which a class is known here, or None if it is not.
+        """Return a name under which a class can be looked up here; None if there is none.
 
-        Of several names, its ``__name__`` is preferred, and then the plugin's name for it.
+        A class may have several names. Its ``__name__`` is preferred, then the plugin's name for
+        it, then the name under which a user has registered it first.
         """
         path = import_path(cls)
         names = [name for name, own_path in self.paths.items() if own_path == path]
@@ -151,6 +160,8 @@ def without_working_directory() -> Iterator[None]:
     PYTHONPATH are looked up in it: a stranger's folder could bring modules. Both are taken off the
     path. Entries that the block itself adds stay.
     """
+    # Take the working directory off the path, however it is written there, and the folders that
+    # PYTHONPATH names relative to it.
     path_before = list(sys.path)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = [os.path.realpath(entry) for entry in entries if not os.path.isabs(entry)]
@@ -164,23 +175,23 @@ def without_working_directory() -> Iterator[None]:
 
 
 def import_path(cls: type) -> str:
-    """Return ``module:Class``, by which a class is known in all processes.
+    """Return text such as ``package.module:Class``, which is the same in all processes.
 
-    A spawned process calls a script ``__mp_main__`` where the first process calls it ``__main__``;
-    the path has ``__main__`` in both.
+    A user's script is called ``__main__`` in the process that it starts, and ``__mp_main__`` in
+    processes that this one spawns; the text has ``__main__`` in both.
     """
     module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
 
 def find_importing_module(frame: FrameType) -> str | None:
-    """Return the module whose import runs the code of a frame again, or None.
+    """Return the module that another process must import to repeat a call; None if none does.
 
-    If a module calls ``register_model`` at its top level, another process only has to import it.
-    None stands for a call in a function, a script or a notebook, which no import repeats.
+    If a module calls ``register_model`` at its top level, its import registers the model. A call in
+    a function, a script or a notebook is repeated by no import.
 
     Args:
-        frame: frame of the code that registers a class.
+        frame: Python's frame of the code that made the call, such as ``register_model``.
     """
     # Code at the top level of a file is called "<module>", and only an import sets ``__spec__``.
     name = frame.f_globals.get("__name__")
@@ -189,9 +200,10 @@ def find_importing_module(frame: FrameType) -> str | None:
 
 
 def find_home_module(cls: type) -> str | None:
-    """Return the module in which another process can import a class by its ``__name__``, or None.
+    """Return the module from which another process can import a class by its ``__name__``.
 
-    None stands for classes of scripts and notebooks, and those that were made within a function.
+    It is None for a class that no process can import: one of a script or a notebook, or one that
+    was made within a function.
     """
     module = sys.modules.get(cls.__module__)
     is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
@@ -205,10 +217,11 @@ def gather_defaults(
     read_shipped: Callable[[type], dict[str, Any]],
     find_registration: Callable[[type], Registration | None],
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of a class's options, its base classes' included.
+    """Return the defaults of the options of a class that a user registers, its bases' included.
 
-    A class wins over its bases. Of one class, the defaults that it was registered with win over its
-    attribute ``defaults``, and this one over the yaml file of the plugin or RecBole.
+    A class may have defaults in three places, of which a later one wins: the yaml file of the
+    plugin or of RecBole, if it is one of theirs; its attribute ``defaults``; and what it was
+    registered with. All of these win over those of its base classes.
 
     Args:
         cls: the class, which is being registered.

@@ -94,7 +94,8 @@ class Reporter:
             enabled: whether anything is printed.
             as_json: print json objects for programs, and no lines, bars or tables.
         """
-        # A handler of the logger is taken for the place where the application wants the lines.
+        # A handler of the logger is taken for the place where the application wants the lines, so
+        # nothing is printed then.
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         is_notebook = _is_notebook()
         self.shows_in_cell = is_notebook and not is_quiet
@@ -207,6 +208,7 @@ class Reporter:
             console=self.console,
             transient=True,
         )
+        # The stack ends the bar, and the thread that updates it ten times a second, with the task.
         row = bar.add_task(task.title, total=task.total, speed="")
         stack.enter_context(bar)
         stack.enter_context(
@@ -222,6 +224,7 @@ class Reporter:
         Args:
             get_lines: returns an overview and a line for each active run; another thread calls it.
         """
+        # ``call_every`` calls a function every so many seconds in another thread.
         if self.shows_in_cell:
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
         if self.console.is_terminal and not self.console.quiet:
@@ -233,9 +236,13 @@ class Reporter:
         return call_every(self.every, lambda: self.line(get_lines()[0]))
 
     def update_cell(self, text: str) -> None:
-        """Replace the text that a notebook's cell shows; do nothing elsewhere.
+        """Replace the text that a notebook's cell shows for this reporter; do nothing elsewhere.
 
-        The first call adds an output to the cell, and later ones change it.
+        The first call adds an output to the cell, and later calls change it, so that progress takes
+        one line.
+
+        Args:
+            text: the new text.
         """
         if not self.shows_in_cell:
             return
@@ -276,7 +283,7 @@ class Reporter:
             columns: name of a column (``valid``, ``test``) -> value by metric, None where there is
                 none.
         """
-        # All metrics that any column has, in their order.
+        # A column for each phase or model that has metrics, and a row for each metric in it.
         scores = {name: values for name, values in columns.items() if values}
         table = Table("metric", *(Column(name, justify="right") for name in scores))
         for metric in dict.fromkeys(metric for values in scores.values() for metric in values):
@@ -299,6 +306,7 @@ def call_every(seconds: float, function: Callable[[], object]) -> Iterator[None]
     """
     stopped = threading.Event()
 
+    # ``wait`` returns False after so many seconds, and True at once when the block has ended.
     def loop() -> None:
         while not stopped.wait(seconds):
             with suppress(OSError):

@@ -75,10 +75,11 @@ def short(text: str) -> str:
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a cell for a csv file that no spreadsheet will run as a formula.
+    """Return a cell for a csv file, changed if a spreadsheet would run it as a formula.
 
-    A text that begins like a formula (``=``, ``+``, ``-``, ``@``) gets a ``'`` before it, except a
-    signed number such as ``-3.5``. Other values are returned as they are.
+    Names in a dataset come from strangers, and a formula can send data away. A text that begins
+    like one (``=``, ``+``, ``-``, ``@``) gets a ``'`` before it, except a signed number such as
+    ``-3.5``. Other values are returned as they are.
     """
     if not isinstance(value, str) or not value.startswith(tuple("=+-@\t\r")):
         return value
@@ -86,9 +87,12 @@ def escape_formula(value: Any) -> Any:
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return names as a message lists them: the first 12, and how many there are in all if more.
+    """Return names as a message lists them, such as ``a, b, c`` or ``a, b, ... (5,000 in all)``.
 
-    A name of more than 60 characters is cut off.
+    At most 12 names are listed, and a name of more than 60 characters is cut off.
+
+    Args:
+        names: names of items, users, columns and so on; other values are shown as their text.
     """
     names = list(map(str, names))
     first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])
@@ -99,8 +103,8 @@ def listed(names: Iterable[Any]) -> str:
 def _find_similar(word: str, choices: Iterable[str]) -> list[str]:
     """Return up to 3 choices that are spelt like a word, the most similar first.
 
-    If there is none, return choices that contain the word, if it has 3 characters or more. Upper
-    and lower case do not count.
+    If there is none, return up to 3 choices that contain the word, if it has 3 characters or more.
+    Upper and lower case do not count. A very long word is cut off, since comparing takes long.
 
     Args:
         word: what the user wrote.
@@ -150,7 +154,8 @@ def read_names(names: Any, key: str) -> list[str]:
     """Return names (of users, items or columns) that are given in any usual form, as texts.
 
     A name may be text, a whole number, a UUID, or a float such as 3.0, which pandas makes of whole
-    numbers in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``.
+    numbers in a column that has empty cells. ``7`` and ``[7]`` both become ``["7"]``. Numbers of
+    numpy and torch count as Python's (``_to_python``).
 
     Args:
         names: one name, or an iterable of names such as a list, an array or a pandas Series.

@@ -7,7 +7,7 @@ __version__ = "0.3.0"
 
 
 def find_commit() -> str:
-    """Return the commit of the git checkout that this package runs from; empty if there is none.
+    """Return the commit of the git checkout that this package runs from, to be kept with results.
 
     Returns:
         12 digits, with ``-dirty`` if files were changed since; "" if the package is installed, or

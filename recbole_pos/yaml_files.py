@@ -51,7 +51,9 @@ class YamlLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node of the text, as SafeLoader does, unless it is too large or too deep.
 
-        SafeLoader calls this method for a node and, within that call, for each node in it.
+        A node is a value, list or mapping of the text. SafeLoader calls this method for a node and,
+        within that call, for each node in it. An alias (``*name``) is a node that stands for an
+        earlier one, and counts as all the values in that.
 
         Args:
             parent: node that holds this one.
@@ -81,6 +83,12 @@ class YamlLoader(yaml.SafeLoader):
 
 def _list_children(node: yaml.Node) -> list[yaml.Node]:
     """Return the nodes directly within a node: elements of a list, or keys and values of a mapping.
+
+    A node is a value, list or mapping of a yaml text. PyYAML itself would accept a key that is
+    given twice, and take the later value.
+
+    Args:
+        node: the node; a single value has no nodes in it.
 
     Raises:
         yaml.MarkedYAMLError: if a mapping has a key twice.
@@ -164,6 +172,9 @@ def parse_scalar(text: str, location: str) -> Any:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a yaml file, ``{}`` if the file is empty.
 
+    Files of this package are read by a faster parser; users' files by one with limits of size,
+    since they may come from strangers.
+
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
@@ -181,10 +192,10 @@ def read_option_rows() -> dict[str, dict[str, Any]]:
 
 
 def read_overall_defaults() -> dict[str, Any]:
-    """Return the plugin's defaults that hold for every model, RecBole's models included.
+    """Return option -> default, of the plugin's options for every model, RecBole's included.
 
-    Rows with a dot in their name (``eval_args.target``) are keys within another option, whose own
-    default has them already.
+    They stand in the table of options. A row with a dot in its name (``eval_args.target``) is about
+    a key within another option, whose own default has that key already, so it is left out.
     """
     return {
         name: copy.deepcopy(row["default"])
@@ -236,6 +247,7 @@ def _read_mapping(
     Raises:
         UsageError: if the file cannot be read, is not yaml or holds no mapping.
     """
+    # Parse the text into a tree of nodes, which know their lines, and make values of the tree.
     name = short(str(path))
     try:
         text = read_capped(path).decode()
@@ -259,10 +271,13 @@ def _read_mapping(
 
 
 def _explain(error: Exception) -> str:
-    """Return what is wrong in a yaml file, and in which line, to follow the file's name.
+    """Return what is wrong in a yaml file, and in which line, as the rest of a message.
 
-    For example ``, line 3: found unknown escape character``. Errors that have no line begin with
-    ``:``.
+    The caller puts the name of the file before it: ``, line 3: found unknown escape character``.
+    For an error without a line it is only ``: found ...``.
+
+    Args:
+        error: what was raised while the file was read.
     """
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {short(' '.join(str(error).split()))}"
@@ -284,6 +299,7 @@ def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tupl
         node: the node; nothing is yielded for None, the node of an empty file.
         path: keys and list indices that lead to ``node`` itself.
     """
+    # (key or index, node whose line is told, node of the value) of each value directly in the node.
     children: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]

@@ -122,6 +122,7 @@ def _data(args: argparse.Namespace) -> None:
     """
     from recbole_pos.cli.listing import list_datasets, print_dataset
 
+    # ``words`` are those after `data`: none, a name, or "build", a name and files.
     match args.words:
         case []:
             list_datasets(args.data_path)
@@ -456,6 +457,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.study.scoring import score
 
+    # Arguments of the command and of the function have the same names.
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
     files = list_files(args.config_files)
@@ -550,6 +552,7 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
+    # Neighbours are found by the vectors of items, so the data of users need not be read.
     items = read_names(args.allowed)
     exclude = read_names(args.exclude)
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=True)

@@ -38,9 +38,10 @@ _MIN_TEXT_WIDTH = 32  # of the last column, the text, beside the other columns
 
 
 def list_models() -> None:
-    """Print the models that ``recbole-pos run -m`` takes: name, package, and what each is.
+    """Print a table of the models that ``recbole-pos run -m`` takes: name, package, what each is.
 
-    First come the models of this package and custom models, then RecBole's.
+    First come the models of this package and custom models, then RecBole's. What a model is says
+    the first paragraph of the docstring of its class, which ``read_summary`` returns.
     """
     rows = []
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
@@ -91,7 +92,8 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     if model not in list_runnable():
         raise UsageError(explain_unknown(model))
 
-    # A table for each source of options; an option of several sources is only in the first.
+    # A table for each source of options: the model, this package, RecBole. An option of several
+    # sources is only in the first.
     listed: set[str] = set()
     counts_only = model in UNTRAINED  # such as Pop, without options of training by gradients
     for title, defaults, file in _list_option_sources(model, overrides.get("position")):
@@ -111,13 +113,17 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
 
 
 def list_datasets(data_path: str) -> None:
-    """Print the public datasets: counts, papers, source, and whether each is in a folder already.
+    """Print a table of the public datasets that this package can build from their raw files.
+
+    A row has the numbers of users, items and interactions, whether the dataset is built already,
+    the papers that report on it, and where to get its files.
 
     Args:
-        data_path: the folder of datasets.
+        data_path: the folder in which built datasets are looked for.
     """
     from recbole_pos.public.described import read_public_datasets
 
+    # A dataset is here if its file of interactions is; an unknown count is shown as "?".
     rows = []
     columns = ("users", "items", "events")
     for name, dataset in read_public_datasets().items():
@@ -238,9 +244,10 @@ def _read_comments(file: Path) -> dict[str, str]:
 
 
 def _show_default(default: Any) -> str:
-    """Return the default of an option as yaml writes it.
+    """Return the default of an option as text for a table.
 
-    None is shown as ``-``, a mapping without its braces: ``split: LS, order: TO``.
+    None is shown as ``-``, a list as ``[a, b]``, and a mapping without its braces, as
+    ``split: LS, order: TO``.
     """
     if default is None:
         return "-"
@@ -286,7 +293,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
 def _fold_columns(
     columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """Return a table of two columns: the first, and the last with those between as further lines.
+    """Make a table narrower: keep the first column, and write the others into one, line by line.
 
     For columns scheme, place, needs and text, the row ``("kernel", "attention", "times", "A
     kernel.")`` becomes ``kernel`` and a cell of the lines ``A kernel.``, ``place: attention`` and

@@ -26,7 +26,7 @@ _USUAL_FORMAT = warnings.formatwarning  # Python's own, for warnings that are no
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command of ``recbole-pos``.
+    """Run a command of ``recbole-pos``, and turn whatever ends it into an exit code and a message.
 
     Args:
         argv: words of the command line; those of this process when None.
@@ -65,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run_command(words: list[str]) -> None:
     """Parse a command line and run its command.
 
+    Its words are arguments of the command, which argparse knows, and options of the configuration
+    of a run, such as ``--n_heads 2``, which it does not know.
+
     Args:
         words: words of the command line, without the name of the program.
 
@@ -93,6 +96,7 @@ def _run_command(words: list[str]) -> None:
 
         import_named(parse_scalar(args.plugins, "--plugins"))
 
+    # Commands that take options of the configuration are called with them as well.
     if args.configured:
         args.command(args, parse_overrides(options))
     else:
@@ -100,11 +104,11 @@ def _run_command(words: list[str]) -> None:
 
 
 def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
-    """Refuse words that the parser of a command does not know.
+    """Raise a UsageError for words of a command line that mean nothing to the command.
 
     Args:
-        unknown: the words.
-        parser: parser of the command. Of its options the most similar one is suggested.
+        unknown: the words, one or more.
+        parser: parser of the command; its option that is spelt most alike is suggested.
 
     Raises:
         UsageError: always.
@@ -151,9 +155,10 @@ def _report(error: Exception) -> int:
 
 
 def _is_from_custom_code(error: Exception) -> bool:
-    """Return whether an error came through the user's custom code, such as a model.
+    """Return whether an error was raised in, or below, the user's own code, such as a model.
 
-    Without torch no such code can have run, and the check, which imports torch, is not needed.
+    The check imports torch, which takes seconds. If torch has not been imported yet, no model can
+    have run, so the answer is no without the check.
     """
     if "torch" not in sys.modules:
         return False
@@ -163,10 +168,15 @@ def _is_from_custom_code(error: Exception) -> bool:
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:
-    """Return the text of a warning.
+    """Return the text of a warning; Python calls this in place of ``warnings.formatwarning``.
 
-    A warning about a run is one line; others also have their location in the code, as usual. The
-    arguments are those of Python's ``warnings.formatwarning``.
+    A warning of this package about a run is one line. Others also have their place in the code, as
+    usual.
+
+    Args:
+        message: the warning.
+        category: its class.
+        location: file, line number and so on, as Python passes them.
     """
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
@@ -175,7 +185,9 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[threading.Event]:
-    """Let SIGTERM, which containers send, interrupt the block as Ctrl-C does.
+    """Let SIGTERM interrupt a ``with`` block as Ctrl-C does, so that it can save and clean up.
+
+    Containers and schedulers send SIGTERM to end a process, which would die at once.
 
     Yields:
         An event that is set once SIGTERM has come.

@@ -22,7 +22,7 @@ _OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf ar
 
 
 def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
-    """Return a function that converts a word of the command line to a number.
+    """Return a function that converts a word of the command line to a number, for argparse.
 
     Args:
         kind: ``int`` or ``float``.
@@ -31,7 +31,7 @@ def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
     """
 
     def read(text: str) -> Any:
-        """Return the number in a word, or raise argparse's error."""
+        """Return the number in a word; for another word raise the error that argparse reports."""
         try:
             value = kind(text)
         except ValueError:
@@ -89,8 +89,9 @@ class Parser(argparse.ArgumentParser):
         """Add an option for every field of a settings class.
 
         The type of a field decides the option: a flag for ``bool``, which sets the opposite of the
-        default; one or more words for a list; otherwise one word. Help and names are in the
-        metadata of the field.
+        default; one or more words for a list; otherwise one word. The metadata of the field, which
+        ``arguments._arg`` has made, hold the text of ``--help``, the name of the value (metavar),
+        another name (flag), and the group of options of which only one may be given.
 
         Args:
             settings_class: a dataclass, such as ``RunArguments``.
@@ -105,6 +106,7 @@ class Parser(argparse.ArgumentParser):
                 settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
             else:
                 settings |= {"type": _TYPES[kind], "metavar": metavar}
+            # The option may have another name than the field: --quiet sets ``verbose`` to False.
             name = f"--{about.get('flag', field.name)}"
             self.add(Argument((name,), about.get("group"), settings))
 
@@ -115,7 +117,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
-    """Return an argument of a command.
+    """Return an argument of a command, from the way in which its usage is written.
+
+    ``option("--items ITEM...", "names")`` takes one or more words, and ``option("--json", "...")``
+    is a flag.
 
     Args:
         spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
@@ -161,7 +166,7 @@ class Command:
 
     @classmethod
     def register(cls, name: str, *arguments: Argument | type, **settings: bool) -> Callable:
-        """Return a decorator that registers a function as a command.
+        """Return a decorator that registers a function as a command, whose help is its docstring.
 
         Args:
             name: name of the command, as ``run`` or, in a group, ``inspect attention``.
@@ -177,10 +182,12 @@ class Command:
 
 
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
-    """Return the settings of a command from its parsed arguments, with lists as tuples.
+    """Return those of a command's parsed arguments that are fields of a settings class.
+
+    argparse collects several words in a list; the settings, which must not change, have a tuple.
 
     Args:
-        args: the parsed arguments, in which all fields of the class are.
+        args: the parsed arguments, with a value for each field of the class, and others.
         settings_class: a dataclass, such as ``RunArguments``.
     """
     values: dict[str, Any] = {}
@@ -227,10 +234,10 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return options of the configuration, given as ``--key=value``, as a dict.
+    """Return options of a run's configuration, given as ``--key=value``, as a dict.
 
-    Values are read as yaml: ``--topk=[5,10]`` gives a list. A dot leads into a mapping:
-    ``--eval_args.split=...`` is the key ``split`` of the option ``eval_args``.
+    Values are read as yaml. A dot leads into a mapping: ``--topk=[5,10]`` and
+    ``--eval_args.target=last`` give ``{"topk": [5, 10], "eval_args": {"target": "last"}}``.
 
     Args:
         arguments: the options, as :func:`split_options` returns them.
@@ -286,8 +293,9 @@ def read_list(words: list[str] | None, name: str) -> Any:
 def list_files(arguments: list[str]) -> list[str]:
     """Return the files that ``--config_files`` names.
 
-    As in RecBole, one argument may name several files with spaces between them. An argument that is
-    the path of a file stays whole, since a path may have spaces.
+    As in RecBole, one argument may name several files with spaces between them: ``["a.yaml b.yaml",
+    "c.yaml"]`` gives three. An argument that is the path of a file stays whole, since a path may
+    have spaces.
     """
     files: list[str] = []
     for argument in arguments:

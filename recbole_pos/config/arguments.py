@@ -20,6 +20,9 @@ _SMALLEST = 1e-4  # smallest share of a CPU or a GPU that Ray can count
 def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
     """Return a dataclass field that describes one argument of a command.
 
+    The command line is made from these fields: ``_arg(1, "processes (1)", "N")`` in a field
+    ``nproc`` becomes the argument ``--nproc N`` with the default 1.
+
     Args:
         default: its default.
         text: its line of ``--help``.
@@ -35,8 +38,11 @@ def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> A
 def find_kind(argument: Field) -> type:
     """Return the type of an argument's value, for the command line; ``list`` if it takes several.
 
-    The field's own ``kind`` comes first, then the beginning of its annotation (``int | None`` is an
-    int); anything else is text.
+    A ``kind`` in the field's metadata decides. Without one, the annotation is read as text, and the
+    type with which it begins is taken: ``int | None`` gives int. Any other annotation gives str.
+
+    Args:
+        argument: a dataclass field that :func:`_arg` made.
     """
     if argument.metadata.get("kind"):
         return argument.metadata["kind"]
@@ -94,9 +100,15 @@ class ClusterArguments:
 def require_shares(args: ClusterArguments) -> None:
     """Raise a UsageError for numbers of trainings, CPUs or GPUs that Ray cannot provide.
 
-    Ray gives a training whole GPUs, or a fraction of one.
+    Ray, which distributes trainings over machines, gives each whole GPUs (0, 1, 2, ...), or a
+    fraction of one GPU (0.5), but not 1.5.
+
+    Args:
+        args: parsed arguments; None in ``max_concurrent`` and ``gpus_per_trial`` lets this package
+            choose, and is always allowed.
     """
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
+    # One entry for each number: its name, its value, whether it is allowed, and what would be.
     is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
         ("max_concurrent", most, most is None or most >= 1, "1 or more"),

@@ -43,15 +43,17 @@ _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
 
 
 def check_value(location: str, option: Option, value: Any) -> Any:
-    """Check the value of an option by its row of the table, and return it in the row's type.
+    """Check the value of an option by its row of the table of options, and return it in its type.
 
-    Numbers of numpy become Python's, and whole numbers floats where the option is a float. The keys
-    of a mapping such as ``eval_args`` have rows, too, and are checked by them.
+    The table (``options.yaml``) has a row for each option, with the type, bounds and choices of its
+    values. numpy's numbers are returned as Python's, and a whole number as a float where the type
+    is float. The keys of a mapping such as ``eval_args`` have rows of their own, by which their
+    values are checked.
 
     Args:
         location: the file that gave the value, or "configuration"; messages begin with it.
-        option: the row.
-        value: the value.
+        option: the row of the option.
+        value: the value that the user gave.
 
     Raises:
         UsageError: if its type, bounds, length or choices do not allow the value, or a key is
@@ -59,6 +61,7 @@ def check_value(location: str, option: Option, value: Any) -> Any:
     """
     name = f"{location}: {option.name}"
     try:
+        # Type, bounds and length, by pydantic.
         checked = _make_adapter(option).validate_python(to_plain(value))
     except (ValidationError, TypeError):
         raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
@@ -84,16 +87,17 @@ def _make_adapter(option: Option) -> TypeAdapter[Any]:
 
 
 def _make_type(text: str, option: Option) -> Any:
-    """Return the annotation, for pydantic, that stands for a type in words of the table of options.
+    """Turn a type in words, such as ``list of int``, into an annotation that pydantic can check.
 
-    For example ``int or list of int`` with the range [1, 8] becomes a union of an int from 1 to 8
-    and a list of such ints. A bool is no whole number, and text is no number; a tuple may stand for
-    a list.
+    ``int or list of int`` with the range [1, 8] becomes a union of an int from 1 to 8 and a list of
+    such ints. ``Strict`` has pydantic refuse True as a whole number, and text as a number.
 
     Args:
-        text: the type, as the table writes it.
-        option: the row, whose bounds and length hold for every number and list in the type.
+        text: the type, as the table of options writes it.
+        option: the row of the option in that table; its bounds and length hold for every number
+            and list in the type.
     """
+    # "A or B" is a union, and "list of A" and "mapping of A" contain the type A.
     alternatives = text.split(" or ")
     if len(alternatives) > 1:
         return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
@@ -118,10 +122,10 @@ def _make_type(text: str, option: Option) -> Any:
 
 
 def _name_bounds(option: Option) -> dict[str, Any]:
-    """Return the bounds of an option by the names that pydantic has for them.
+    """Return the smallest and largest value of an option as keyword arguments of pydantic's Field.
 
-    The range ``("above 0", 1)`` gives ``{"gt": 0, "le": 1}``, since "above" excludes the bound
-    itself.
+    The range ``("above 0", 1)`` gives ``{"gt": 0, "le": 1}`` (greater than, less or equal), since
+    "above" excludes the bound itself. An empty range gives ``{}``.
     """
     bounds: dict[str, Any] = {}
     for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
@@ -136,17 +140,21 @@ def _name_bounds(option: Option) -> dict[str, Any]:
 
 
 def check_together(config: dict[str, Any], model: str) -> None:
-    """Raise a UsageError if several options of a run contradict each other.
+    """Raise a UsageError if options of a run contradict each other.
 
-    They are those on metrics, sizes, losses and sampling, evaluation, and starting weights.
+    Each option is valid by itself here; what is checked are combinations, such as a loss that the
+    model lacks, or ``lr_scheduler: step`` without ``lr_decay_step``.
 
     Args:
         config: all options of the run.
         model: name of its model.
     """
+    # Checks that other functions make, too.
     _check_metrics(config)
     check_sizes(config, model)
 
+    # The losses that this model may have, and whether negatives (items to contrast with the
+    # target) are sampled for it.
     loss = config.get("loss_type", "CE")
     is_ours = is_on_our_base(model)  # a model of the plugin, or a custom one that extends its base
     losses = LOSSES if is_ours else ("CE", "BPR")
@@ -156,6 +164,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     mode = config["eval_args"]["mode"]
     modes = mode.values() if isinstance(mode, dict) else [mode]
 
+    # Options by which training starts from the weights of a former run.
     start_keys = ("init_from", "train_only", "update_from")
     given_starts = [key for key in start_keys if config[key] is not None]
     histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
@@ -213,9 +222,11 @@ def check_together(config: dict[str, Any], model: str) -> None:
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
     """Raise a UsageError if attention heads cannot have equal parts of the hidden size.
 
+    A hidden size of 64 suits 2 heads of size 32, but not 3.
+
     Args:
-        config: options by name; a size that it lacks is not checked.
-        model: name of the model.
+        config: option -> value; a size that is missing is not checked.
+        model: name of the model; some give every head the whole size, and are not checked.
     """
     heads = config.get("n_heads")
     for size in _SIZES:
@@ -227,8 +238,9 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
 def check_negatives(config: dict[str, Any], model: str) -> None:
     """Raise a UsageError if negative sampling does not suit the loss.
 
-    A pairwise loss needs negatives (``train_neg_sample_args``), and a loss that draws its negatives
-    itself must not get any.
+    Negatives are items that the user did not choose, with which the target is compared. RecBole
+    samples them if ``train_neg_sample_args`` says so. A pairwise loss such as BPR needs them; a
+    loss of this package that draws its own must not get RecBole's.
 
     Args:
         config: all options of the run, with ``MODEL_INPUT_TYPE`` (pairwise or pointwise), which
@@ -250,12 +262,14 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
 
 
 def _check_metrics(config: dict[str, Any]) -> None:
-    """Raise a UsageError for a metric that does not rank items, or a ``valid_metric`` not computed.
+    """Raise a UsageError if ``metrics`` or ``valid_metric`` has a metric that cannot be computed.
+
+    ``metrics: [NDCG]`` and ``topk: [5, 10]`` give NDCG@5 and NDCG@10. ``valid_metric``, by which
+    early stopping decides, must be one of these; and all must be metrics of rankings, since labels
+    (click or no click), which some others need, do not exist here.
 
     Args:
-        config: all options of the run. A metric such as NDCG stands in ``metrics``, its cutoffs in
-            ``topk``, and ``valid_metric``, which early stopping goes by, is one of them:
-            ``NDCG@10``.
+        config: all options of the run.
     """
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in as_list(config["metrics"]):
@@ -267,6 +281,8 @@ def _check_metrics(config: dict[str, Any]) -> None:
             if name in metric_types:
                 hint = ", which needs labels; here items are ranked"
             raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
+
+    # Names are compared in lower case, as RecBole does.
 
     computed = list_metrics(config)
     if config["valid_metric"].lower() not in [name.lower() for name in computed]:

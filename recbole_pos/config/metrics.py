@@ -81,9 +81,12 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 def add_metric(name: str, metric: CustomMetric) -> None:
     """Make a user's metric known to RecBole's evaluator, as one of its own.
 
+    RecBole looks up the class of a metric by its name, so a subclass of ``_EvaluatedFunction``,
+    which calls the user's function, is entered into RecBole's tables under this name.
+
     Args:
         name: its name, in whatever case; options may write it in any.
-        metric: the function, and what is known of it.
+        metric: the user's function, whether more is better, and the module that registers it.
 
     Raises:
         UsageError: if the name is no identifier, or that of a metric of RecBole's.
@@ -115,8 +118,8 @@ def add_metric(name: str, metric: CustomMetric) -> None:
 def has_cutoff(name: str) -> bool:
     """Return whether a metric has a value for each cutoff (``topk``), such as ``NDCG@10``.
 
-    RecBole's ranking metrics have one, except GAUC; a user's metric if its function asks for
-    ``lists`` or ``k``.
+    All of RecBole's ranking metrics do, except GAUC. A metric that a user has registered does if
+    its function has an argument ``lists`` or ``k``, since only these depend on the cutoff.
     """
     metric = CUSTOM.get(name.lower())
     if metric is None:

@@ -92,9 +92,10 @@ def _read_row(name: str, row: dict[str, Any]) -> Option:
 
 
 def _group_inner() -> dict[str, dict[str, Option]]:
-    """Return the rows of options that are keys of another option, grouped by that option.
+    """Return the rows of the table of options whose names have a dot, grouped by what precedes it.
 
-    The row ``eval_args.target`` gives ``{"eval_args": {"target": row}}``.
+    The value of ``eval_args`` is a mapping, and the row ``eval_args.target`` describes its key
+    ``target``. It is returned as ``{"eval_args": {"target": row}}``.
     """
     groups: dict[str, dict[str, Option]] = {}
     for name, option in OPTIONS.items():
@@ -137,10 +138,14 @@ def make_custom_option(name: str, default: Any) -> Option:
 
 
 def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options, with the keys of mappings as options of their own beside them.
+    """Return a copy of options in which the keys of mappings are options of their own, too.
 
-    ``{"eval_args": {"target": "last"}}`` gives this and ``eval_args.target``, and so on for each
-    key that has a row in the table. A key that the mapping lacks gets the default of its row.
+    ``{"eval_args": {"target": "last"}}`` gives ``{"eval_args": {"target": "last"},
+    "eval_args.target": "last", "eval_args.mode": ..., ...}``: one more entry for each key that has
+    a row in the table of options. A key that the mapping lacks gets the default of its row.
+
+    Args:
+        options: option -> value.
     """
     flat = dict(options)
     for key, value in options.items():
@@ -150,13 +155,16 @@ def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> str | None:
-    """Return the first condition that an option needs to be read and that a run does not meet.
+    """Return why an option has no effect in a run: the first of its conditions that is not met.
+
+    A row of the table of options may have conditions (``only``) under which the option is read at
+    all. All must be met; of a condition with the word "or" between alternatives, one suffices.
 
     Args:
-        name: name of the option. All conditions of its row (``only``) must be met; one with `` or
-            `` in it is met by any of its alternatives.
-        config: all options of the run, from :func:`flatten_options`.
-        kinds: the kinds of models to which the model belongs, as the conditions name them.
+        name: name of the option.
+        config: all options of the run, from :func:`flatten_options`, which adds the keys of
+            mappings.
+        kinds: the kinds of models to which the model belongs, such as "custom models".
 
     Returns:
         The condition in words that can follow "only" in a message, such as ``with fusion: early``,
@@ -172,7 +180,9 @@ def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> 
 
 
 def _is_met(condition: str, config: Mapping[str, Any], kinds: Collection[str]) -> bool:
-    """Return whether a run meets one condition of the table of options.
+    """Return whether a run meets one condition under which an option has an effect.
+
+    A condition has one of these forms:
 
     - ``fusion: early effective``: the option has one of these values, or a list that contains one.
     - ``time_base``: the option has a value other than empty, 0 and False.
@@ -182,13 +192,14 @@ def _is_met(condition: str, config: Mapping[str, Any], kinds: Collection[str]) -
     A condition on an option that the run does not have counts as met.
 
     Args:
-        condition: one of these forms.
-        config: all options of the run.
-        kinds: the kinds of models to which the model belongs.
+        condition: the condition.
+        config: option -> value, of the run.
+        kinds: the kinds of models to which the model belongs, such as "custom models".
     """
     if condition.startswith("by "):
         return condition.removeprefix("by ") in kinds
 
+    # Split "fusion: early effective" into the option and its values; "time_base" has no values.
     is_negated = condition.startswith("not ")
     key, _, values = condition.removeprefix("not ").partition(": ")
     if key not in config:

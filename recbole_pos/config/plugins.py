@@ -30,12 +30,14 @@ _allowed: set[str] = set()  # modules that may be imported from the working dire
 
 
 def allow(plugins: Any) -> None:
-    """Let modules of the option ``plugins`` be imported from the working directory from now on.
+    """Let these modules be imported from the working directory from now on.
 
-    Only for what the user's own command or code names, never for what a file names.
+    It is called for modules that the user's own command or code names. Those that only a file names
+    are not allowed, since the file may be a stranger's, and importing a module runs its code.
 
     Args:
-        plugins: one name or several. A wrong value is ignored here, and refused by the import.
+        plugins: one name of a module or several, as in the option ``plugins``. A value of another
+            kind is ignored here; :func:`import_plugins` refuses it.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or ()
     if isinstance(names, (list, tuple)):
@@ -46,10 +48,10 @@ def import_named(plugins: Any) -> list[str]:
     """Import the modules that a command names with ``--plugins``, also from the working directory.
 
     Args:
-        plugins: one name or several.
+        plugins: one name or several; None for none.
 
     Returns:
-        The names.
+        The names as a list.
 
     Raises:
         UsageError: as of :func:`import_plugins`.
@@ -59,16 +61,16 @@ def import_named(plugins: Any) -> list[str]:
 
 
 def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[str]:
-    """Import the modules that the option ``plugins`` names, which register models and the like.
+    """Import the modules that the option ``plugins`` names; they register custom models and such.
 
     Args:
-        plugins: one name or several; None for none.
+        plugins: one name of a module or several; None for none.
         location: file or argument that gave the option, with which messages begin.
-        may_miss: whether a module may be missing, since what it would register is registered
-            already.
+        may_miss: whether a module that does not exist is skipped. The caller sets it if everything
+            that the modules would register is registered already, as in a notebook.
 
     Returns:
-        The names.
+        The names as a list.
 
     Raises:
         UsageError: for a value of another kind, or a module that cannot be imported.
@@ -101,11 +103,13 @@ def _is_module_name(name: Any) -> bool:
 
 
 def _import(name: str) -> None:
-    """Import a module, and let it be in the working directory only if the user has allowed it.
+    """Import a module; search the working directory for it only if :func:`allow` was called for it.
 
-    Modules that a file names are not searched there, since it may be a stranger's folder.
+    Importing runs code. A module that only a file names, and not the user, must therefore not come
+    from the working directory, which may be a stranger's folder.
     """
     if name not in _allowed:
+        # Python may have put the working directory on its path; leave it out meanwhile.
         with without_working_directory():
             importlib.import_module(name)
         return
@@ -120,10 +124,11 @@ def _import(name: str) -> None:
 
 
 def _explain_missing(name: str) -> str:
-    """Return what to do about a module that does not exist, for the end of a message.
+    """Return the end of a message about a module that does not exist: what the user can do.
 
-    The advice differs for modules that the user's command names, for which the working directory
-    was searched, and those that a file names, for which it was not.
+    For a module that the user's own command names, the working directory was searched, so the user
+    may be in the wrong folder. For one that only a file names it was not searched, so the user may
+    have to name the module in the command.
     """
     advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
@@ -139,12 +144,14 @@ def _explain_missing(name: str) -> str:
 
 
 def take_model(name: str, modules: Iterable[str]) -> None:
-    """Register the class of a model if a module that ``plugins`` names defines it unregistered.
+    """Register a model whose class a module of the option ``plugins`` has not registered itself.
+
+    So a module needs no call of ``register_model``, only a class of the model's name.
 
     Args:
-        name: name of the model, and of its class. Nothing happens if it is registered, or no module
-            has a class of this name.
-        modules: names of imported modules.
+        name: name of the model, and of its class. Nothing happens if it is registered already, or
+            if no module has a class of this name.
+        modules: names of modules, which are imported already.
     """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)
@@ -153,9 +160,10 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 
 
 def find_search_folder(module: str) -> str | None:
-    """Return the entry of ``sys.path`` from which a module was imported, or None if it is unknown.
+    """Return the folder that must be on ``sys.path`` for a module to be found.
 
-    For ``package.module`` it is the folder that contains ``package``.
+    For ``package.module`` it is the folder that contains ``package``. It is None if the module has
+    not been imported, or has no file.
     """
     top = sys.modules.get(module.partition(".")[0])
     folders = list(getattr(top, "__path__", []))  # of a package
@@ -166,12 +174,16 @@ def find_search_folder(module: str) -> str | None:
 def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[str]:
     """Return the modules that another process must import to know a model, its schemes and metrics.
 
-    Only what users have registered has such a module.
+    What users have registered is unknown to a new process until the module that registers it is
+    imported. What is built in needs none, nor has one what was registered in a notebook.
 
     Args:
         model: name of the model.
-        schemes: names of its position schemes.
-        metrics: one name of a metric or several.
+        schemes: names of its position schemes (ways to tell a model where in time events are).
+        metrics: one name of a metric or several; None for none.
+
+    Returns:
+        Names of modules, each once.
     """
     names = [metrics] if isinstance(metrics, str) else metrics or ()
     entries: list[Any] = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
@@ -180,11 +192,12 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
 
 
 def pack(model: str) -> bytes:
-    """Pickle what only this process knows of models, schemes and metrics, for its child processes.
+    """Return, as bytes, the custom models, schemes and metrics that child processes have to know.
 
-    Classes and functions of a script or a notebook are pickled by value (cloudpickle), since no
-    process can import them. Of modules only the names are sent: those that :func:`allow` has got,
-    and those that registered something, with the folder that each was found in.
+    A class or function of a script or notebook is pickled with its code (by cloudpickle), since no
+    other process can import it. Of a module only the name is sent, with the folder in which it was
+    found; the child imports it. Sent are modules that registered something, and those that the user
+    has allowed to be in the working directory (:func:`allow`).
 
     Args:
         model: name of the model that the other processes will train.
@@ -232,6 +245,8 @@ def unpack(packed: bytes) -> None:
         return
     folders, models, schemes, metrics = pickle.loads(packed)
     _allowed.update(folders)
+
+    # Make modules findable here that the other process found in a folder of its own path.
 
     for module, folder in folders.items():
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:

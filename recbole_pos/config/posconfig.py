@@ -75,13 +75,14 @@ _KEYWORDS = {  # of run, compare and search, which a misspelt option may be mean
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of two sources together.
+    """Return the options of two sources together; where both have an option, ``high`` wins.
 
-    ``eval_args`` is a mapping, and merged key by key; of any other option one value is taken.
+    Only ``eval_args``, a mapping, is merged key by key: ``{"split": a, "mode": b}`` and
+    ``{"mode": c}`` give ``{"split": a, "mode": c}``.
 
     Args:
-        low: options of the source that comes first.
-        high: options that win over them.
+        low: option -> value, of the source with lower priority.
+        high: option -> value, of the source with higher priority.
     """
     merged = {**low, **high}
     low_args, high_args = low.get("eval_args"), high.get("eval_args")
@@ -130,7 +131,15 @@ class PosConfig(Config):
         config_dict: dict[str, Any] | None = None,
         strict: bool = True,
     ) -> None:
-        """Gather and check the options; see the class for the arguments and attributes."""
+        """Gather the options of a run from files and the call, and check them.
+
+        Args:
+            model: name or class of the model; None to read it from a file.
+            dataset: name of the dataset; None to read it from a file.
+            config_file_list: paths of yaml files, or names of presets.
+            config_dict: options of the call, which win over those of files.
+            strict: whether a given option that has no effect in this run is an error.
+        """
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
@@ -151,7 +160,10 @@ class PosConfig(Config):
     ) -> None:
         """Do what RecBole's ``Config.__init__`` does, with the plugin's sources and checks.
 
-        RecBole's own would read ``sys.argv``, and evaluate text as Python.
+        RecBole's own, which is not called, would read options from ``sys.argv``, and evaluate text
+        as Python. Its methods are called one by one instead. ``internal_config_dict`` are RecBole's
+        name for defaults, ``external_config_dict`` for options that are given, and
+        ``final_config_dict`` for both together.
 
         Args:
             model: name or class of the model; None to read it from a file.
@@ -230,12 +242,16 @@ class PosConfig(Config):
     # --- where options come from ---
 
     def _import_plugins(self, model: str | None) -> list[str]:
-        """Import the modules that any source names under ``plugins``, and return their names.
+        """Import the modules that config files or the call name under ``plugins``.
 
-        After that, models and position schemes that they register can be looked up by name.
+        Their import registers custom models and position schemes, which can then be looked up by
+        name.
 
         Args:
-            model: name of the model in the call, if it has one.
+            model: name of the model in the call; None if it stands in a file.
+
+        Returns:
+            Names of the modules.
         """
         # Collect the names of models and schemes that the sources mention.
         sources = [*self.files, (_NO_FILE, self._call_options)]
@@ -258,11 +274,13 @@ class PosConfig(Config):
         return modules
 
     def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the parts of all config files that hold for every run or for one of the names.
+        """Return the parts of all config files whose options this run takes.
+
+        A file has options for every run and, under ``for``, options for runs with a certain model
+        or position scheme, such as ``for: {SASRec: {n_heads: 1}}``.
 
         Args:
-            names: the model of the run and its position schemes, which parts under ``for`` may
-                name.
+            names: the model of the run and its position schemes.
 
         Returns:
             (place in a file, options) of each part; later ones win over earlier ones.
@@ -270,11 +288,11 @@ class PosConfig(Config):
         return [part for file, text in self.files for part in select_parts(text, names, file)]
 
     def _merge_user_options(self, *names: str) -> dict[str, Any]:
-        """Return all options that files and the call give, without defaults.
+        """Return option -> value, of all options that files and the call give, without defaults.
 
         Args:
-            names: the model of the run and its position schemes; without them, parts under ``for``
-                in a file are left out.
+            names: the model of the run and its position schemes. A file may have options for some
+                models or schemes only (under ``for``), which hold if they are among these names.
         """
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
@@ -287,6 +305,9 @@ class PosConfig(Config):
         Args:
             model: name of the model in the call, if it has one.
             dataset: name of the dataset in the call, or its folder; it may be missing, too.
+
+        Returns:
+            The name of the model, and that of the dataset.
 
         Raises:
             UsageError: if one is given nowhere.
@@ -304,9 +325,10 @@ class PosConfig(Config):
         return str(model), name
 
     def _read_dataset_file(self) -> None:
-        """Put the dataset's yaml file, if there is one, before all other config files.
+        """Read ``<dataset>.yaml`` in the dataset's folder, as a config file of lowest priority.
 
-        The facts on a public dataset in it, such as its number of users, go to ``self.public``.
+        Under ``public`` it may have facts on a public dataset, such as its number of users, which
+        are no options; they go to ``self.public``. Nothing happens if there is no such file.
 
         Raises:
             UsageError: if the file names plugins. A dataset may come from a stranger, and must not
@@ -335,10 +357,11 @@ class PosConfig(Config):
         raise UsageError(location + explain_unknown(self.model))
 
     def _merge_defaults(self) -> dict[str, Any]:
-        """Return the value of every option: what is given, and the defaults of the others.
+        """Return option -> value, of all options: what is given, and the defaults of the others.
 
-        Three defaults depend on other options: no negatives under cross-entropy, the number of
-        windows in a batch, and the columns to read, which include the time.
+        Three defaults depend on other options. Under cross-entropy no negatives (items to contrast
+        with the target) are sampled; a batch of some models is counted in windows (a piece of a
+        user's history with all its targets); and the columns to read include the time.
         """
         external = self.external_config_dict
         final = {**self.internal_config_dict, **external}
@@ -361,8 +384,8 @@ class PosConfig(Config):
     def _set_default_parameters(self) -> None:
         """Let RecBole derive values, then set ``data_path`` to the folder of the dataset itself.
 
-        A dataset that is not below ``data_path``, such as ml-100k, is looked for in RecBole's
-        wheel; RecBole by itself would take the wheel's ml-100k in any case.
+        The installed RecBole comes with the dataset ml-100k. RecBole always takes that one; here
+        one of the user's own below ``data_path`` comes first.
         """
         base = Path(str(self.final_config_dict["data_path"]))  # before RecBole changes it
         super()._set_default_parameters()
@@ -382,11 +405,14 @@ class PosConfig(Config):
     def _check_user_options(self) -> None:
         """Refuse unknown keys and wrong values of options that are given.
 
-        Values are replaced by what :func:`check_value` returns, such as a float for a whole number.
+        :func:`check_value` checks a value by the row of its option in the table of options, and
+        returns it in the type of that row (a float for a whole number), which replaces it.
 
         Raises:
             UsageError: naming the file and the option.
         """
+        # The defaults of a custom model are its author's, and are checked too. Options that only
+        # custom classes have (``self.free``) may hold anything.
         defaults = self.internal_config_dict
         if self.model in ADDED:
             for key, value in own_defaults(self.model).items():
@@ -439,9 +465,10 @@ class PosConfig(Config):
         )
 
     def _find_run_files(self) -> list[str]:
-        """Return the config files that a run wrote and not a person: they have most of the options.
+        """Return those of the config files that are the config.yaml of a former run.
 
-        A run writes every option into its config.yaml, a person only some.
+        A run writes every option into its config.yaml, and a person only some into a file; so a
+        file with more than half of all options is taken for that of a run.
         """
         defaults = self.internal_config_dict
         counts = {str(file): len(defaults.keys() & content) for file, content in self.files}
@@ -450,9 +477,10 @@ class PosConfig(Config):
     def _check_final(self) -> None:
         """Check options against each other, and set ``plain``, the options that repeat this run.
 
-        This happens before RecBole derives values. In ``plain``, paths are absolute, so that the
-        run can be repeated from another working directory.
+        This happens before RecBole derives values such as the device. In ``plain``, paths are
+        absolute, so that the run can be repeated from another working directory.
         """
+        # What options mean that only custom classes have (``free``) is not known here.
         final = self.final_config_dict
         shared = {key: value for key, value in final.items() if key not in self.free}
         check_together(shared, self.model)
@@ -467,11 +495,11 @@ class PosConfig(Config):
             self._refuse_unread()
 
     def _refuse_unread(self) -> None:
-        """Raise an UnknownKey for an option that the user gave although nothing reads it here.
+        """Raise an UnknownKey for an option that the user gave although it has no effect here.
 
-        Such as ``fusion`` with a position scheme that has none. Options from the dataset's file, a
-        preset or a part under ``for`` are not refused, since they are meant for several models, nor
-        is an option with its default value.
+        An example is ``fusion`` with a position scheme that fuses nothing. Not refused is an option
+        with its default value, and one from the dataset's file, a preset or a part of a file for
+        certain models (under ``for``), since these are written for several models.
         """
         # Gather what conditions are about. A key within an option is called ``eval_args.target``.
         schemes = list_positions(self.plain.get("position"), self.model)
@@ -481,6 +509,8 @@ class PosConfig(Config):
         config = flatten_options(self.plain)
         config["mask_history"] = masks_history(self.final_config_dict)
 
+        # Take each option that the user gave with another value than its default, and find why
+        # nothing reads it: the model does not, or a condition of its row is not met.
         for name, value in config.items():
             key = name.partition(".")[0]
             location = self.sources.get(key, _NO_FILE)
@@ -499,9 +529,10 @@ class PosConfig(Config):
 
     @property
     def expected_counts(self) -> dict[str, int]:
-        """Numbers of users, items and interactions that a public dataset must have, by name.
+        """Numbers that a public dataset must have, such as ``{"users": 943, "items": 1682}``.
 
-        Empty for other datasets, and where the run filters otherwise than the dataset's yaml.
+        Empty for other datasets, and for a run whose filters (such as a smallest number of
+        interactions) are not those in the dataset's yaml, to which the numbers belong.
         """
         defaults = {**self.internal_config_dict, **self.public}
         has_its_filters = all(self[key] == defaults.get(key) for key in FILTERS)
@@ -509,16 +540,18 @@ class PosConfig(Config):
 
 
 def to_plain_options(config: Config) -> dict[str, Any]:
-    """Return plain options from which PosConfig makes the same configuration again.
+    """Return option -> plain value, from which PosConfig makes the same configuration again.
 
-    For a Config of RecBole's, ``data_path`` becomes the parent of the dataset's folder, and keys
-    that no option has are left out.
+    A PosConfig has kept them. Of a Config of RecBole's they are gathered: without values that
+    RecBole has derived, and with the parent of the dataset's folder as ``data_path``, since
+    RecBole has added the dataset's name to that.
 
     Args:
         config: a PosConfig, or a Config that RecBole's own functions have made.
     """
     if isinstance(config, PosConfig):
         return config.plain
+    # RecBole keeps defaults and given options apart, beside the values that it derives from them.
     defaults = config.internal_config_dict
     options = {**defaults, **config.external_config_dict}
     plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}

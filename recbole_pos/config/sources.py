@@ -32,7 +32,10 @@ _OUTSIDE = {"model", "dataset", "plugins", FOR}
 
 
 def own_defaults(model: str) -> dict[str, Any]:
-    """Return the defaults of a model's options, from the plugin's yaml or from its registration.
+    """Return the defaults of a model's own options.
+
+    Those of a model of this package stand in its yaml file; a custom model was registered with
+    them. ``TABLES`` are the registries (name -> class) of both.
 
     Returns:
         option -> default; ``{}`` for RecBole's models, whose defaults are RecBole's.
@@ -44,15 +47,20 @@ def own_defaults(model: str) -> dict[str, Any]:
 def plugin_defaults(
     model: str, position: str | Iterable[str] | None = None, loss_type: str | None = None
 ) -> dict[str, Any]:
-    """Return the defaults that the plugin has for a run of a model, without RecBole's.
+    """Return the defaults that this package has for a run of a model, without RecBole's.
 
-    Later sources win: options for every model, position schemes, the loss, the model.
+    They come from four sources, of which a later one wins: options for every model, for each
+    position scheme (a way to tell the model where in a history an interaction is), for the loss,
+    and for the model.
 
     Args:
         model: name of the model.
         position: names of the position schemes of the run; the model's own if None. A model without
             the option ``position`` takes no schemes.
         loss_type: the loss of the run; the model's own if None.
+
+    Returns:
+        option -> default.
     """
     model_defaults = own_defaults(model)
     defaults = read_overall_defaults()
@@ -78,8 +86,8 @@ def plugin_defaults(
 def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, Any]) -> None:
     """Raise a UsageError if a custom scheme has an option that others read with another default.
 
-    Its default would change theirs: an ``initializer_range`` of a custom scheme would also hold for
-    the model.
+    All options of a run are in one mapping, so its default would change theirs: an
+    ``initializer_range`` of 1 in a custom scheme would also hold for the model.
 
     Args:
         name: name of the custom position scheme.
@@ -96,9 +104,10 @@ def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, A
 
 
 def describe_readers(option: str) -> str:
-    """Return which position schemes, losses or models of the plugin read an option, for a message.
+    """Return which position schemes, losses or models of this package read an option.
 
-    For example ``it is read with position: rope, t5``; empty if none reads it.
+    The text is for a message: ``it is read with position: rope, t5``. Schemes are looked at first,
+    then losses, then models. It is empty if none of them reads the option.
     """
     schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
     if schemes:
@@ -123,13 +132,17 @@ def starts_from_runs(model: str) -> bool:
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
-    """Return the options that only a custom model or custom schemes have; they may hold anything.
+    """Return the options that only a custom model or custom position schemes have.
 
-    An option that the plugin or RecBole has too is not among them, and is checked as usual.
+    This package does not know what they mean, so their values are not checked. An option that this
+    package or RecBole has, too, is not among them.
 
     Args:
         model: name of the model.
         schemes: names of its position schemes.
+
+    Returns:
+        Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
     free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
     shared = {"position"}  # options that the plugin or RecBole has, too
@@ -154,8 +167,12 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
 def add_time_field(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the option ``load_col``, with the time field added to RecBole's default of it.
 
-    ``load_col`` says which columns of the files are read. RecBole's default is user and item only,
-    and position-aware models need the time. A value that the user gives is returned as it is.
+    ``load_col`` says which columns of the files are read, as ``{"inter": ["user_id", ...]}``.
+    RecBole's default is user and item only, and position-aware models need the time. A value that
+    the user gives is returned as it is.
+
+    Args:
+        config: option -> value, with ``load_col`` and the names of the three fields.
     """
     load_col = config.get("load_col")
     is_default = load_col == {"inter": ["user_id", "item_id"]}
@@ -195,9 +212,9 @@ def select_parts(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the parts of a config file that a run reads, each with its place in the file.
 
-    The first part has the options for all models; the others stand under ``for`` with names of
-    models or position schemes, one of which is the run's. Of two parts with the same option, the
-    later wins.
+    The first part has the options for all models. A file may have others under ``for``, as in
+    ``for: {"SASRec, GRU4Rec": {n_heads: 1}}``, of which a run reads those whose title names its
+    model or one of its position schemes. Of two parts with the same option, the later wins.
 
     Args:
         content: the mapping in the file.
@@ -210,6 +227,7 @@ def select_parts(
     Raises:
         UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
+    # ``_split_by_title`` yields title, names in it and options of each part under ``for``.
     parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
@@ -225,6 +243,8 @@ def select_parts(
 
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
     """Return which parts under ``for`` in a config file are for position schemes and not a model.
+
+    ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names ``rope``.
 
     Args:
         content: the mapping in the file.
@@ -286,6 +306,7 @@ def _split_by_title(
             f"{{SASRec: {{n_heads: 1}}}}, found {shown(by_title)}"
         )
 
+    # A title has one name or several with commas between them; each must exist.
     allowed = [*SCHEMES, *list_runnable()]
     parts = []
     for title, options in by_title.items():

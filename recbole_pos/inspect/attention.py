@@ -31,7 +31,8 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
     """Draw the attention weights of a trained model as attention.png in its run folder.
 
     A panel for each layer and head has the weights between the newest interactions, averaged over
-    the histories of the test targets, or of the validation targets if there are none.
+    many histories: those before the test targets (the held-out items to predict), or before the
+    validation targets if there are none of the test.
 
     Args:
         path: the run folder.
@@ -57,10 +58,13 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
 
 
 def find_attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """Return the attention layers of a model in which no interaction reads a later one, in order.
+    """Return the causal attention layers of a model, the first one first.
+
+    Causal means that no interaction of a history reads a later one. Only layers of this package
+    count, since only their weights can be read.
 
     Raises:
-        UsageError: if the model has none of the plugin's.
+        UsageError: if the model has no such layer.
     """
     modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     layers = [module for module in modules if module.causal]
@@ -99,12 +103,13 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
 def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch) -> Tensor:
     """Return the attention weights of a scheme that weighs interactions by their positions only.
 
-    Its matrix has the newest interaction in the last row and column, for histories of all lengths.
-    Of a width of 3, a history of 2 interactions reads the last two rows and columns, [1, 2].
+    The scheme has one matrix for histories of all lengths, with the newest interaction in the last
+    row and column. If it is 3 wide, a history of 2 interactions uses its last two rows and columns,
+    1 and 2, which are moved to 0 and 1 here.
 
     Args:
-        scheme: the position scheme.
-        batch: the histories.
+        scheme: the position scheme, which replaces a layer's attention.
+        batch: b histories of at most t interactions.
 
     Returns:
         [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history.
@@ -127,17 +132,19 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
 def iterate_attention(
     model: PosRecommender, loader: Any, rows: np.ndarray
 ) -> Iterator[tuple[list[Tensor], SequenceBatch]]:
-    """Yield the attention weights of a model after histories of a loader, batch by batch.
+    """Yield the attention weights of a model for histories of a loader, batch by batch.
 
     Args:
         model: the model.
         loader: RecBole's loader of validation or test rows, each of which is a history.
-        rows: [n] numbers of the rows to read; the longest histories come first.
+        rows: [n] numbers of the rows to read. They are read in another order, the longest histories
+            first, so that histories of a batch are about equally long.
 
     Yields:
-        The weights of every layer as :func:`compute_attention_weights` returns them, and the
-        packed histories of the batch, which have times if the rows have them.
+        The weights of every layer, [b, h, t, t] by history, head, query and key; and the histories
+        of the batch, packed, that is one after the other without padding between them.
     """
+    # How many weights of one layer fit into memory, and the order in which rows are read.
     layers = find_attention_layers(model)
     first_layer = layers[0]
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
@@ -163,6 +170,8 @@ def compute_layer_inputs(
     model: PosRecommender, layers: Sequence[nn.Module], rows: Interaction
 ) -> list[tuple[Tensor, SequenceBatch]]:
     """Return what each of some layers gets as its input while a model encodes histories.
+
+    The model runs once, and hooks of torch note the arguments with which each layer is called.
 
     Args:
         model: the model.
@@ -212,12 +221,14 @@ def average_attention(
     # Sum up the weights between the newest interactions of each history.
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, batch in iterate_attention(model, loader, rows):
-        # [b, newest] positions of the newest interactions from the start of each history
+        # [b, newest] positions of the newest interactions from the start of each history: of
+        # lengths [5, 3] and the newest 2, [[3, 4], [1, 2]].
         index = batch.lengths[:, None] - newest + torch.arange(newest, device=batch.lengths.device)
         row = torch.arange(len(index), device=index.device)[:, None, None]
         for layer, by_head in enumerate(weights):
             by_key = by_head.transpose(1, 2)  # [b, t, h, t]
             totals[layer] += by_key[row, index[:, :, None], :, index[:, None, :]].sum(0)
+    # Indexing has put the heads last, [newest, newest, h]; they come first in the result.
     means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
 
     histories, longest = f"{len(rows):,} histories", lengths.max()

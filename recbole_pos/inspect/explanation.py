@@ -16,12 +16,14 @@ MAX_NUMBERS = 400  # cells that show the change of rank
 
 
 def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -> Path:
-    """Draw by how much the score of each item falls without each past interaction.
+    """Draw why items are recommended: a cell for each item and past interaction of the user.
 
-    If there is room, a cell shows by how many ranks the item falls; below 0, it rises.
+    Its colour shows by how much the score of the item falls if the interaction is left out of the
+    history. If there is room, a number shows by how many ranks the item falls; below 0, it rises.
 
     Args:
-        effects: table that ``Recommender.explain`` returns.
+        effects: table that ``Recommender.explain`` returns: a row for each recommended item and
+            past interaction.
         file: path to write to, such as ``because.png``; it is returned.
         title: title of the picture, such as whose history it is.
 

@@ -88,7 +88,7 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
 
 
 def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return the colours that heat maps of several matrices share.
+    """Return colours for the heat maps of several matrices, on one scale.
 
     Returns:
         Arguments of matplotlib's ``imshow``: shades of blue from 0 to the largest value, or, if a
@@ -128,6 +128,7 @@ def draw_maps(
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
 
+    # One scale of colours for all panels.
     style = choose_colors([matrix for _, matrix in panels])
     font_size = 10 if inches > 2.2 else 8
     image: Any = None
@@ -135,6 +136,7 @@ def draw_maps(
     # The last row may have more places than panels; those stay empty.
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
+    # Draw each matrix. Only panels at the left and at the bottom have labels.
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
         n = len(matrix)
         extent = (0.5 - n, 0.5, 0.5, 0.5 - n)  # cells from 1 - n to 0, the newest, on both axes

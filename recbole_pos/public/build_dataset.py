@@ -41,6 +41,10 @@ def build(
 ) -> Path:
     """Make a public dataset from its raw files; the same files give the same bytes.
 
+    A recipe reads the raw files as tables, ``convert`` writes these as RecBole's atomic files (text
+    files with a typed header), and the numbers of users, items and interactions are compared with
+    the published ones.
+
     Args:
         name: name of the public dataset.
         files: its raw files, in the order of ``PublicDataset.files``.
@@ -58,7 +62,7 @@ def build(
     reporter = Reporter(verbose)
     folder = Path(data_path) / name
     paths = [Path(file) for file in files]
-    _require_files(public, paths)
+    _require_files(public, paths)  # all are given, and exist
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
@@ -124,7 +128,7 @@ def _require_files(public: PublicDataset, files: list[Path]) -> None:
 
 
 def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> Tables:
-    """Return the tables that a dataset's recipe reads from its raw files.
+    """Read the raw files of a dataset by its recipe, the function that knows their format.
 
     A file whose checksum is not the published one is reported, and read all the same: its source
     may have a new edition.
@@ -134,9 +138,13 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
         files: paths of its raw files, in the order of ``public.files``.
         reporter: where to report progress.
 
+    Returns:
+        Frames of interactions and, where the dataset has them, of items and users.
+
     Raises:
         UsageError: if a file cannot be read.
     """
+    # Compare the checksums of those files of which the source has published one.
     for name, file in zip(public.files, files, strict=True):
         expected = public.md5.get(name)
         digest = None if expected is None else digest_file(file, "md5")

@@ -49,7 +49,10 @@ class PublicDataset:
 
 
 def read_public_datasets() -> dict[str, PublicDataset]:
-    """Return the public datasets that the package describes, by name."""
+    """Return name -> description of each public dataset that the package can build.
+
+    They are the yaml files in ``dataset/`` that have a key ``public``.
+    """
     datasets = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):
         description: dict[str, Any] | None = read_yaml(file).get("public")
@@ -59,7 +62,10 @@ def read_public_datasets() -> dict[str, PublicDataset]:
 
 
 def find_public_dataset(name: str) -> PublicDataset:
-    """Return the public dataset of this name.
+    """Return the description of a public dataset: its source, its raw files, its counts and so on.
+
+    Args:
+        name: name of the dataset here, such as ``ml-1m``.
 
     Raises:
         UsageError: if there is none; the message has similar names, and all.

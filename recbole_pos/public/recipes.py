@@ -50,6 +50,9 @@ def read_movielens(file: Path) -> Tables:
     Later editions have csv files with a header; MovieLens-1M has ``.dat`` files with ``::`` between
     cells, without a header, and a table of users.
 
+    Args:
+        file: path of the archive.
+
     Returns:
         Ratings as interactions; movies with title, year and genres; users in MovieLens-1M.
     """
@@ -57,10 +60,16 @@ def read_movielens(file: Path) -> Tables:
         members = {Path(name).name: name for name in archive.namelist()}
 
         def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
-            """Return a file of the archive, ``stem.csv`` or ``stem.dat``, with these columns."""
+            """Return a table of the archive as a frame of text.
+
+            Args:
+                stem: name of its file without the suffix, which is .csv, or .dat in MovieLens-1M.
+                columns: names for its columns, in the place of a header.
+            """
             if f"{stem}.csv" in members:
                 with archive.open(members[f"{stem}.csv"]) as member:
                     return _read_cells(member, names=columns, header=0)
+            # A separator of several characters would need pandas' slow parser.
             text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
             return _read_cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
 
@@ -91,6 +100,9 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
     Args:
         reviews: file with a json object per line; a review is an interaction.
         products: file with a Python dict per line: brand, price, categories, related products.
+
+    Returns:
+        Interactions (user, item, time) and items with their attributes; there are none of users.
     """
     fields = ("reviewerID", "asin", "unixReviewTime")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
@@ -123,7 +135,10 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
 def read_yelp(reviews: Path) -> Tables:
     """Read the reviews of the Yelp open dataset, a json object per line, as interactions.
 
-    Their times have no zone, and are taken as UTC.
+    The businesses are the items. Times have no zone, and are taken as UTC.
+
+    Args:
+        reviews: path of the file.
     """
     fields = ("user_id", "business_id", "date")
     interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
@@ -133,7 +148,11 @@ def read_yelp(reviews: Path) -> Tables:
 def read_diginetica(views: Path) -> Tables:
     """Read the product views of Diginetica's sessions, a csv file with ``;`` between cells.
 
-    The time of a view is its ``timeframe``, in milliseconds, after the event date.
+    Sessions stand for users. A row has a date, and a ``timeframe`` in milliseconds, which is added
+    to it to get the time of the view.
+
+    Args:
+        views: path of the file.
     """
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
@@ -151,6 +170,9 @@ def read_gowalla(checkins: Path) -> Tables:
     """Read the check-ins of Gowalla: user, time, latitude, longitude, place, without a header.
 
     Places are the items; their coordinates are attributes, from the first check-in of each.
+
+    Args:
+        checkins: path of the file, with tabs between cells.
     """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read_cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)
@@ -164,9 +186,13 @@ def read_foursquare(checkins: Path) -> Tables:
 
     Venues are the items; their category is an attribute, from the first check-in of each. The times
     returned are those of the city's clocks: the file has UTC, and the minutes by which they differ.
+
+    Args:
+        checkins: path of the file, with tabs between cells.
     """
     names = ["user_id", "item_id", "category_id", "category", "latitude", "longitude"]
     names += ["offset_minutes", "utc_time"]
+    # Quotation marks mean nothing in this file. Times are such as "Tue Apr 03 18:00:09 +0000 2012".
     options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "latin-1"}
     raw = _read_cells(checkins, names=names, **options)
     utc = pd.to_datetime(raw["utc_time"], format="%a %b %d %H:%M:%S %z %Y", utc=True)
@@ -183,9 +209,13 @@ def read_yambda(interactions: Path) -> Tables:
 
 
 def read_zvuk(plays: Path) -> Tables:
-    """Read the plays of Zvuk's 5,000 users with most plays, as in Nabiev and Frolov's experiments.
+    """Read the plays of the music service Zvuk, of the 5,000 users with most plays.
 
-    Among users with equally many plays, smaller ids come first.
+    Nabiev and Frolov's experiments are on these users. Among users with equally many plays, smaller
+    ids come first.
+
+    Args:
+        plays: path of a parquet file, with a row for each play: user_id, track_id, datetime.
     """
     # Find these users. The second sort is stable, and so keeps the order of ids among equals.
     counts = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)

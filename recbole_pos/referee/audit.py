@@ -57,14 +57,23 @@ class Audit:
 
 
 def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) -> Audit:
-    """Audit a dataset: copies, ties, cold and repeated targets, leakage in time, baselines.
+    """Count what in a dataset decides how well any model seems to do, and test two baselines on it.
+
+    Targets are the held-out items that a model has to predict. Counted are, for example, targets at
+    a tie (another interaction of the user has the same time), cold ones (the item never occurs in
+    training), and those with training interactions later than themselves.
 
     Args:
         data: a dataset, its name or its folder; or a file or frame of interactions, as
             :func:`recbole_pos.convert` takes them.
         config_files: yaml files of options, later ones winning.
-        options: options of the data, such as ``mask_history`` and filters.
+        options: options of the data, such as ``mask_history`` and filters. If ``eval_args`` has a
+            split, the audit is about this one; otherwise about leave-one-out and a split by time.
+
+    Returns:
+        The counts and the metrics of the baselines, for each split.
     """
+    # Make the test requests (a history and the item to predict after it) of each split.
     is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
     dataset = data if is_name else Dataset.from_frame(data)
     eval_args = options.pop("eval_args", {})
@@ -78,7 +87,9 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
     facts = next(iter(counts.values()))
 
-    # every order is read and counted again, so only the first split has several
+    # Interactions of the same time have no order by themselves. If there are such targets, the
+    # baselines are also tested with random orders, which shows how much depends on that. Every
+    # order is read and counted again, so only the first split has several.
     first_split = next(iter(splits))
     orders = {name: ["file"] for name in splits}
     if counts[first_split]["targets at a tie"]:
@@ -94,6 +105,7 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         for model in BASELINES
     }
 
+    # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
     built = next(iter(requests_by_split.values())).dataset
     return Audit(
         name=str(built.dataset_name),
@@ -107,7 +119,12 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
 
 
 def count_facts(requests: Requests) -> dict[str, int]:
-    """Return fact -> number of test targets that it is true for."""
+    """Return facts such as "targets of cold users" -> number of test targets that each is true for.
+
+    Args:
+        requests: the test requests of a dataset, one for each target (the item to predict).
+    """
+    # The log has all interactions, sorted by user and then by time; targets are row numbers in it.
     dataset, log = requests.dataset, requests.dataset.log
     summary, targets = dataset.split.summary, requests.target_rows
     users, items, times = log.users.numpy(), log.items.numpy(), log.times.numpy()
@@ -133,7 +150,17 @@ def _measure(
     options: Mapping[str, Any],
     eval_args: Mapping[str, Any],
 ) -> float:
-    """Return the test NDCG@10 of a baseline, which ranks the same items as other models."""
+    """Train a baseline, and return its test NDCG@10.
+
+    Args:
+        model: name of the baseline.
+        dataset: the dataset, its name or its folder.
+        config_files: yaml files of options.
+        options: options of the data, which win over files. Without ``mask_history``, items of the
+            user's past are ranked too, as they are for other models.
+        eval_args: the split, and the order of interactions of the same time (``ties``).
+    """
+    # The run needs a folder, which is deleted with this object.
     home = TemporaryFolder()
     given = {"mask_history": False, **options, "eval_args": dict(eval_args)}
     files = [os.fspath(file) for file in config_files]

@@ -63,11 +63,19 @@ class Judgement:
     counts: dict[str, int]
 
     def list_faults(self, min_share: float = 0.0) -> list[str]:
-        """Return a sentence for each fault of more than a share of the rows, or of the requests."""
+        """Return a sentence for each kind of fault that is frequent enough.
+
+        Such as ``a.csv: 3 of 900 rows of unknown items; they keep their places and are no hits``.
+
+        Args:
+            min_share: share that must be exceeded, of the requests (questions for one held-out
+                item) for faults of whole lists, and of the rows of the file for others.
+        """
         sentences = []
         for fault, count in self.counts.items():
             total = len(self.ranks) if fault in (MISSING, SHORT) else self.num_rows
             if count > min_share * total:
+                # "rows of unknown items" becomes "3 of 900 rows of unknown items".
                 share = f"{count:,} of {total:,} {fault.partition(' ')[0]}"
                 rest = fault.partition(" ")[2]
                 sentences.append(f"{self.name}: {share} {rest}; {_EFFECTS[fault]}")
@@ -80,14 +88,24 @@ class Judgement:
 
 
 def judge(predictions: Predictions, requests: Requests) -> Judgement:
-    """Find the rank of each target in its list.
+    """Find at which place of each recommended list the right answer stands, and count faults.
 
-    Of equal scores in a list, the item with the lower id is first, as in evaluations of this
-    package; ids are in the order in which items first appear in the dataset.
+    A request asks for one held-out item, the target; a list of items answers it. Of equal scores in
+    a list, the item with the lower id is first, as in evaluations of this package; ids are in the
+    order in which items first appear in the dataset.
+
+    Args:
+        predictions: the lists, whose rows (request, item, score or rank) are read from a file in
+            blocks.
+        requests: the requests with their targets.
+
+    Returns:
+        The rank of each target, and how many rows or lists have each fault.
 
     Raises:
         UsageError: if the predictions were made for another split, or name no request.
     """
+    # First read all rows only to count how long each list is.
     _require_same_split(predictions, requests)
     lengths, num_unknown, example = _count_lists(predictions, requests)
     if not lengths.any():
@@ -97,12 +115,15 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
             f"{listed(requests.names[:2])}, ... (`recbole-pos split` writes them)"
         )
 
+    # Then read them again for as many requests at a time as fit into memory. ``divide`` yields
+    # slices of requests whose lists have about so many rows together.
     ranks = np.empty(len(requests), dtype=np.int64)
     counts = Counter({UNKNOWN_REQUESTS: num_unknown})
     for chosen in divide(lengths, _BLOCK_ROWS):
         ranks[chosen], faults = _judge_block(predictions, requests, chosen)
         counts += faults
 
+    # Faults of whole lists: a missing one, and one that is shorter than the longest.
     length = int(lengths.max())
     counts[MISSING] = int((lengths == 0).sum())
     counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
@@ -112,10 +133,17 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
 
 
 def _require_same_split(predictions: Predictions, requests: Requests) -> None:
-    """Refuse predictions whose split has another digest than the requests.
+    """Raise a UsageError if predictions were made for another split of the data than the requests.
 
-    The digest stands in a column ``split``, or in the exported folder that the file lies in.
+    The digest of a split is a hash of its requests and targets. Predictions may have it in a column
+    ``split``; otherwise it is looked up in the folder that ``recbole-pos split`` has written, if
+    the file lies there. Without any digest, nothing is refused.
+
+    Args:
+        predictions: the lists to be judged.
+        requests: the requests of the split at hand.
     """
+    # From the column, or from the file of facts that lies beside the lists.
     digest = predictions.read_split_digest()
     protocol_file = Path(predictions.name).parent / PROTOCOL_FILE
     if digest is None and Path(predictions.name).is_file() and protocol_file.is_file():
@@ -132,12 +160,18 @@ def _require_same_split(predictions: Predictions, requests: Requests) -> None:
 def _count_lists(
     predictions: Predictions, requests: Requests
 ) -> tuple[np.ndarray, int, str | None]:
-    """Return [requests] int64 lengths of lists; how many rows are of unknown requests, and one."""
+    """Count the rows that each request has in predictions, which are read once, in blocks.
+
+    Returns:
+        [requests] int64 length of each request's list, 0 if it has none.
+        How many rows name a request that does not exist.
+        The first such name; None if there is none.
+    """
     names = pa.array(requests.names)
     lengths = np.zeros(len(requests), dtype=np.int64)
     num_unknown, example = 0, None
     for rows in predictions.read_rows():
-        index = _find_index(rows.requests, names)
+        index = _find_index(rows.requests, names)  # -1 for an unknown name
         is_unknown = index < 0
         lengths += np.bincount(index[~is_unknown], minlength=len(lengths))
         num_unknown += int(is_unknown.sum())
@@ -154,19 +188,35 @@ def _find_index(column: pa.Array, names: pa.Array) -> np.ndarray:
 def _judge_block(
     predictions: Predictions, requests: Requests, chosen: slice
 ) -> tuple[np.ndarray, Counter[str]]:
-    """Return the ranks of some requests' targets ([requests] int64), and faults of the lists."""
+    """Find the ranks of the targets of some requests, and count faults in their lists.
+
+    Args:
+        predictions: all lists; only those of the chosen requests are kept in memory.
+        requests: all requests, each with a target, the item that is the right answer.
+        chosen: the requests to judge.
+
+    Returns:
+        [chosen requests] int64 rank of each target, 0 for the first place; the number of all items
+        for a target that its list lacks.
+        Kind of fault -> number of rows with it.
+    """
+    # [rows] number of the request, id of the item, and a number by which the rows are sorted.
     num_items = len(requests.item_names)
     targets = requests.target_ids[chosen]
     request, item, order = _read_block(predictions, requests, chosen)
 
-    # lexsort goes by its last key first: by request, then by order, then by id
+    # Sort by request, then by order, then by id (lexsort goes by its last key first). The place of
+    # a row is its distance from the first row of its list: requests [0, 0, 0, 2, 2] begin in rows
+    # [0, 0, 0, 3, 3] and give the places [0, 1, 2, 0, 1].
     by_place = np.lexsort((item, order, request))
     request, item = request[by_place], item[by_place]
     is_first_of_list = np.append(True, request[1:] != request[:-1])
     start_of_list = np.flatnonzero(is_first_of_list)[np.cumsum(is_first_of_list) - 1]
     place = np.arange(len(request)) - start_of_list
 
-    pair = request.astype(np.int64) * (num_items + 1) + item  # a number for each
+    # Give every pair of request and item a number of its own, so that a pair which occurs again, or
+    # is among the excluded ones, is found by comparing numbers. Unknown items have num_items as id.
+    pair = request.astype(np.int64) * (num_items + 1) + item
     _, first_rows = np.unique(pair, return_index=True)
     is_unknown = item == num_items
     is_repeated = ~is_unknown
@@ -174,6 +224,7 @@ def _judge_block(
     excluded_request, excluded_item = requests.find_excluded(chosen)
     is_excluded = np.isin(pair, excluded_request * (num_items + 1) + excluded_item)
 
+    # A target is found by its first row, unless the item is excluded for this request.
     ranks = np.full(len(targets), num_items)
     is_hit = (item == targets[request]) & ~is_excluded & ~is_repeated
     ranks[request[is_hit]] = place[is_hit]
@@ -189,7 +240,12 @@ def _judge_block(
 def _read_block(
     predictions: Predictions, requests: Requests, chosen: slice
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows of some requests, in the order of the file.
+    """Return the rows of some requests, in the order of the file, with numbers in place of names.
+
+    Args:
+        predictions: all lists, which are read in blocks.
+        requests: all requests; item names by id.
+        chosen: the requests whose rows are kept.
 
     Returns:
         [rows] int32 number of the request, counted from the first chosen one; [rows] int32 id of

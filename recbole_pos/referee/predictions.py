@@ -60,9 +60,10 @@ class Predictions:
     read_blocks: Callable[[], Iterable[pa.RecordBatch]]
 
     def read_rows(self) -> Iterator[Rows]:
-        """Yield the rows in blocks, in their order.
+        """Yield the rows of the lists in blocks, in their order.
 
-        The best item of a request has the lowest rank; without ranks the highest score; without
+        A request is a question for recommended items, and each row has one item of its answer. The
+        best item of a request has the lowest rank; without ranks the highest score; without
         both it is the first row of the request, or the first item of its list.
 
         Raises:
@@ -82,7 +83,12 @@ class Predictions:
         return str(block.column(SPLIT_COLUMN)[0].as_py())
 
     def _iterate_blocks(self) -> Iterator[pa.RecordBatch]:
-        """Yield the blocks; a UsageError names what cannot be read."""
+        """Yield the blocks of rows, as they are in the file.
+
+        Raises:
+            UsageError: if something cannot be read, in place of the error of the library; it names
+                the file.
+        """
         try:
             yield from self.read_blocks()
         except UsageError:
@@ -91,7 +97,14 @@ class Predictions:
             raise UsageError(f"{self.name} cannot be read: {error}") from error
 
     def _convert(self, block: pa.RecordBatch, num_before: int) -> Rows:
-        """Return a block of rows, of which ``num_before`` come before in the file."""
+        """Return a block in one form: for each row the request, the item, and a number to sort by.
+
+        Args:
+            block: rows as they are in the file, one for each request and item, or one for each
+                request with a list of items, the best first.
+            num_before: number of rows in the blocks before this one, from which rows are counted.
+        """
+        # Find the columns, which each library calls otherwise.
         request_column = self._require_column(block, REQUEST_COLUMNS)
         item_column = self._require_column(block, ITEM_COLUMNS)
         requests, items = block.column(request_column), block.column(item_column)
@@ -110,7 +123,15 @@ class Predictions:
         )
 
     def _require_column(self, block: pa.RecordBatch, choices: Sequence[str]) -> str:
-        """Return the first of the names in ``choices`` that is a column."""
+        """Return the first of some possible names that the block has as a column.
+
+        Args:
+            block: rows of the file.
+            choices: names of the column in different libraries, such as user_id and query_id.
+
+        Raises:
+            UsageError: if the block has none of them.
+        """
         for name in choices:
             if name in block.schema.names:
                 return name
@@ -121,7 +142,11 @@ class Predictions:
         )
 
     def _find_order(self, block: pa.RecordBatch, num_before: int) -> np.ndarray:
-        """Return [rows] numbers to sort by, from ranks, scores or the order of rows."""
+        """Return [rows] float64 numbers, of which the lowest of a list belongs to its best item.
+
+        They are the ranks; without ranks the negative scores; without both the numbers of the rows
+        in the file, of which ``num_before`` precede this block.
+        """
         for choices, sign in ((RANK_COLUMNS, 1.0), (SCORE_COLUMNS, -1.0)):
             for name in choices:
                 if name in block.schema.names:
@@ -129,11 +154,21 @@ class Predictions:
         return np.arange(num_before, num_before + block.num_rows, dtype=float)
 
     def _convert_numbers(self, column: pa.Array, name: str, num_before: int) -> np.ndarray:
-        """Return a column of ranks or scores as [rows] float64; refuse what is not a number."""
+        """Return a column of ranks or scores as [rows] float64.
+
+        Args:
+            column: the column, as numbers or as text.
+            name: its name, for messages.
+            num_before: number of rows before this block in the file, for messages.
+
+        Raises:
+            UsageError: if a cell is no number, or is empty or NaN.
+        """
         try:
             numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as error:
             raise UsageError(f"{self.name}: {name}: expected numbers; {error}") from error
+        # An empty cell has become NaN, by which nothing can be sorted.
         if (is_missing := np.isnan(numbers)).any():
             row = num_before + int(is_missing.argmax()) + 1
             raise UsageError(
@@ -144,7 +179,11 @@ class Predictions:
         return numbers
 
     def _convert_names(self, column: pa.Array, name: str) -> pa.Array:
-        """Return a column of names as text; refuse numbers with decimals."""
+        """Return a column of names of users or items as text.
+
+        Numbers with decimals are refused: pandas makes 7.0 of the name 7 in a column with empty
+        cells, and the text "7.0" would be another name.
+        """
         if pa.types.is_floating(column.type):
             raise UsageError(
                 f"{self.name}: {name}: found numbers with decimals such as "
@@ -155,12 +194,18 @@ class Predictions:
 
 
 def open_predictions(source: Any) -> Predictions:
-    """Return the predictions in a file or frame; nothing is read before its rows are.
+    """Return an object that reads recommended lists from a file or a frame.
+
+    A file is not read here but when rows are asked for, and from its beginning each time.
 
     Args:
         source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
             {request: {item: score}}.
+
+    Raises:
+        UsageError: if there is no such file, or the object is no frame.
     """
+    # Each gets a function that begins to read anew, since rows are read more than once.
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
@@ -173,7 +218,11 @@ def open_predictions(source: Any) -> Predictions:
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks; its suffix tells the format, or its first line."""
+    """Yield the rows of a file in blocks.
+
+    The suffix tells parquet and json; of any other file the first line tells whether it is a TREC
+    run, or csv or tsv with names of columns.
+    """
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(_BLOCK_ROWS)
@@ -184,7 +233,12 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a csv or tsv file with names of columns, or of a TREC run without."""
+    """Yield the rows of a text file in blocks: csv or tsv with names of columns, or a TREC run.
+
+    A TREC run has no names of columns, but lines such as ``ann Q0 item7 1 0.9 tag`` (request, Q0,
+    item, rank, score, tag). It is recognised by six words of which the second is Q0.
+    """
+    # Tell the format, the separator and the names of the columns from the first line.
     with open(path, encoding="utf-8-sig") as file:
         first_line = file.readline()
     words = first_line.split()
@@ -205,7 +259,10 @@ def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _read_run(run: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a ranx run, {request: {item: score}}, in one block."""
+    """Yield the rows of a ranx run, {request: {item: score}}, in one block.
+
+    ``{"ann": {"x": 2.0, "y": 1.0}}`` gives the rows (ann, x, 2.0) and (ann, y, 1.0).
+    """
     if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
         raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
     rows = [
@@ -217,7 +274,11 @@ def _read_run(run: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _convert_frame(frame: Any) -> pa.Table:
-    """Return a frame as a table of Arrow; refuse a matrix of scores and other objects."""
+    """Return a frame of pandas, polars, pyarrow or DuckDB as a table of Arrow.
+
+    Raises:
+        UsageError: if it is none of these, such as a numpy matrix of scores.
+    """
     try:
         if hasattr(frame, "iloc"):  # pandas
             return pa.Table.from_pandas(frame, preserve_index=False)

@@ -63,14 +63,17 @@ class Requests:
     def names(self) -> np.ndarray:
         """[requests] names of the requests, as text: each occurs once.
 
-        A request has the name of its user. If any user has several requests, a number is added to
-        all names, from the oldest request of a user on: ann#1, ann#2, bob#1.
+        A request, the question for one held-out item, has the name of its user. If any user has
+        several requests, a number is added to all names, from the oldest request of a user on:
+        ann#1, ann#2, bob#1.
         """
+        # Requests are sorted by user, so a user's first one is where the name changes.
         users = self.users
         is_first = np.append(True, users[1:] != users[:-1])
         if is_first.all():
             return users
 
+        # Users [ann, ann, bob] begin in rows [0, 0, 2], which gives the numbers [1, 2, 1].
         first_rows = np.flatnonzero(is_first)
         index_of_user = np.cumsum(is_first) - 1
         numbers = np.arange(len(users)) - first_rows[index_of_user] + 1
@@ -106,10 +109,13 @@ class Requests:
         return describe_candidates(self.excludes_seen, self.dataset.config["repeated_targets"])
 
     def find_excluded(self, chosen: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pairs of a request and an item that is not ranked for it.
+        """Return the pairs of a request and an item that a list must not contain for it.
+
+        They are the items of the user's past, if the protocol says that these are not ranked
+        (``mask_history``); otherwise there are no such pairs.
 
         Args:
-            chosen: the requests to look at.
+            chosen: the requests to look at, as a range of their numbers.
 
         Returns:
             [pairs] int64 numbers of requests, counted from the first chosen one; [pairs] int64 ids
@@ -118,6 +124,7 @@ class Requests:
         if not self.excludes_seen:
             nothing = np.empty(0, dtype=np.int64)
             return nothing, nothing
+        # It returns the pairs as two tensors, of the numbers of requests and of item ids.
         examples, items = find_excluded_items(
             self.dataset.log,
             torch.from_numpy(self.target_rows[chosen]),
@@ -128,7 +135,10 @@ class Requests:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that change with the data, the split, the targets or the candidates."""
+        """16 hex digits of a hash, by which two systems are known to answer the same questions.
+
+        They change with the data, the split, the targets, and which items are ranked.
+        """
         digest = hashlib.sha256()
         for text in (self.dataset.identity["data"], self.part, self.candidates, *self.names):
             digest.update(text.encode() + b"\0")
@@ -137,7 +147,10 @@ class Requests:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What is predicted and ranked, as plain values, with the digest of it all."""
+        """What is predicted and which items are ranked, as plain values that json can hold.
+
+        The names of its keys are those of the options of a split; ``digest`` is a hash of it all.
+        """
         summary = self.dataset.split.summary
         return {
             "dataset": str(self.dataset.dataset_name),
@@ -160,6 +173,8 @@ class Requests:
 
 def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
     """Yield ranges of requests that have, together, about as many elements as fit into memory.
+
+    A new range begins where the sum of all sizes so far passes a multiple of ``largest``.
 
     Sizes [3, 1, 4, 2] and 5 elements give the ranges 0:2, 2:3 and 3:4.
 
@@ -184,6 +199,9 @@ def read_split_data(
         data: a dataset, its name or its folder.
         config_files: yaml files of options, later ones winning.
         options: options of the data, which win over files, such as ``eval_args``.
+
+    Returns:
+        The dataset object of this package, with its split. No model is made.
     """
     if data is None:
         raise UsageError("dataset: none given; name one, as in -d shop")
@@ -201,11 +219,13 @@ def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> A
 
 
 def read_plan_data(options: dict[str, Any]) -> Any:
-    """Return the dataset of a study.
+    """Return the dataset of a study, read and split.
+
+    A study trains several configurations, called its rows, on one dataset.
 
     Args:
-        options: dataset, config_files and options that the rows of the study share, also options of
-            models, which are not read.
+        options: ``dataset``, ``config_files`` and the options that all rows share. Options of
+            models may be among them; they have no effect here, and are no error (not strict).
     """
     given = {key: value for key, value in options.items() if key != "model"}
     name, files = given.pop("dataset"), list(given.pop("config_files", ()))
@@ -213,7 +233,11 @@ def read_plan_data(options: dict[str, Any]) -> Any:
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:
-    """Return the requests of a part of a dataset.
+    """Return the requests of a part of a split: the questions for each held-out item.
+
+    Args:
+        dataset: the dataset, with its split.
+        part: ``test`` or ``valid``.
 
     Raises:
         UsageError: if the split leaves no target for the part.

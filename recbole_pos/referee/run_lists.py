@@ -34,12 +34,21 @@ def write_lists(
 ) -> Path:
     """Write the best items of a trained run for each request of its split.
 
+    A request is the question which item comes next after a history; the held-out item is the right
+    answer. Nothing stands at the path until the file is complete.
+
     Args:
         run_dir: the folder of a run.
         file: path of a .parquet, .csv, .run, .trec or .json file.
         k: items of a list.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UsageError: if the suffix of the file is none of these.
     """
     file = Path(file)
     write = _WRITERS.get(file.suffix)
@@ -55,10 +64,19 @@ def compute_lists(
 ) -> pd.DataFrame:
     """Return the best items of a run for each request, as :func:`write_lists` writes them.
 
+    The run is evaluated once more, by which RecBole's collector of results keeps the best items.
+
+    Args:
+        run_dir: the folder of the run.
+        k: items of a list.
+        part: test or valid.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+
     Returns:
         A row for each request and item: request and item (text), rank (from 1), and split, the
         digest of the requests.
     """
+    # Only a metric that needs the best items makes the evaluation keep them.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
@@ -67,7 +85,8 @@ def compute_lists(
     loader._dataset.phase = "test"  # the evaluation keeps the targets of a test only
     experiment.trainer.evaluate(loader, load_best_model=False)
 
-    # batches need not be in the order of the requests
+    # Batches need not be in the order of the requests. EVENT is the row of each target in the log,
+    # and requests are sorted by that row; ITEMS are the best items [targets, k] by id.
     order = np.argsort(collector.last.get(EVENT).cpu().numpy(), kind="stable")
     items = collector.last.get(ITEMS).cpu().numpy()[order]
     num_lists, length = items.shape
@@ -91,7 +110,12 @@ def _write_trec(lists: pd.DataFrame, file: Any) -> None:
 
 
 def _write_ranx(lists: pd.DataFrame, file: Any) -> None:
-    """Write a ranx run, {request: {item: score}}; the first of K items has the score K."""
+    """Write a ranx run, {request: {item: score}}; the first of K items has the score K.
+
+    Args:
+        lists: a row for each request and item, with columns request, item and rank (from 1).
+        file: an open file for text.
+    """
     scores = lists.assign(score=(lists["rank"].max() + 1 - lists["rank"]).astype(float))
     run = {
         str(request): dict(zip(rows["item"], rows["score"], strict=True))

@@ -70,10 +70,16 @@ class DataSplit:
         return next(_tabulate_targets(make_requests(self.dataset, part))).to_pandas()
 
     def to_folder(self, folder: str | Path) -> Path:
-        """Write the split as a folder of parquet files; a folder that exists is replaced."""
+        """Write the split as a folder of parquet files; a folder that exists is replaced.
+
+        It gets the interactions of each part (train, valid, test); for valid and test the requests
+        (the history before each held-out item) and, in a file of their own, the held-out items; and
+        a description of the split for programs (json) and people (README.md).
+        """
         num_targets = self.dataset.split.summary["targets"]
         all_requests = [make_requests(self.dataset, part) for part in PARTS if num_targets[part]]
         protocols = [requests.protocol for requests in all_requests]
+        # The folder gets its name only when all files are complete.
         with replace_folder(folder, keep=lambda path: False) as unfinished:
             for part in PHASES:
                 blocks = _tabulate_interactions(self.dataset, part)
@@ -120,7 +126,15 @@ class Dataset(convert.Dataset):
 
 
 def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
-    """Yield the interactions of a part in blocks, with names in the place of ids."""
+    """Yield the interactions of a part as tables of limited length, with names in place of ids.
+
+    The columns are user, item, time and all other fields of the dataset. A part without
+    interactions gives one empty table, which still has the columns.
+
+    Args:
+        dataset: the dataset, whose ``part`` says of every row of its log which part it is in.
+        part: train, valid or test.
+    """
     log = dataset.log
     part_rows = np.flatnonzero(dataset.part == PHASES.index(part))
     names = {log.user_field: "user", log.item_field: "item", log.time_field: "time"}
@@ -132,7 +146,17 @@ def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
 
 
 def _name_values(dataset: Any, field: str, rows: np.ndarray) -> pa.Array:
-    """Return the values of a field in rows of the log ([n] int64), with names for ids."""
+    """Return the values of a field in some rows of the log, with names in place of ids.
+
+    Args:
+        dataset: the dataset, whose log has all interactions. In it, names are replaced by ids, and
+            0 stands for a missing name.
+        field: name of the field.
+        rows: [n] int64 numbers of the rows.
+
+    Returns:
+        [n] names, lists of names, numbers or lists of numbers; null for a missing one.
+    """
     values = dataset.log.fields[field].numpy()[rows]
     tokens = dataset.field2id_token.get(field)
     if field == dataset.time_field:
@@ -155,12 +179,22 @@ def _convert_times(dataset: Any, times: np.ndarray) -> pa.Array:
 
 
 def _tabulate_requests(requests: Requests) -> Iterator[pa.Table]:
-    """Yield the requests in blocks whose histories have about as many items as fit into memory."""
+    """Yield the requests as tables: a row for each, with the history before the held-out item.
+
+    One table has as many requests as their histories fit into memory (``divide`` yields such
+    ranges).
+
+    Args:
+        requests: the requests. The history of each is a range of rows of the log, from
+            ``history_starts`` up to, and without, the row of its target.
+    """
     dataset, log = requests.dataset, requests.dataset.log
     item_names = pa.array(requests.item_names)
     all_lengths = requests.target_rows - requests.history_starts
     for chosen in divide(all_lengths, _CELLS):
         lengths = all_lengths[chosen]
+        # All histories one after the other: starts [4, 9] and lengths [2, 3] give the rows of the
+        # log [4, 5, 9, 10, 11], and offsets [0, 2, 5] say where each history begins and ends.
         rows = gather_index(requests.history_starts[chosen], lengths)
         items = item_names.take(pa.array(log.items.numpy()[rows]))
         times = _convert_times(dataset, log.times.numpy()[rows])

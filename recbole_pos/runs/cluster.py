@@ -92,6 +92,7 @@ def _require_answer(address: str) -> None:
     Raises:
         UsageError: if nothing answers within ten seconds, or if the address has another form.
     """
+    # Ray itself reads this variable when it gets the address ``auto``.
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")
     if address == "auto":
@@ -115,7 +116,10 @@ def stop(has_connected: bool) -> None:
 
 
 def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
-    """Return the resources of a run: one GPU, by default, where a machine of the cluster has one.
+    """Return how many CPUs and GPUs each training run gets.
+
+    Without a number of GPUs it is one, if the configuration uses GPUs and a machine of the cluster
+    has one, and otherwise none. Ray must be connected.
 
     Args:
         cpus: ``--cpus_per_trial``.
@@ -155,13 +159,17 @@ class RayRuns:
 
     def __init__(self, address: str | None) -> None:
         """Join the cluster at an address, or start one on this machine if it is None."""
+        # ``local_runs.LocalRuns`` has methods of these names, so that either can be used.
         self.is_started = connect(address)
         self.choose_resources = choose_resources
         self.count_concurrent_runs = count_concurrent_runs
         self.share = ray.put
 
     def start(self, resources: Resources, *arguments: Any) -> Any:
-        """Start ``train_run(*arguments)`` as a task of Ray, which Ray repeats if it is lost.
+        """Start ``train_run(*arguments)`` as a task of Ray, somewhere in the cluster.
+
+        If the process or machine of the task is lost, Ray starts it again, and :func:`train_run`
+        goes on from the last checkpoint in the folder of the run.
 
         Args:
             resources: CPUs and GPUs of the task.
@@ -176,13 +184,16 @@ class RayRuns:
         return task.remote(*arguments)
 
     def wait(self, runs: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second.
+        """Wait up to a second for a run to end, and yield it with the facts that it returned.
 
-        If Ray lost the process of a run more often than it retries, there is no such result. Then
-        the run is yielded as a failed one, with the reason.
+        Callers call this in a loop, and do other things between. If Ray has lost the process of a
+        run more often than it starts it again, the facts say that the run has failed, and why.
 
         Args:
-            runs: Ray's references, as :meth:`start` returned them.
+            runs: Ray's references to running tasks, as :meth:`start` returned them.
+
+        Yields:
+            The reference, and the dict that ``train_run`` returned, such as ``{"status": "done"}``.
         """
         for run in ray.wait(list(runs), timeout=1.0)[0]:
             try:

@@ -30,10 +30,10 @@ from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
 
 
 def can_run_here(address: str | None, gpus: float | None, uses_gpu: bool) -> bool:
-    """Return whether runs can be trained in plain processes of this machine, without Ray.
+    """Return whether training runs can be plain processes of this machine, without Ray.
 
-    They can if no cluster and no GPU is asked for, and if this process has not started Ray already.
-    Windows has no forks, so it always needs Ray.
+    They can if no cluster and no GPU is asked for (Ray is what distributes GPUs), and if this
+    process is not connected to Ray already. Windows cannot fork processes, so it always needs Ray.
 
     Args:
         address: ``--address``, of a Ray cluster; None for this machine.
@@ -48,11 +48,11 @@ def can_run_here(address: str | None, gpus: float | None, uses_gpu: bool) -> boo
 
 
 def start_server() -> None:
-    """Start the server process from which runs are forked, in the background.
+    """Start Python's fork server: a process that imports this package once, and is then copied.
 
-    It imports the package before the first run needs it. It imports nothing from the working
-    directory, which may be a stranger's folder. Before Python 3.11 that cannot be switched off, so
-    there each run imports the package by itself.
+    Each training run is a copy (fork) of it, which has nothing to import any more. The server must
+    not import from the working directory, which may be a stranger's folder. Before Python 3.11 that
+    cannot be switched off, so there each run imports the package by itself.
     """
     if sys.version_info < (3, 11):
         return
@@ -103,12 +103,16 @@ class LocalRuns:
         return LocalRun(arguments)
 
     def wait(self, runs: Iterable[LocalRun]) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
-        """Yield each run that has ended, with what ``train_run`` returned; wait up to a second.
+        """Wait up to a second for a run to end, and yield it with the facts that it returned.
 
-        A run whose process was killed is not yielded, since it starts again.
+        Callers call this in a loop, and do other things between. A run whose process was killed is
+        not yielded, since it starts again (``receive`` sees to that, and returns None).
 
         Args:
-            runs: runs as :meth:`start` returned them.
+            runs: running ones, as :meth:`start` returned them.
+
+        Yields:
+            The run, and the dict that ``train_run`` returned, such as ``{"status": "done"}``.
         """
         by_connection: dict[Any, LocalRun] = {run.connection: run for run in runs}
         for connection in wait(list(by_connection), timeout=1.0):
@@ -137,20 +141,22 @@ class LocalRun:
     """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
-        """Start the run; ``arguments`` are those of ``train_run``."""
-        # Classes are pickled by value: a process cannot import those of a script or a notebook.
+        """Start the run in a process of its own; ``arguments`` are those of ``train_run``."""
+        # They are kept as bytes, to start the run again. Classes are pickled by value: a process
+        # cannot import those of a script or a notebook.
         self.arguments, self.num_lost = cloudpickle.dumps(arguments), 0
         self.connection: Connection
         self._start()
 
     def _start(self) -> None:
-        """Start a process for the run, which resumes from a checkpoint if the run has one.
+        """Start a process for the run, as a copy (fork) of Python's fork server.
 
-        The process sends what ``train_run`` returns through a pipe, whose other end this object
-        has.
+        The process sends the facts that ``train_run`` returns through a pipe, whose other end this
+        object has. If the run has a checkpoint, ``train_run`` goes on from it.
         """
         context = multiprocessing.get_context("forkserver")
         self.connection, other_end = context.Pipe()
+        # The environment is passed on, since the fork server has that of an earlier moment.
         self.process = context.Process(
             target=_train_and_send, args=(other_end, dict(os.environ), self.arguments)
         )
@@ -159,10 +165,11 @@ class LocalRun:
         other_end.close()  # so that the pipe ends when the process does
 
     def receive(self) -> dict[str, Any] | None:
-        """Return what ``train_run`` returned in the process of the run.
+        """Return the facts that ``train_run`` returned in the process of the run.
 
-        If the process was killed before, a new one is started in its place and None is returned.
-        After too many losses, the facts of a failed run are returned.
+        It is called once the pipe from the process has content or has ended. If it has ended
+        without content, the process was killed: a new one is started in its place, and None is
+        returned; after too many losses, ``{"status": "failed", "reason": ...}``.
         """
         with suppress(EOFError, OSError):  # the pipe has ended without a result
             return self.connection.recv()
@@ -186,10 +193,12 @@ class MappedData:
     """
 
     def __init__(self, data: SharedData, folder: Path) -> None:
-        """Write the columns of a dataset into a folder, a file each.
+        """Write the columns of a dataset into a folder, a file each, and keep the rest in memory.
+
+        Processes that map the same file into memory share it, and hold it once.
 
         Args:
-            data: the dataset, with its columns in memory.
+            data: the dataset, with its columns (user, item, time, ...) as numpy arrays.
             folder: the folder, which may have the columns of other datasets as well.
         """
         self.template = copy.copy(data)
@@ -245,6 +254,7 @@ def _main_module_without_file() -> Iterator[None]:
     do not need it, since classes of a script are sent as bytes. And a script that calls ``compare``
     outside of ``if __name__ == "__main__":`` would call it again.
     """
+    # Python decides by these two names whether there is a script to import; hide them meanwhile.
     main: dict[str, Any] = sys.modules["__main__"].__dict__
     names = [name for name in ("__file__", "__spec__") if name in main]
     hidden: dict[str, Any] = {name: main.pop(name) for name in names}

@@ -29,7 +29,8 @@ class Resources:
 def count_runs(machines: Sequence[Mapping[str, float]], resources: Resources) -> int:
     """Return how many runs some machines can train at the same time.
 
-    On each machine, the scarcest resource limits the number of runs.
+    On each machine, the scarcest resource limits the number of runs: 8 CPUs and 2 GPUs hold two
+    runs of 1 CPU and 1 GPU.
 
     Args:
         machines: for each machine, ``CPU`` and ``GPU`` -> number of each.

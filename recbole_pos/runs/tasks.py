@@ -24,7 +24,8 @@ def run_tasks(
 ) -> Iterator[Any]:
     """Call ``function(job, number)`` for each number as a Ray task of one CPU.
 
-    A task whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times.
+    A task whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times. When the
+    generator ends or is closed, running tasks are cancelled, and the cluster is left.
 
     Args:
         function: a function of this package, which the other machines import.

@@ -50,9 +50,10 @@ class SharedData:
     """
 
     def __init__(self, dataset: Dataset, includes_test: bool = False) -> None:
-        """Take the columns of the interactions out of a copy of the dataset, as numpy arrays.
+        """Divide a dataset into the columns of its interactions, and all the rest (the template).
 
-        What is left (the template) is small and can be copied into every process.
+        The columns are large, and kept once for all processes of a machine; the template is small,
+        and copied into every process.
 
         Args:
             dataset: the dataset with its split.
@@ -70,7 +71,9 @@ class SharedData:
         self.template = template
 
     def make_dataset(self, config: Any) -> Dataset:
-        """Return the dataset for the configuration of a run; it reads the shared arrays.
+        """Return the dataset for the configuration of a run, with the shared columns put back.
+
+        The columns are not copied, and so must not be written to.
 
         Args:
             config: configuration of the run. Options of the model may differ from those of the
@@ -100,7 +103,8 @@ def train_run(
         path: folder of the run. If it has a checkpoint, the run resumes from it.
         data: the :class:`SharedData` of the run.
         resources: CPUs and GPUs of this process.
-        packed: code of custom models and schemes as bytes, which are registered in this process.
+        packed: code of custom models and schemes as bytes, from ``plugins.pack``, which are
+            registered in this process; empty if there are none.
         tested_run: folder of a trained run whose weights are only tested: the best trial of a
             search, which had no test interactions, or a run of another configuration. None to
             train.
@@ -154,7 +158,11 @@ def train_run(
 
 
 def _list_gpus(resources: Resources) -> str:
-    """Return the GPUs that Ray gave this process, such as ``0,1``, as the option ``gpu_id``."""
+    """Return the GPUs that Ray gave this process, such as ``0,1``, as the option ``gpu_id``.
+
+    Args:
+        resources: CPUs and GPUs of the run; without GPUs the option is empty.
+    """
     if not resources.gpus:
         return ""
     import ray  # only Ray assigns GPUs; local runs, which use CPUs, do without the import
@@ -165,11 +173,13 @@ def _list_gpus(resources: Resources) -> str:
 
 
 def explain_failure(error: BaseException) -> str:
-    """Return the reason of a failed run in one line.
+    """Return, in one line, why a training run has failed.
+
+    The message of an error of this package stands for itself. Of another error the type is named,
+    too, and the file and line if it came from the user's custom code (such as a model).
 
     Args:
-        error: the exception. An error of this package explains itself; of others the type is named,
-            and the place in the user's custom code, if it came from there.
+        error: the exception that ended the run.
     """
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else ""
