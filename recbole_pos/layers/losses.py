@@ -145,7 +145,7 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients that ``forward`` has computed, for ``backward``.
+        """Save the gradients that ``forward`` has computed already, for ``backward`` to return.
 
         Args:
             ctx: torch's context of the function.
@@ -178,6 +178,7 @@ class EarlyGradients(torch.autograd.Function):
         grad_states, grad_vectors = grads
         if grad_vectors is not None and ctx.rows is not None:
             grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
+        # states and vectors are the first two arguments of ``forward``
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
         return grad_states, grad_vectors, *other_grads
 
@@ -284,6 +285,9 @@ def weighted_cross_entropy(
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Write the product of two matrices into a third, and return it.
+
+    With automatic mixed precision the factors have a shorter type than the result, such as bfloat16
+    and float32: torch cannot always multiply such without copies in the longer type.
 
     Args:
         left, right: [a, b] and [b, c], both of the type of ``out`` or of a shorter one.

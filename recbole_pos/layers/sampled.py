@@ -81,8 +81,10 @@ class SampledLoss:
     def __post_init__(self) -> None:
         """Compute the distribution q that negatives are sampled from, out of the counts of items.
 
-        q is uniform, proportional to counts + 1, or with ``in_batch`` to the counts. ``log_q`` is
-        for the corrections, ``cumulative`` for sampling.
+        Negatives are items against which the item to predict is trained. With ``negative_sampler``
+        uniform every item has the same chance, with popularity one by counts + 1. With ``in_batch``
+        the negatives are the targets of the batch, so q is proportional to how often an item is a
+        target. ``log_q`` is for the corrections, ``cumulative`` for sampling.
         """
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"

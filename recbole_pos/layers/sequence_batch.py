@@ -37,6 +37,11 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
         self.name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Compute the value at its first reading, and keep it in the instance.
+
+        Python looks there first, so later readings do not come here. Read on the class itself, it
+        returns the descriptor.
+        """
         if instance is None:
             return self
         value = instance.__dict__[self.name] = self.compute(instance)
@@ -225,9 +230,10 @@ class SequenceBatch:
         return requests
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return the value of ``compute``, which is called once a batch for each ``key``.
+        """Return the value of ``compute``, which is called only the first time a ``key`` is asked.
 
-        So layers share what all of them need, such as the buckets of times.
+        The value is kept with the batch, so that all layers share what they need, such as the
+        buckets into which times are sorted.
 
         Args:
             key: name of the value, with all options that it depends on.
@@ -423,6 +429,17 @@ class PaddedBatch(SequenceBatch):
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Take the values of all columns out of a padded block: the inverse of :meth:`pad`.
+
+        Args:
+            block: [b, t or n, ...], or time-major [t or n, b, ...], with t the width of the batch
+                and n the maximum length, which a block aligned at the end has.
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
+            time_major: the order of the block's dimensions.
+
+        Returns:
+            [b * t, ...], row after row, padding included.
+        """
         if time_major:
             block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])

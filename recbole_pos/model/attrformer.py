@@ -78,6 +78,9 @@ class AttrFormer(PosSASRec):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Read the relations, build the layers with them, and estimate the prior of the loss.
 
+        A relation is a field by which interactions are related, such as the brand of their items.
+        The prior is a distribution over items, by how often each occurs in training.
+
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
             dataset: training part of a dataset, whose fields give the relations.
@@ -109,8 +112,10 @@ class AttrFormer(PosSASRec):
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
+        # the interactions that are related and read
         self.attach(dataset, config)
 
+        # the loss: weights of the next items (betas), and the prior over all items
         betas, self.prior_weight = read_posterior(config)
         # without a prior and with one target for a state the loss is that of the backbone
         is_plain = self.prior_weight == 0 and betas == [1.0]
@@ -131,6 +136,7 @@ class AttrFormer(PosSASRec):
 
         Raises:
             UsageError: if times are related, but fall along a history.
+        # ``RelationLookup`` finds which interactions of a batch are related
         """
         self.lookup = RelationLookup(
             self.declared,
@@ -214,20 +220,27 @@ class AttrFormer(PosSASRec):
     # --- training: the rows of a batch read each other ---
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch with the relations among its rows as ``extras``."""
+        """Return a batch with the relations among its interactions as ``extras``."""
         rows = self.locate(batch)
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Find the rows of the log that a training batch is made of, and what others may read.
+        """Find the interactions of a batch in the log, and decide which of them others may read.
 
         To read an interaction is to add its state to one's own, weighted by how they are related.
+        Windows of a user may overlap, so an interaction may be read by other users only in the
+        window in which it is followed by a target (a query asks for what follows it). Without
+        targets no interaction may be read by other users.
 
-        Windows may overlap, so an interaction may be read by other users only in the window in
-        which it is followed by a target. Without targets nothing may be read.
+        Args:
+            batch: windows with the log row of each of their m interactions.
+
+        Returns:
+            The windows as rows of the log.
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
+        # queries of None: one after every interaction
         is_source = np.full(len(events), batch.targets is not None and batch.queries is None)
         if batch.targets is not None and batch.queries is not None:
             is_source[batch.queries.cpu().numpy()] = True
@@ -237,6 +250,9 @@ class AttrFormer(PosSASRec):
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> BatchRelations:
         """Return the relations among the interactions of some sequences, as sparse matrices.
+
+        The order in which users may read each other is partly random; ``seed`` fixes it in
+        prediction.
 
         Args:
             rows: the sequences, by rows of the log.
@@ -290,6 +306,7 @@ class AttrFormer(PosSASRec):
         """
         # a history is the rows from ``start`` to ``target``, without the latter
         target = newest + 1
+        # whole histories are read if training linked a user's windows, else the newest window only
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
@@ -310,12 +327,12 @@ class AttrFormer(PosSASRec):
     def gather(
         self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Return sequences of the log as a batch, with the relations among them.
+        """Return sequences of the log as a batch, with the relations among them as its ``extras``.
 
         Args:
             rows: the sequences, by rows of the log.
-            queries: [k] int64 index of the interaction that each query follows; None for a query
-                after each interaction.
+            queries: [k] int64 index of the interaction that each query follows (a query asks for
+                the next item); None for a query after each interaction.
             lookup: the log and its relations.
         """
         device = self.item_embedding.weight.device
@@ -340,8 +357,8 @@ class AttrFormer(PosSASRec):
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
         """Return the training histories that predictions read, the bank.
 
-        They are those of ``bank_users``, which are sampled once, or of the batch's own users
-        (``inference_relations: batch``).
+        With ``inference_relations: training_bank`` they are those of ``bank_users``, which are
+        sampled once; with ``batch`` those of the users for whom items are predicted.
 
         Args:
             users: [b] int64 users for whom items are predicted.
@@ -492,6 +509,10 @@ class RelationLayer(TransformerLayer):
     ) -> None:
         """Build the layer: attention with heads of relations, and a feed-forward network.
 
+        A relation connects interactions that share an attribute, such as the brand of their items,
+        with a given weight. The heads of relations use these weights, where others compute their
+        own.
+
         Args:
             options: sizes and switches of the layer.
             position: position scheme of the self-attention.
@@ -529,6 +550,7 @@ class RelationLayer(TransformerLayer):
         if not self.aggregates or relations.users is None:
             return super().forward(x, batch, queries)
         x = super().forward(x, batch)
+        # the weighted sum of the states of related users
         aggregate = relations.users(x)
         x = aggregate if self.user_gate is None else x + self.user_gate * aggregate
         return x if queries is None else x[queries]

@@ -108,6 +108,7 @@ class Content(ItemPart):
                 f"item_vectors: vectors have {vectors.shape[1]:,} numbers, those that the model "
                 f"was trained with {self.inner.in_features:,}; make them in the same way"
             )
+        # the new items behind the others, transformed as those were
         values = self.statistics.transform(vectors.copy())
         extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
         # trained content stays a parameter, so that a checkpoint has it
@@ -195,9 +196,10 @@ class Statistics:
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Add content vectors to the items of a model, if the option ``item_vectors`` gives any.
 
-    With ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained
-    function of the content is added to them, with ``replace`` it takes their place; the loss then
-    chooses among items with a training interaction only.
+    Content vectors are made outside of the model, of texts or images of items. With
+    ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained function of
+    the content is added to them, with ``replace`` it takes their place; the loss then chooses among
+    items with a training interaction only, since it would teach that all others are wrong answers.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
@@ -242,6 +244,7 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     values = _read_content(model, config, dataset)
     has_content = values.any(1)
     if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
+        # 0 if content has the size d already and is only whitened
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
@@ -271,6 +274,7 @@ def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
     whiten = config["item_vectors_whiten"]
     statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
     if config["item_vectors_use"] == "replace":
+        # no vector of an item's id: content alone makes its vector
         model.item_embedding.drop_ids()
     values = statistics.transform(values)
     is_trainable = bool(config["item_vectors_train"])

@@ -84,6 +84,8 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
+        # ``check_clock`` refuses or reports times that fall, or that are in another unit than is
+        # said
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)

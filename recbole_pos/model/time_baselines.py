@@ -136,6 +136,7 @@ class TALE(Untrained):
             gram += (sources.T @ sources).toarray()
             cross += (sources.T @ answers).toarray()
 
+        # ``cho_solve`` needs a positive definite matrix, which the regularisation makes of it
         gram[np.diag_indices_from(gram)] += config["reg_weight"]
         return cho_solve(cho_factor(gram, overwrite_a=True), cross, overwrite_b=True)
 

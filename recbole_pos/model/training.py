@@ -92,6 +92,9 @@ class NativeAdapter(RecBoleAdapter):
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         """Return the loss of the model as a function of a batch.
 
+        A user's class may define the loss of rows (``calculate_loss``), that of windows
+        (``window_loss``), or none; the class furthest down that defines one decides.
+
         Args:
             packed: whether batches are windows, with many targets, and not rows with one each.
 
@@ -118,7 +121,8 @@ class NativeAdapter(RecBoleAdapter):
     def find_kept_table(self) -> nn.Parameter | None:
         """Return the table of item vectors if its gradient should be kept from step to step.
 
-        It is worth it if the table is large, on a CPU, and a step touches few of its rows.
+        A new gradient of a large table must be allocated and zeroed in every step. Keeping one pays
+        off on a CPU, if a step touches few rows of a large table.
 
         Returns:
             The weights [items, d], or None.

@@ -36,6 +36,7 @@ class DistanceBias(AttentionPosition):
         """
         t = batch.width
         distance = torch.arange(t, device=q.device)
+        # a number for each distance, put where query i and key j have that distance
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
         return curve[:, lag].unsqueeze(0)
@@ -131,8 +132,12 @@ class KERPLE(DistanceBias):
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
         """Create the two learned numbers of each head, without bounds, [h] each.
 
-        :meth:`curve` maps them to r1 and r2 in their ranges. ``kerple_kind`` is the function of the
-        distance, ``log`` or ``power``.
+        :meth:`curve` maps them to r1 and r2, which make the bias of a distance, and keeps these in
+        their ranges.
+
+        Args:
+            dimensions: sizes of the model, with h heads.
+            kerple_kind: the function of the distance, ``log`` or ``power``.
         """
         super().__init__()
         self.kind = kerple_kind

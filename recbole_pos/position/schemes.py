@@ -158,6 +158,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
             "register_scheme"
         )
     values = {key: values[key] for key in options}  # without those of classes that it extends
+    # of the options that the class adds to those it inherits, only the ones it has
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
     own_options &= set(options)
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
