@@ -273,6 +273,9 @@ class ItemFeatures(ItemPart):
         """Add as many items as there are ``vectors`` [k, ...]; all their fields are missing.
 
         A missing number is NaN, a missing token 0.
+
+        Args:
+            vectors: content vectors of the new items; only their number matters here.
         """
         for index in range(len(self.fields)):
             column = getattr(self, f"values_{index}")

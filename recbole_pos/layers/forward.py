@@ -285,7 +285,11 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (4; FPARec, equation 8)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout."""
+        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout.
+
+        Args:
+            options: sizes and switches of the layer.
+        """
         super().__init__()
         self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
         self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)

@@ -44,6 +44,9 @@ class SessionGraph:
 
         Args:
             batch: the sessions, with the items of their m interactions.
+
+        Returns:
+            The graphs, with all nodes of a session one after the other.
         """
         # sort interactions by session and item, so that those of a node stand together
         items = batch.items

@@ -173,6 +173,9 @@ def require_result(
 
     Raises:
         UsageError: if the result is no floating-point tensor, or of another shape.
+
+    Returns:
+        The result, cast if it is float64.
     """
     if isinstance(found, Tensor) and found.is_floating_point():
         # a bias may have fewer dimensions than [b, h, t, t], and 1 in place of any size

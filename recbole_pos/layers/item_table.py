@@ -74,6 +74,9 @@ class ItemTable(nn.Embedding):
         The modules in ``parts`` add to the vectors of items, such as an MLP of their content; each
         gets the content of the new items. The new rows of the table itself are zeros: they are not
         trained.
+
+        Args:
+            vectors: [k, c] a content vector for each new item.
         """
         parts: Iterable[Any] = self.parts.values()
         for part in parts:
@@ -90,6 +93,12 @@ class ItemTable(nn.Embedding):
         such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
         False), parts add to zeros. In a :meth:`shared` block all this is computed already and only
         looked up.
+
+        Args:
+            items: [...] int64 ids.
+
+        Returns:
+            [..., d].
         """
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
@@ -109,6 +118,9 @@ class ItemTable(nn.Embedding):
         A vector is the item's row of the table, to which each module in ``parts`` adds something,
         such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
         False), parts add to zeros. In a :meth:`shared` block the vectors are computed already.
+
+        Returns:
+            [n, d], padding included.
         """
         if self._shared is not None:
             return self._shared

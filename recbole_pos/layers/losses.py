@@ -206,6 +206,9 @@ class _CatalogueLoss(EarlyGradients):
             betas: [m, n] their weights; None if all are 1.
             prior: [items] weight of each item at every position, or None.
             factor_type: type to which factors of products are rounded; None for their own.
+
+        Returns:
+            Scalar mean over the m positions.
         """
         loss, grad_states, grad_vectors = _compute_loss_and_gradients(
             states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
@@ -270,6 +273,9 @@ def weighted_cross_entropy(
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
+
+    Returns:
+        Scalar.
     """
     device_type = states.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
@@ -334,6 +340,9 @@ def posterior_loss(
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
         prior_weight: factor of the prior: 1 in the paper, 0 for no prior.
+
+    Returns:
+        Scalar.
     """
     if prior_weight == 0:
         return weighted_cross_entropy(states, vectors, targets, betas, None)

@@ -281,6 +281,17 @@ class _SharedNegatives(EarlyGradients):
         Groups of positions share n negatives. The loss is a softmax over the target and the
         negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
         computed here, while the logits of a chunk of groups exist.
+
+        Args:
+            states, vectors, targets, items: see :meth:`SampledLoss.compute`.
+            target_terms: [m] added to the targets' logits or, with beta, the weights of negatives.
+            shifts: [groups, n] added to the negatives' logits, or None.
+            beta: factor of the target's term in a binary loss; None for a softmax.
+            rows, target_index, item_index: the rows of the item table that the gradient has, and the
+                places of targets and negatives among them.
+
+        Returns:
+            Scalar.
         """
         # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
         m = len(states)

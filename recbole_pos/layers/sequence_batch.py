@@ -70,6 +70,9 @@ class Features:
         Args:
             events: function of the columns of interactions, such as a selection of some of them.
             users: function of the columns of users; by default these stay as they are.
+
+        Returns:
+            The changed columns, by the same names.
         """
         return Features(
             {name: events(column) for name, column in self.events.items()},
@@ -83,6 +86,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     Args:
         value: a tensor, or a dict, tuple or dataclass of such; anything else is returned as it is.
         change: the function, such as one that moves a tensor to a device.
+
+    Returns:
+        The same structure with changed tensors.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -221,6 +227,9 @@ class SequenceBatch:
         interaction, and the state after the newest one answers the request at ``at``: times 3, 8
         and ``at`` 9 become 8, 9. ``elapsed`` still counts from the oldest interaction, at 3.
         Without ``at`` the request is this batch itself.
+
+        Returns:
+            A batch with the times of requests.
         """
         if self.at is None or self.times is None:
             return self
@@ -341,6 +350,9 @@ class PaddedBatch(SequenceBatch):
             times: [b, t] seconds, or None.
             at: [b] seconds, when the next item is requested, or None.
             features: columns [b, t] or [b, t, s] of interactions and [b, ...] of users, or None.
+
+        Returns:
+            The batch, in which padding counts as interactions.
         """
         b, t = items.shape
         features = features or Features()

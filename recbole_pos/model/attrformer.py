@@ -177,6 +177,9 @@ class AttrFormer(PosSASRec):
             options: sizes and switches of the layer.
             position: position scheme of the layer.
             number: number of the layer, from 1.
+
+        Returns:
+            The layer.
         """
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
@@ -212,6 +215,9 @@ class AttrFormer(PosSASRec):
             vectors: [items, d] item vectors.
             targets: [k, n] int64 the next n items of each state.
             target_weights: [k, n] their weights beta, 0 where there is no such item.
+
+        Returns:
+            Scalar.
         """
         return posterior_loss(
             states, vectors, targets, target_weights, self.prior, self.prior_weight
@@ -280,6 +286,12 @@ class AttrFormer(PosSASRec):
         than a held-out target of their user. Histories that end within the training part have no
         such guarantee, and read each other as in training. Histories that are not in the log are
         appended to it.
+
+        Args:
+            batch: histories with queries, each of which asks for the next item.
+
+        Returns:
+            [k, d].
         """
         if batch.extras is not None:
             return super().encode(batch)
@@ -303,6 +315,9 @@ class AttrFormer(PosSASRec):
         Args:
             newest: [b] int64 row of the log with the newest interaction of each history.
             lookup: the log and its relations, with histories from outside appended.
+
+        Returns:
+            [b, d], in the order of ``newest``.
         """
         # a history is the rows from ``start`` to ``target``, without the latter
         target = newest + 1
@@ -334,6 +349,9 @@ class AttrFormer(PosSASRec):
             queries: [k] int64 index of the interaction that each query follows (a query asks for
                 the next item); None for a query after each interaction.
             lookup: the log and its relations.
+
+        Returns:
+            The batch on the model's device.
         """
         device = self.item_embedding.weight.device
         relations = self._relate(rows, lookup, device)

@@ -138,6 +138,13 @@ class PosRecommender(SequentialRecommender):
 
         The tables of the loss and of the targets are no buffers: they are moved to the device of
         the item vectors here, so that no training step has to.
+
+        Args:
+            fn: function that torch applies to all tensors.
+            recurse: whether it is applied to modules within this one, too.
+
+        Returns:
+            The model.
         """
         super()._apply(fn, recurse)
         for tables in (self.loss, self.later_targets):
@@ -286,6 +293,9 @@ class PosRecommender(SequentialRecommender):
             rows: RecBole's batch: histories [B, L] padded with 0 on the right, their lengths and,
                 where the model reads them, times, features, the time of the request, the row of the
                 target in the log. The item to predict is its target, if there is one.
+
+        Returns:
+            The batch, with m interactions in all.
         """
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
         # which places of the rows are no padding
@@ -328,6 +338,9 @@ class PosRecommender(SequentialRecommender):
             at: [B] times of the requests; for models with ``reads_request``.
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
+
+        Returns:
+            The batch, with B queries.
         """
         return SequenceBatch.from_lengths(
             items,
@@ -385,6 +398,12 @@ class PosRecommender(SequentialRecommender):
 
         On a CPU rows are encoded in parts of similar length if most of a batch is padding. The
         states are in the order of the rows.
+
+        Args:
+            rows: histories [B, L] padded with 0 on the right, and their lengths.
+
+        Returns:
+            [B, d], in the order of the rows.
         """
         # Not on a GPU, which would have to be waited for to read the lengths; not in training, and
         # not for models that relate the rows of a batch to each other (``needs_events``).

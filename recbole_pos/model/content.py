@@ -163,6 +163,9 @@ class Statistics:
             is_fitted: [n] bool, the items to measure; rows of zeros are left out.
             whiten: whether components are scaled and turned to be uncorrelated.
             size: number of principal components to keep; 0 for no such reduction.
+
+        Returns:
+            Mean and matrix, which :meth:`transform` applies.
         """
         # sums over the rows, some at a time, in float64
         rows = np.flatnonzero(is_fitted & values.any(1))

@@ -120,6 +120,12 @@ class PosRec(GraphRecommender):
         Graph layers pass messages between the items of a session; a transformer attends to them
         with position encodings added; both are read at the first and the last item (PosRec, Qiu et
         al., TOIS 2021, section 4.3).
+
+        Args:
+            batch: b sessions, with their graphs as ``extras`` if they are made already.
+
+        Returns:
+            [b, d].
         """
         # the host has made the graphs before the step, in ``prepare``; a batch without them gets
         # them now
@@ -189,6 +195,12 @@ class FGNN(GraphRecommender):
         A session is a graph whose nodes are its items. Graph attention updates their vectors, with
         ReLU between layers, and Set2Set, a repeated attention, summarises them as q* (FGNN, Qiu et
         al., CIKM 2019).
+
+        Args:
+            batch: b sessions, with their graphs as ``extras`` if they are made already.
+
+        Returns:
+            [b, d].
         """
         # the host has made the graphs before the step, in ``prepare``; a batch without them gets
         # them now

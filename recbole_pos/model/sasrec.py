@@ -84,8 +84,7 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        # ``check_clock`` refuses or reports times that fall, or that are in another unit than is
-        # said
+        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
@@ -106,6 +105,9 @@ class PosSASRec(PosRecommender):
 
         Raises:
             UsageError: if ``norm`` does not go with the kind.
+
+        Returns:
+            The layer.
         """
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":

@@ -145,6 +145,12 @@ class TALE(Untrained):
 
         x has the weight exp(-p / tau_inf) for the item at position p from the end, 0 for the
         newest; of an item that occurs several times the largest one.
+
+        Args:
+            interaction: RecBole's batch, with histories [B, L] padded with 0 on the right.
+
+        Returns:
+            [B, items].
         """
         history, length = interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN]
         position = torch.arange(history.size(1), device=history.device)

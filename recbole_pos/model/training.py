@@ -101,6 +101,9 @@ class NativeAdapter(RecBoleAdapter):
         Raises:
             UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
                 and inherits ``window_loss``: training would not use what it defines.
+
+        Returns:
+            A function of a batch that returns the scalar loss.
         """
         # the most derived class that defines one of both
         losses = {"window_loss", "calculate_loss"}

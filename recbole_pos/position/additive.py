@@ -44,6 +44,9 @@ class PositionEncoding(InputPosition):
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
             length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
                 it: ``forward`` is of its first occurrence, ``backward`` of its last.
+
+        Returns:
+            [..., d].
         """
         raise NotImplementedError
 
@@ -146,6 +149,9 @@ class FixedEncoding(CountedEncoding):
 
         Each of ``counts``, such as the number of older interactions, has columns of its own
         (``widths``); :meth:`make_slice` computes them.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
         """
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)

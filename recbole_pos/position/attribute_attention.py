@@ -222,6 +222,7 @@ class DecoupledAttributes(AttentionPosition):
         for index, table in enumerate(self.tables):
             tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]
             is_token = (tokens > 0).to(table.dtype)
+            # the mean; an item without tokens has a sum of 0, divided by 1
             total = (table[tokens] * is_token[..., None]).sum(1)
             vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
         return vectors

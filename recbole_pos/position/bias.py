@@ -33,6 +33,13 @@ class DistanceBias(AttentionPosition):
 
         Above the diagonal, where a key is newer than the query, it has the value of distance 0,
         which the causal mask hides.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys; only the type of q is read.
+            batch: the histories, the longest of length t.
+
+        Returns:
+            [1, h, t, t].
         """
         t = batch.width
         distance = torch.arange(t, device=q.device)
@@ -56,6 +63,9 @@ class ALiBi(DistanceBias):
 
         4 heads have 1/4, 1/16, 1/64 and 1/256. 6 heads have these and, of the slopes of 8 heads,
         the first and the third, 1/2 and 1/8.
+
+        Args:
+            dimensions: sizes of the model, with h heads.
         """
         super().__init__()
         h = dimensions.n_heads

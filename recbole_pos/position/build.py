@@ -64,6 +64,9 @@ class Schemes:
         """Build what changes the attention of the next layer: all its position schemes as one.
 
         Call it once for each layer, in order. Later layers may take over tables of the first.
+
+        Returns:
+            One scheme, whose hooks call those of all.
         """
         scheme = Compose(self._build(AttentionPosition, len(self._layers)))
         self._layers.append(scheme)
@@ -110,6 +113,9 @@ def build_schemes(
     Raises:
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
             scheme inside attention for a model that has none.
+
+    Returns:
+        The encoding of the input, and what builds the schemes of each layer.
     """
     classes = {name: SCHEMES[name] for name in scheme_names(position)}
     if "nope" in classes and len(classes) > 1:

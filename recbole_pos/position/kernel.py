@@ -75,7 +75,11 @@ class FullFactor(Factor):
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
-        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal."""
+        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal.
+
+        Args:
+            t: number of rows and columns, up to n.
+        """
         # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 stand before row r.
         first_row = self.n - t
         start = first_row * (first_row + 1) // 2

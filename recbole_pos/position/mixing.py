@@ -133,6 +133,9 @@ class TokenMixing(AttentionPosition):
         """Create W1 and W2, which mix the positions of a sequence, by Xavier's rule.
 
         They are [n, n] each, with n the maximum length; :meth:`attend` masks newer positions.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
         """
         super().__init__()
         n = dimensions.max_length

@@ -186,6 +186,9 @@ class FixedPattern(PositionalAttention):
         """Compute the fixed weights A [1, n, n], zero above the diagonal, from :meth:`pattern`.
 
         Row i has the weights with which position i reads itself and older positions.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
         """
         super().__init__()
         n = dimensions.max_length

@@ -107,6 +107,9 @@ class FrequencyBank(nn.Module):
         Args:
             fn: function that torch applies to all tensors, such as a cast to half precision.
             recurse: whether it is applied to modules within this one, too.
+
+        Returns:
+            The module.
         """
         exact = self.start if self.learn == "fixed" else None
         super()._apply(fn, recurse)
@@ -156,6 +159,9 @@ def build_time_bank(
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.
+
+    Returns:
+        A module that returns the frequencies.
     """
     if options["time_base"] is not None:
         start = base_form(planes, options["time_base"], options["time_scale"])
@@ -191,6 +197,9 @@ def count_planes(dimensions: Dimensions, scheme: str) -> int:
 
     Raises:
         UsageError: if e is odd.
+
+    Returns:
+        e / 2.
     """
     if dimensions.head_size % 2:
         raise UsageError(

@@ -93,6 +93,9 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
 
     Raises:
         UsageError: for an unknown or repeated name, or a value that is not a list of names.
+
+    Returns:
+        The names, a single one as a list, too.
     """
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):

@@ -87,6 +87,9 @@ class AngularPosition(AttentionPosition):
         """Return the cosines and sines of :meth:`turns`, [m, h or 1, e / 2] each.
 
         If they depend on no parameter they are computed once per batch and shared by all layers.
+
+        Args:
+            batch: the m interactions, with times.
         """
         if self.cache_key is None:
             return self.turns(batch)
@@ -374,6 +377,9 @@ class TimeOrderRotaryPosition(AngularPosition):
             planes: number of planes of a head.
             ratio: share of planes, heads or layers that turn by time.
             dimensions: number of layers, and which one this is.
+
+        Returns:
+            Planes of order, and planes of time.
         """
         if self.fusion == "split_dim":
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
@@ -480,6 +486,9 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
 
     Raises:
         UsageError: if there is only one to be split.
+
+    Returns:
+        From 0 to ``total``.
     """
     if ratio in (0, 1):
         return total * int(ratio)

@@ -65,6 +65,9 @@ class Edges:
         Args:
             parts: for each list its readers, sources and values, [edges] each. Relations of the
                 same reader keep their order.
+
+        Returns:
+            The relations of all lists.
         """
         empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)  # if there is no part
         reader, source, value = (np.concatenate(x) for x in zip(empty, *parts, strict=True))
@@ -391,6 +394,9 @@ def top_differences(
         max_back: how many interactions back are compared.
         is_rising: whether values never fall along a chain, as times and positions; the k nearest
             interactions are then the strongest, and only they are compared.
+
+    Returns:
+        Pairs of reader and source with their relation, sorted by reader.
     """
     # how far back a reader looks: 1, 2, ... interactions before it
     longest = np.bincount(chain).max(initial=1)
