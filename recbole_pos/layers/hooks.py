@@ -171,11 +171,11 @@ def require_result(
         source: the scheme or model.
         method: name of the method.
 
-    Raises:
-        UsageError: if the result is no floating-point tensor, or of another shape.
-
     Returns:
         The result, cast if it is float64.
+
+    Raises:
+        UsageError: if the result is no floating-point tensor, or of another shape.
     """
     if isinstance(found, Tensor) and found.is_floating_point():
         # a bias may have fewer dimensions than [b, h, t, t], and 1 in place of any size

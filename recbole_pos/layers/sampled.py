@@ -287,8 +287,8 @@ class _SharedNegatives(EarlyGradients):
             target_terms: [m] added to the targets' logits or, with beta, the weights of negatives.
             shifts: [groups, n] added to the negatives' logits, or None.
             beta: factor of the target's term in a binary loss; None for a softmax.
-            rows, target_index, item_index: the rows of the item table that the gradient has, and the
-                places of targets and negatives among them.
+            rows, target_index, item_index: the rows of the item table that the gradient has, and
+                the places of targets and negatives among them.
 
         Returns:
             Scalar.

@@ -103,11 +103,11 @@ class PosSASRec(PosRecommender):
             position: position scheme inside its attention.
             number: number of the layer, from 1, for subclasses whose layers differ.
 
-        Raises:
-            UsageError: if ``norm`` does not go with the kind.
-
         Returns:
             The layer.
+
+        Raises:
+            UsageError: if ``norm`` does not go with the kind.
         """
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":

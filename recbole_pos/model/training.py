@@ -98,12 +98,12 @@ class NativeAdapter(RecBoleAdapter):
         Args:
             packed: whether batches are windows, with many targets, and not rows with one each.
 
+        Returns:
+            A function of a batch that returns the scalar loss.
+
         Raises:
             UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
                 and inherits ``window_loss``: training would not use what it defines.
-
-        Returns:
-            A function of a batch that returns the scalar loss.
         """
         # the most derived class that defines one of both
         losses = {"window_loss", "calculate_loss"}

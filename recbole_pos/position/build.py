@@ -110,12 +110,12 @@ def build_schemes(
         has_attention: whether the model has layers of attention, for which it calls
             ``Schemes.attention``.
 
+    Returns:
+        The encoding of the input, and what builds the schemes of each layer.
+
     Raises:
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
             scheme inside attention for a model that has none.
-
-    Returns:
-        The encoding of the input, and what builds the schemes of each layer.
     """
     classes = {name: SCHEMES[name] for name in scheme_names(position)}
     if "nope" in classes and len(classes) > 1:

@@ -157,11 +157,11 @@ def build_time_bank(
         scaled: whether each has a learned factor, too.
         factor: factor of all fresh frequencies.
 
-    Raises:
-        UsageError: if the shortest period is not above 0 and below the longest.
-
     Returns:
         A module that returns the frequencies.
+
+    Raises:
+        UsageError: if the shortest period is not above 0 and below the longest.
     """
     if options["time_base"] is not None:
         start = base_form(planes, options["time_base"], options["time_scale"])
@@ -195,11 +195,11 @@ def count_planes(dimensions: Dimensions, scheme: str) -> int:
         dimensions: sizes of the model.
         scheme: name of the position scheme that asks, for the message.
 
-    Raises:
-        UsageError: if e is odd.
-
     Returns:
         e / 2.
+
+    Raises:
+        UsageError: if e is odd.
     """
     if dimensions.head_size % 2:
         raise UsageError(

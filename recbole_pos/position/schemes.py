@@ -91,11 +91,11 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
         position: the value: the name of a scheme, or a list of names.
         key: name of the option, for messages.
 
-    Raises:
-        UsageError: for an unknown or repeated name, or a value that is not a list of names.
-
     Returns:
         The names, a single one as a list, too.
+
+    Raises:
+        UsageError: for an unknown or repeated name, or a value that is not a list of names.
     """
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):

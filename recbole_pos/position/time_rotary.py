@@ -455,8 +455,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_periods(self) -> Tensor | None:
         """Return after how many seconds each plane has turned once by time.
 
-        Longer times cannot be told from shorter ones by that plane, so a run warns of periods that
-        do not fit its data. A plane is a pair of columns of a head.
+        After that a plane, a pair of columns of a head, has the same angle again. Before training the
+        shortest of these times is compared with those of the dataset.
 
         Returns:
             [h, e / 2], infinite for planes that turn by order; None if all of them do.
@@ -484,11 +484,11 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
         total: number of planes, heads or layers.
         units, option: their name, and the option that sets their number, for the message.
 
-    Raises:
-        UsageError: if there is only one to be split.
-
     Returns:
         From 0 to ``total``.
+
+    Raises:
+        UsageError: if there is only one to be split.
     """
     if ratio in (0, 1):
         return total * int(ratio)
