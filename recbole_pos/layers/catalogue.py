@@ -72,6 +72,8 @@ def score_parts(
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best items of every row, best first; of equal scores, the lower id first.
 
+    A row is a history. Only the best so far are kept, not the scores of all items.
+
     Args:
         parts: ids [c] and scores [rows, c] of some items at a time, the ids rising from part to
             part, as :func:`score_parts` yields them.

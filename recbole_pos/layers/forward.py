@@ -37,6 +37,9 @@ from recbole_pos.values import Options
 def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the loss of a batch: encode its queries, and compare the states with their targets.
 
+    A query asks for what follows one of the interactions; its target is the item that did. Some
+    models leave out items that the loss may not choose among (``training_candidates``).
+
     Args:
         model: a :class:`~recbole_pos.model.base.PosRecommender`.
         batch: histories with queries and a target item for each.
@@ -74,6 +77,8 @@ def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
 
 def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
     """Encode a batch by a causal transformer: item vectors, positions, then all layers.
+
+    A query asks for what follows one of the interactions: only states at queries are returned.
 
     Args:
         model: a ``PosSASRec``, with its layers, layer norm and position schemes.

@@ -137,13 +137,13 @@ class AttentionPosition(PositionScheme):
         """Compute what replaces dot-product attention; None, by default, replaces nothing.
 
         Args:
-            query, key, value: [m, h, e] packed; a query or key that ``projections`` leaves out is
-                None, and such a value is the layer's input.
+            query, key, value: [m, h, e], history after history; a query or key that
+                ``projections`` leaves out is None, and such a value is the layer's input.
             batch: the histories.
             dropout: dropout on the weights of attention.
 
         Returns:
-            [m, h, e] packed, or None.
+            [m, h, e], history after history, or None.
         """
         return None
 

@@ -205,9 +205,10 @@ class SampledLoss:
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is added to the logits of a softmax because its negatives are sampled.
 
-        With q the distribution they are sampled from, ``logq_correction: standard`` adds -log q to
-        all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's and -log q to
-        those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
+        Negatives are the items that a target is compared with. Those that are sampled often would
+        count too much, which a term by their probability q corrects. ``logq_correction: standard``
+        adds -log q to all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's
+        and -log q to those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
 
         Args:
             targets: [m] int64 item of each position.

@@ -263,7 +263,9 @@ class SequenceBatch:
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return where each packed interaction is in a padded block that is read as one row.
+        """Return where each interaction is in a padded block that is read as one row.
+
+        Interactions are packed: one history after the other, without padding.
 
         Histories of 1 and 2 interactions make a block [2, 2]: aligned at the start their indices
         are 0, 2, 3, time-major they are 0, 1, 3.

@@ -127,8 +127,9 @@ class AttrFormer(PosSASRec):
     def attach(self, dataset: Dataset, config: Options) -> None:
         """Set the dataset whose interactions are related, and which predictions read.
 
-        Its log is the one that ``batch.log_rows`` counts in. It also chooses the users whose
-        training interactions all predictions read (``bank_users``).
+        Interactions of a batch are given by their rows in its log (``batch.log_rows``). Predictions
+        also read training interactions of other users, the bank; which users these are is sampled
+        here.
 
         Args:
             dataset: training part of a dataset.
@@ -136,7 +137,6 @@ class AttrFormer(PosSASRec):
 
         Raises:
             UsageError: if times are related, but fall along a history.
-        # ``RelationLookup`` finds which interactions of a batch are related
         """
         self.lookup = RelationLookup(
             self.declared,
@@ -280,15 +280,15 @@ class AttrFormer(PosSASRec):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Encode the histories of a batch, and return the states [k, d] of its queries.
 
-        A batch with relations, as in training, is encoded as it is. For any other one the whole
-        histories up to its newest interactions are looked up in the log, and with
-        ``inference_relations`` they read the bank: training interactions of other users, all older
-        than a held-out target of their user. Histories that end within the training part have no
-        such guarantee, and read each other as in training. Histories that are not in the log are
-        appended to it.
+        A query asks for the next item after an interaction. A batch that has relations
+        (``extras``), as in training, is encoded as it is. For any other one the whole histories up
+        to its newest interactions are looked up in the log, and with ``inference_relations`` they
+        read the bank: training interactions of other users, all older than a held-out target of
+        their user. Histories that end within the training part have no such guarantee, and read
+        each other as in training. Histories that are not in the log are appended to it.
 
         Args:
-            batch: histories with queries, each of which asks for the next item.
+            batch: histories with queries.
 
         Returns:
             [k, d].
@@ -445,6 +445,10 @@ class RelationAttention(MultiHeadAttention):
     ) -> None:
         """Create self-attention and, beside it, heads whose weights are given relations.
 
+        A relation connects interactions that share an attribute, such as the brand of their items,
+        with a given weight. A head of relations sums the values of related interactions, by a
+        learned mixture of the M relations.
+
         Args:
             options: sizes and switches of the layer.
             position: position scheme of the self-attention.
@@ -553,8 +557,9 @@ class RelationLayer(TransformerLayer):
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
         """Apply attention and feed-forward network, then aggregate the states of related users.
 
-        The aggregate is added to a state with a learned weight, or replaces it. Layers that do not
-        aggregate end before.
+        Users are related if they share attributes, such as their age. The aggregate, a sum of
+        states weighted by these relations, is added to a state with a learned weight, or replaces
+        it. Layers that do not aggregate end before.
 
         Args:
             x: [m, d] states of all interactions.

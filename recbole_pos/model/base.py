@@ -100,6 +100,9 @@ class PosRecommender(SequentialRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build what all models share: the item vectors with features and content, and the loss.
 
+        Features are fields of the dataset, such as a brand; content vectors are made outside of it,
+        of texts for example. The layers between item vectors and loss are built by subclasses.
+
         Args:
             config: RecBole's configuration with the options of the model.
             dataset: training part of a dataset, or that of a run which is loaded for serving.
@@ -239,6 +242,9 @@ class PosRecommender(SequentialRecommender):
         self, states: Tensor, vectors: Tensor, batch: SequenceBatch
     ) -> Tensor:
         """Return the loss of states against the next few items after each query, not only one.
+
+        A query asks for what follows one of the interactions. ``later_targets`` finds the next
+        items in the log, and ``average_losses`` compares the states with them.
 
         Args:
             states: [k, d] states of the queries.

@@ -263,9 +263,11 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add MLP(c_i) to the item vectors of a model, or replace them by it.
+    """Add to the item vectors of a model a trained function of the items' content, or replace them.
 
-    c_i are the content vectors, scaled or whitened by the items with a training interaction.
+    Content vectors c_i, of texts for example, are scaled or whitened by the items with a training
+    interaction; the function is an MLP. It becomes one of the parts of the item table, modules that
+    add to its vectors.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.

@@ -203,6 +203,15 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 def ensure_registered(model: type) -> str:
     """Return the name of a model class; register it under the name of the class if it has none.
 
+    Classes of RecBole and of the plugin have names already, and so has one that was registered
+    before.
+
+    Args:
+        model: the class.
+
+    Returns:
+        The name, by which a run finds the class.
+
     Raises:
         UsageError: if the class is no recommender that can run here.
     """
@@ -256,6 +265,9 @@ def _require_recommender(model: Any) -> None:
 
     It must extend a recommender of RecBole's or of the plugin, and define a loss and scores, or
     for the plugin's base class ``encode``.
+
+    Args:
+        model: what a user has given as a model.
     """
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")

@@ -88,6 +88,9 @@ class PosRec(GraphRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position encodings, the graph layers and the bidirectional transformer.
 
+        Anchors, which some options are about, are the first, last and repeated items of a session;
+        they send messages to all its items.
+
         Args:
             config: options, ``properties/model/PosRec.yaml``.
             dataset: training part of a dataset.

@@ -44,6 +44,8 @@ class PosSASRec(PosRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position schemes, a layer around each, and the norms.
 
+        A position scheme is a module that tells the model about order or time.
+
         Args:
             config: options of the model; ``position`` names the position schemes.
             dataset: training part of a dataset. Its times are checked if a scheme reads them, and

@@ -157,6 +157,8 @@ def _take_best(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best scores of each row of a sparse matrix and their columns.
 
+    A row is an item, its columns are other items, and a score says how near they are.
+
     Args:
         row, column, score: [E] row, column and score of each entry, in any order.
         num_rows: number of rows.
@@ -233,7 +235,7 @@ class TransitionGraph(SessionKNN):
         is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
         is_followed &= items[1:] != items[:-1]
 
-        # how often each item (row) is followed by each other one
+        # how often each item (row) is followed by each other one; held-out pairs do not count
         pairs = items[:-1][is_followed], items[1:][is_followed]
         shape = self.n_items, self.n_items
         transitions = csr_matrix((np.ones(len(pairs[0])), pairs), shape)  # equal pairs are added

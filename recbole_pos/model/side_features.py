@@ -71,6 +71,8 @@ def _build_embeddings(
 ) -> dict[str, nn.Module]:
     """Build the module that embeds the values of each field as vectors.
 
+    Tokens, such as brands, get a learned vector each; numbers are embedded in bins or by waves.
+
     Args:
         config: options; ``numeric_embedding`` says how numbers are embedded: in bins, or by sines
             and cosines.

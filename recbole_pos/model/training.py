@@ -58,9 +58,11 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return what batches the model needs, as its attributes say.
 
-        They are windows of histories without padding, with times, requests or rows of the log where
-        the model reads them. ``prepare`` and ``pack`` are functions that the loader calls on the
-        host, while the device trains on the batch before.
+        They are windows of histories without padding, with times, requests (when the next item is
+        asked for) or rows of the log where the model reads them. ``prepare`` and ``pack`` are
+        functions that the loader calls on the host, while the device trains on the batch before:
+        the first computes what a model reads beside the batch, such as graphs, the second makes
+        batches of RecBole's rows.
         """
         model = self.model
         # a custom loss of rows may read fields that a packed batch does not have
@@ -214,6 +216,8 @@ class MaskedEvents(RecBoleAdapter):
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
         """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
+
+        A masked interaction has a placeholder for its item, which the model learns to fill in.
 
         Scores are computed there only, not at the empty slots that RecBole's rows have, too. As in
         RecBole, index 0 marks an empty slot, so that a masked first interaction is no target, and

@@ -63,7 +63,8 @@ class Schemes:
     def attention(self) -> AttentionPosition:
         """Build what changes the attention of the next layer: all its position schemes as one.
 
-        Call it once for each layer, in order. Later layers may take over tables of the first.
+        A position scheme is a module that tells a model about order or time. Call this once for
+        each layer, in order: later layers may take over tables of the first (``share_with``).
 
         Returns:
             One scheme, whose hooks call those of all.
@@ -136,6 +137,8 @@ def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
     """Build the position schemes of a model that adds positions to its input and nowhere else.
+
+    A position scheme is a module that tells a model about order or time.
 
     Args:
         position: name of a scheme or list of names; ``nope`` for no position.
@@ -255,6 +258,7 @@ class Compose(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         for scheme in self.parts().values():
+            # each rotates what the one before has rotated; its result, maybe a user's, is checked
             rotated = scheme.rotate(q, k, batch)
             q, k = (require_result(x, q.dtype, q.shape, scheme, "rotate") for x in rotated)
         return q, k

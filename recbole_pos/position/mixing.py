@@ -156,8 +156,8 @@ class TokenMixing(AttentionPosition):
             dropout: dropout on the hidden layer.
 
         Returns:
-            [m, h, e] packed. A position gets a sum of itself and older ones: the matrices are
-            lower triangular.
+            [m, h, e], history after history. A position gets a sum of itself and older ones: the
+            matrices are lower triangular.
         """
         # a sequence of t interactions uses the last t rows and columns
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]

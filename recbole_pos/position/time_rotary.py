@@ -455,8 +455,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_periods(self) -> Tensor | None:
         """Return after how many seconds each plane has turned once by time.
 
-        After that a plane, a pair of columns of a head, has the same angle again. Before training the
-        shortest of these times is compared with those of the dataset.
+        After that a plane, a pair of columns of a head, has the same angle again. The shortest of
+        these times is compared with those of the dataset before training.
 
         Returns:
             [h, e / 2], infinite for planes that turn by order; None if all of them do.

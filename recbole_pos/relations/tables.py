@@ -325,6 +325,8 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     """Return how many tokens each two classes of a field share (AttrFormer, equation 10).
 
+    A class is one set of tokens, such as the categories of an item.
+
     Args:
         hot: [classes, tokens] sparse, 1 where a class has a token.
         name: field, for the message.
