@@ -42,6 +42,7 @@ class Dropout(nn.Module):
         """Return x with elements zeroed in training mode, x itself in evaluation mode."""
         if not self.training or self.p == 0:
             return x
+        # a GPU has its own fast dropout, and a compiled graph cannot hold the draw of bytes
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
         return x * self.draw_kept(x.shape).to(x.dtype).mul_(self.scale)
@@ -219,6 +220,7 @@ class _BiasedAttention(torch.autograd.Function):
                 select_rows(grad_bias, rows).add_(summed)
 
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        # None for the arguments that have no gradient
         return grad_q.mul_(scale), grad_k, grad_v, grad_bias, None, None
 
 
@@ -247,6 +249,9 @@ def biased_attention(
 ) -> Tensor:
     """Return softmax(q k^T / sqrt(e) + bias) v, with a gradient to the bias that saves memory.
 
+    Torch's kernel would keep all [b, h, t, t] weights for that gradient. ``_BiasedAttention`` keeps
+    those of a few sequences at a time, and computes them again in the backward pass.
+
     Args:
         q, k, v: [b, h, t, e] query, key and value.
         bias: [1 or b, h, t, t], shared by all sequences or one each, -inf where a key is hidden.
@@ -265,6 +270,7 @@ def biased_attention(
     # otherwise chunk by chunk, with a random choice of the weights to keep
     kept = None if dropout is None else dropout.draw_kept((q.size(0), *bias.shape[1:]))
     kept_scale = 1.0 if dropout is None else dropout.scale
+    # all in the type of the values, also under automatic mixed precision
     with torch.autocast(q.device.type, enabled=False):
         tensors = (x.to(v.dtype) for x in (q, k, v, bias))
         return _BiasedAttention.apply(*tensors, kept, kept_scale)

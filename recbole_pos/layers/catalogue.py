@@ -44,6 +44,8 @@ def score_parts(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Score the items to be ranked for every history, ``PART`` items at a time.
 
+    Parts bound the memory, which would otherwise grow with the number of items.
+
     Args:
         scores: function of ids [c] that returns the scores [rows, c], a row for each history.
         choice: the items to rank, and what is added to their scores.
@@ -69,6 +71,8 @@ def score_parts(
 
 def select_best(parts: Parts, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best items of every row, best first; of equal scores, the lower id first.
+
+    A row is a history. Only the best so far are kept, not the scores of all items.
 
     Args:
         parts: ids [c] and scores [rows, c] of some items at a time, the ids rising from part to
@@ -97,6 +101,10 @@ def score_and_rank(
     scores: Scores, choice: Choice, ids: Tensor, barred: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of some items of every row, and their ranks among all ranked items.
+
+    A row is a history. ``score_parts`` scores the ranked items part by part, here once for the
+    scores that are asked and once more to count how many items have higher ones, so that the scores
+    of all items are never held at once.
 
     Args:
         scores: function of ids [c] that returns the scores [rows, c], a row for each history.
@@ -171,6 +179,7 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
         is_complete = scores.numel() == num_rows * num_items
         if is_complete and (scores.dim() == 1 or scores.size(0) == num_rows):
             return scores.reshape(num_rows, num_items)
+    # say what was returned instead
     is_tensor = isinstance(scores, Tensor)
     found = f"{scores.dtype} {list(scores.shape)}" if is_tensor else type(scores).__name__
     raise UsageError(

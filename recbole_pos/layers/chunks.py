@@ -52,11 +52,15 @@ def compute_in_chunks(
     """Return ``function(*tensors)``, computed for a chunk of rows at a time.
 
     Nothing that the function makes on its way is kept: the backward pass computes each chunk again.
+    A tensor with one row, or None, is handed to every chunk as it is.
 
     Args:
         function: computes the rows of its result from the same rows of the tensors; not random.
         tensors: [n, ...] the first one; the others too, or [1, ...] for all rows, or None.
         row_elements: elements that the function makes for a row.
+
+    Returns:
+        [n, ...], the rows of all chunks joined.
     """
     rows = tensors[0]
     assert rows is not None

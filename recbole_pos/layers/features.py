@@ -24,6 +24,8 @@ FREQUENCIES = 16  # k of ``PeriodicField``
 class TokenField(nn.Module):
     """A vector for each token; a list has the mean of its tokens' vectors.
 
+    A token is one of a field's distinct values, numbered from 1.
+
     Args:
         num_tokens: number of tokens, padding included.
         size: d.
@@ -35,6 +37,7 @@ class TokenField(nn.Module):
     is_list: Tensor
 
     def __init__(self, num_tokens: int, size: int, std: float, is_list: bool = False) -> None:
+        """Create the table of vectors; token 0, which stands for no value, has the vector zero."""
         super().__init__()
         self.register_buffer("is_list", torch.tensor(is_list))
         self.table = nn.Parameter(torch.randn(num_tokens, size) * std)
@@ -130,6 +133,7 @@ class BinnedField(TokenField):
             std: standard deviation of fresh vectors.
         """
         super().__init__(num_bins + 1, size, std)  # row 0 is for a missing number
+        # quantiles: with 4 bins those at 1/4, 2/4, 3/4
         edges = np.quantile(numbers if len(numbers) else [0.0], np.arange(1, num_bins) / num_bins)
         self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
 
@@ -245,6 +249,7 @@ class ItemFeatures(ItemPart):
         self.fields = nn.ModuleList(fields.values())
         self.fusion = FeatureFusion(len(fields), size, fusion)
         for index, name in enumerate(fields):
+            # not in checkpoints: they are read from the dataset
             self.register_buffer(f"values_{index}", columns[name], persistent=False)
 
     def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
@@ -268,6 +273,9 @@ class ItemFeatures(ItemPart):
         """Add as many items as there are ``vectors`` [k, ...]; all their fields are missing.
 
         A missing number is NaN, a missing token 0.
+
+        Args:
+            vectors: content vectors of the new items; only their number matters here.
         """
         for index in range(len(self.fields)):
             column = getattr(self, f"values_{index}")

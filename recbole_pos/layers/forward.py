@@ -37,6 +37,9 @@ from recbole_pos.values import Options
 def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the loss of a batch: encode its queries, and compare the states with their targets.
 
+    A query asks for what follows one of the interactions; its target is the item that did. Some
+    models leave out items that the loss may not choose among (``training_candidates``).
+
     Args:
         model: a :class:`~recbole_pos.model.base.PosRecommender`.
         batch: histories with queries and a target item for each.
@@ -75,6 +78,8 @@ def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
 def encode_by_attention(model: Any, batch: SequenceBatch) -> Tensor:
     """Encode a batch by a causal transformer: item vectors, positions, then all layers.
 
+    A query asks for what follows one of the interactions: only states at queries are returned.
+
     Args:
         model: a ``PosSASRec``, with its layers, layer norm and position schemes.
         batch: histories with queries.
@@ -108,6 +113,7 @@ class TransformerEncoder(nn.Module):
         """Apply all layers to x [m, d]; return all states, or those at packed ``queries``."""
         *first, last = self.layer
         for layer in first:
+            # only the last layer may leave out states: those between are read by the layer above
             x = layer(x, batch)
         return last(x, batch) if queries is None else last(x, batch, queries)
 
@@ -140,6 +146,9 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
         """Create the projections that the scheme needs, d to d, with layer norm and dropout.
 
+        A position scheme is a module that changes attention by the order or the times of
+        interactions, and may need fewer projections than query, key and value.
+
         Args:
             options: sizes and switches of the layer.
             position: the position scheme, whose ``projections`` name those among query, key and
@@ -170,11 +179,13 @@ class MultiHeadAttention(nn.Module):
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the output of attention, W_O heads(x), before the residual is added.
 
-        A position scheme may replace dot-product attention as a whole (``attend``); any other only
-        changes its parts (rotations, mixing, bias).
+        The position scheme, a module that knows order and times, may compute attention itself
+        (``attend``, which otherwise returns None). If it does not, ``apply_hooks`` lets it change
+        query, key and value and give a bias, and ``masked_attention`` computes the softmax and the
+        mean.
 
         Args:
-            x: [m, d] inputs, one for each interaction of the batch.
+            x: [m, d] inputs, one for each of the m interactions, history after history.
             batch: the histories.
 
         Returns:
@@ -184,6 +195,7 @@ class MultiHeadAttention(nn.Module):
         out = self.position.attend(query, key, value, batch, self.attn_dropout)  # or None
         if out is None:
             q, k, v, bias = self.apply_hooks(query, key, value, batch)
+            # from a padded block, a row for each history, back to interactions one after the other
             block = masked_attention(q, k, v, bias, batch, self.causal, self.attn_dropout)
             out = batch.unpad(block.transpose(1, 2), "start")
         out = out.reshape(x.shape)  # heads side by side: [m, h, e] to [m, d]
@@ -200,6 +212,7 @@ class MultiHeadAttention(nn.Module):
             value that it does not project is x itself, cut into heads.
         """
         layers = self.projections
+        # results of the layers that exist, in the order query, key, value
         projected = iter(self.project_jointly(x, layers).unbind(1) if layers else ())
         query = None if self.query is None else next(projected)
         key = None if self.key is None else next(projected)
@@ -223,8 +236,12 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Let the position scheme change query, key and value, and pad them for dot products.
 
+        A position scheme is a module that changes attention by the order or the times of
+        interactions. Padding makes blocks with a row for each history of the values of all m
+        interactions.
+
         Args:
-            query, key, value: [m, h, e] each, packed.
+            query, key, value: [m, h, e] each, history after history without padding.
             batch: the histories.
 
         Returns:
@@ -234,6 +251,7 @@ class MultiHeadAttention(nn.Module):
         position = self.position
         query, key = position.rotate(query, key, batch)
         key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
+        # the three as one tensor, so that they are padded at once
         block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)
         return q, k, v, position.bias(q, k, batch)
@@ -272,7 +290,11 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward sub-layer with residual and layer norm (4; FPARec, equation 8)."""
 
     def __init__(self, options: BlockOptions) -> None:
-        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout."""
+        """Create the layers W_1, from d to ``inner_size``, and W_2 back, with norm and dropout.
+
+        Args:
+            options: sizes and switches of the layer.
+        """
         super().__init__()
         self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
         self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)

@@ -53,11 +53,13 @@ class PointwiseAttention(MultiHeadAttention):
     """
 
     def __init__(self, options: BlockOptions, position: AttentionPosition) -> None:
-        """Build the sub-layer with its gate.
+        """Build the sub-layer with its gate, which multiplies the output of attention.
 
         Args:
             options: sizes and switches of the layer.
-            position: position scheme of the layer.
+            position: position scheme of the layer: a module that changes attention by the order or
+                the times of interactions. One that computes attention itself does not go with HSTU,
+                whose attention has no softmax.
 
         Raises:
             UsageError: if the scheme, or one that it is made of, replaces attention.
@@ -99,6 +101,7 @@ class PointwiseAttention(MultiHeadAttention):
             mix = functools.partial(_mix_values, n=n)
             out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * batch.width**2)
 
+        # back from padded blocks to [m, d], and the gate
         out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
         out = self.out_dropout(out * gate.reshape(x.shape))
         return x + (out if self.dense is None else self.dense(out))

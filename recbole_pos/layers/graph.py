@@ -39,14 +39,19 @@ class SessionGraph:
         """Build the graphs of a batch's sessions; every distinct item of a session is a node.
 
         A session of the items 7, 4, 7 has the nodes 4 and 7: item 7 first appears with 0
-        interactions before it, last with 0 after it, twice in all, and ``alias`` is 1, 0, 1.
+        interactions before it, last with 0 after it, twice in all, and ``alias``, the node of each
+        interaction, is 1, 0, 1.
 
         Args:
             batch: the sessions, with the items of their m interactions.
+
+        Returns:
+            The graphs, with all nodes of a session one after the other.
         """
         # sort interactions by session and item, so that those of a node stand together
         items = batch.items
         events = SequenceBatch(items, batch.lengths, batch.max_length, batch.width)
+        # session and item as one number
         code = events.row * (items.max() + 1) + items
         key, order = code.sort(stable=True)
         is_new = torch.ones_like(key, dtype=torch.bool)
@@ -58,6 +63,7 @@ class SessionGraph:
         count = torch.diff(start, append=start.new_tensor([order.numel()]))
         first, last = order[start], order[start + count - 1]
 
+        # the number of nodes of each session
         lengths = torch.bincount(events.row[first], minlength=events.batch_size)
         return cls(
             events=events,
@@ -111,8 +117,12 @@ class Anchors:
     def build(cls, graph: SessionGraph) -> Anchors:
         """Find the anchors of every session, the nodes that send to all others (PosRec, 4.3.2).
 
-        The first item and repeated ones send as neighbours before a node, the last item and
-        repeated ones as neighbours after it.
+        A node is a distinct item of a session. The first item and repeated ones send to every node
+        as if they stood before it, the last item and repeated ones as if they stood after it. A
+        node may be an anchor of both kinds; ``into`` and ``out`` say of which.
+
+        Args:
+            graph: graphs of b sessions, with k nodes in all.
         """
         is_repeated = graph.count > 1
         into = is_repeated.index_fill(0, graph.first_node, True)

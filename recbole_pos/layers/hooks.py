@@ -73,6 +73,7 @@ class PositionScheme(nn.Module):
     def __init__(self, dimensions: Dimensions | None = None) -> None:
         super().__init__()
 
+    # nothing, by default: a scheme has parameters of its own in every layer
     def share_with(self, first: Any) -> None:
         """Take over the parameters that layers share from this scheme in the first layer."""
 
@@ -136,13 +137,13 @@ class AttentionPosition(PositionScheme):
         """Compute what replaces dot-product attention; None, by default, replaces nothing.
 
         Args:
-            query, key, value: [m, h, e] packed; a query or key that ``projections`` leaves out is
-                None, and such a value is the layer's input.
+            query, key, value: [m, h, e], history after history; a query or key that
+                ``projections`` leaves out is None, and such a value is the layer's input.
             batch: the histories.
             dropout: dropout on the weights of attention.
 
         Returns:
-            [m, h, e] packed, or None.
+            [m, h, e], history after history, or None.
         """
         return None
 
@@ -170,6 +171,9 @@ def require_result(
         source: the scheme or model.
         method: name of the method.
 
+    Returns:
+        The result, cast if it is float64.
+
     Raises:
         UsageError: if the result is no floating-point tensor, or of another shape.
     """
@@ -177,11 +181,13 @@ def require_result(
         # a bias may have fewer dimensions than [b, h, t, t], and 1 in place of any size
         is_bias = method == "bias"
         is_as_long = found.dim() <= len(shape) if is_bias else found.dim() == len(shape)
+        # compared from the last dimension on, as in broadcasting
         sizes = zip(reversed(found.shape), reversed(shape), strict=False)
         if is_as_long and all(a == b or (is_bias and a == 1) for a, b in sizes):
             is_double = found.dtype == torch.float64
             return found.to(dtype) if is_double else found
 
+    # say what was returned instead
     is_tensor = isinstance(found, Tensor)
     description = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
     raise UsageError(

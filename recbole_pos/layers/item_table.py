@@ -71,8 +71,12 @@ class ItemTable(nn.Embedding):
     def extend(self, vectors: np.ndarray) -> None:
         """Add k items behind the others, from their content vectors [k, c].
 
-        Modules in ``parts``, such as an MLP of the content, make vectors of them. The new rows of
-        the table itself are zeros.
+        The modules in ``parts`` add to the vectors of items, such as an MLP of their content; each
+        gets the content of the new items. The new rows of the table itself are zeros: they are not
+        trained.
+
+        Args:
+            vectors: [k, c] a content vector for each new item.
         """
         parts: Iterable[Any] = self.parts.values()
         for part in parts:
@@ -83,11 +87,18 @@ class ItemTable(nn.Embedding):
             self.weight = nn.Parameter(rows, self.weight.requires_grad)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Return the vectors [..., d] of item ids [...].
+        """Look up the vectors [..., d] of item ids [...].
 
-        They are rows of the table, or zeros without one (``has_ids``), to which the modules in
-        ``parts`` add features and content. Within :meth:`shared` they are rows of what is computed
-        already.
+        A vector is the item's row of the table, to which each module in ``parts`` adds something,
+        such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
+        False), parts add to zeros. In a :meth:`shared` block all this is computed already and only
+        looked up.
+
+        Args:
+            items: [...] int64 ids.
+
+        Returns:
+            [..., d].
         """
         if self._shared is not None:
             return nn.functional.embedding(items, self._shared)
@@ -104,8 +115,12 @@ class ItemTable(nn.Embedding):
     def vectors(self) -> Tensor:
         """Return the vectors [n, d] of all items, in the order of their ids.
 
-        They are the table, or zeros without one (``has_ids``), to which the modules in ``parts``
-        add features and content. Within :meth:`shared` they are computed already.
+        A vector is the item's row of the table, to which each module in ``parts`` adds something,
+        such as embedded fields or content. Where ids have no vectors of their own (``has_ids`` is
+        False), parts add to zeros. In a :meth:`shared` block the vectors are computed already.
+
+        Returns:
+            [n, d], padding included.
         """
         if self._shared is not None:
             return self._shared
@@ -113,6 +128,7 @@ class ItemTable(nn.Embedding):
         if not self.has_ids:
             vectors = vectors.new_zeros(self.num_embeddings, self.embedding_dim)
         for part in self.parts.values():
+            # None stands for all items
             vectors = part(vectors, None)
         return vectors
 
@@ -120,9 +136,9 @@ class ItemTable(nn.Embedding):
     def shared(self) -> Iterator[Tensor]:
         """Compute :meth:`vectors` once, for all lookups and scores in a ``with`` block.
 
-        Without modules that add features or content nothing is computed, and lookups keep their
-        gradient by rows. A block within another one gives back the outer block's vectors at its
-        end.
+        The modules in ``parts`` add features or content to the table's rows; without any, nothing
+        has to be computed, and lookups keep a gradient that has only the rows they touch. Blocks
+        may be nested: the end of an inner one brings back the vectors of the outer one.
 
         Yields:
             [n, d] vectors of all items.
@@ -181,8 +197,9 @@ class KeptGradient:
 def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[KeptGradient]:
     """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
-    In the block lookups give gradients of the rows they touch, which are added to the kept one;
-    afterwards the table has no gradient.
+    Allocating and zeroing a gradient of the whole table takes longer than a step that touches few
+    rows. In the block lookups give gradients of the rows they touch, which are added to the kept
+    one; afterwards the table has no gradient.
 
     Args:
         weight: [rows, d] the table.
@@ -210,6 +227,9 @@ def takes_rows(weight: Tensor) -> bool:
 
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
     """Return the rows that the gradient of a table has, and the indices of ``ids`` among them.
+
+    In a :func:`kept_gradient` block (``takes_rows``) the gradient has only the rows that a step
+    touches; otherwise it has all.
 
     Args:
         weight: [rows, d] the table.

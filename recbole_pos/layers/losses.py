@@ -145,7 +145,7 @@ class EarlyGradients(torch.autograd.Function):
         rows: Tensor | None = None,
         size: torch.Size | None = None,
     ) -> None:
-        """Save the gradients that ``forward`` has computed, for ``backward``.
+        """Save the gradients that ``forward`` has computed already, for ``backward`` to return.
 
         Args:
             ctx: torch's context of the function.
@@ -178,6 +178,7 @@ class EarlyGradients(torch.autograd.Function):
         grad_states, grad_vectors = grads
         if grad_vectors is not None and ctx.rows is not None:
             grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
+        # states and vectors are the first two arguments of ``forward``
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
         return grad_states, grad_vectors, *other_grads
 
@@ -205,6 +206,9 @@ class _CatalogueLoss(EarlyGradients):
             betas: [m, n] their weights; None if all are 1.
             prior: [items] weight of each item at every position, or None.
             factor_type: type to which factors of products are rounded; None for their own.
+
+        Returns:
+            Scalar mean over the m positions.
         """
         loss, grad_states, grad_vectors = _compute_loss_and_gradients(
             states, vectors, targets, betas, prior, factor_type, ctx.needs_input_grad[:2]
@@ -269,6 +273,9 @@ def weighted_cross_entropy(
         targets: [m, n] int64 items of each position.
         betas: [m, n] weight of each target, 0 for no target; None if n is 1 and all weights are 1.
         prior: [items] weight of each item at every position, 0 for item 0; None for no prior.
+
+    Returns:
+        Scalar.
     """
     device_type = states.device.type
     is_mixed = torch.is_autocast_enabled(device_type)
@@ -284,6 +291,9 @@ def weighted_cross_entropy(
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Write the product of two matrices into a third, and return it.
+
+    With automatic mixed precision the factors have a shorter type than the result, such as bfloat16
+    and float32: torch cannot always multiply such without copies in the longer type.
 
     Args:
         left, right: [a, b] and [b, c], both of the type of ``out`` or of a shorter one.
@@ -330,6 +340,9 @@ def posterior_loss(
         betas: [m, n] weight of each target; 0 where there is no such item.
         prior: [items] p, 0 for item 0; see :func:`dirichlet_prior`.
         prior_weight: factor of the prior: 1 in the paper, 0 for no prior.
+
+    Returns:
+        Scalar.
     """
     if prior_weight == 0:
         return weighted_cross_entropy(states, vectors, targets, betas, None)

@@ -81,8 +81,10 @@ class SampledLoss:
     def __post_init__(self) -> None:
         """Compute the distribution q that negatives are sampled from, out of the counts of items.
 
-        q is uniform, proportional to counts + 1, or with ``in_batch`` to the counts. ``log_q`` is
-        for the corrections, ``cumulative`` for sampling.
+        Negatives are items against which the item to predict is trained. With ``negative_sampler``
+        uniform every item has the same chance, with popularity one by counts + 1. With ``in_batch``
+        the negatives are the targets of the batch, so q is proportional to how often an item is a
+        target. ``log_q`` is for the corrections, ``cumulative`` for sampling.
         """
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"
@@ -203,9 +205,10 @@ class SampledLoss:
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is added to the logits of a softmax because its negatives are sampled.
 
-        With q the distribution they are sampled from, ``logq_correction: standard`` adds -log q to
-        all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's and -log q to
-        those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
+        Negatives are the items that a target is compared with. Those that are sampled often would
+        count too much, which a term by their probability q corrects. ``logq_correction: standard``
+        adds -log q to all logits (Yi et al., RecSys 2019). ``refined`` adds log n to the target's
+        and -log q to those of negatives (Khrylchenko et al., RecSys 2025). ``none`` adds nothing.
 
         Args:
             targets: [m] int64 item of each position.
@@ -279,6 +282,17 @@ class _SharedNegatives(EarlyGradients):
         Groups of positions share n negatives. The loss is a softmax over the target and the
         negatives, or binary (target against each negative) if ``beta`` is a number. Gradients are
         computed here, while the logits of a chunk of groups exist.
+
+        Args:
+            states, vectors, targets, items: see :meth:`SampledLoss.compute`.
+            target_terms: [m] added to the targets' logits or, with beta, the weights of negatives.
+            shifts: [groups, n] added to the negatives' logits, or None.
+            beta: factor of the target's term in a binary loss; None for a softmax.
+            rows, target_index, item_index: the rows of the item table that the gradient has, and
+                the places of targets and negatives among them.
+
+        Returns:
+            Scalar.
         """
         # put the positions into groups: state, target, its logit and its term, [groups, size, ...]
         m = len(states)

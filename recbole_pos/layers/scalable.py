@@ -58,6 +58,7 @@ def scalable_cross_entropy(
     with torch.autocast(states.device.type, enabled=False):
         x = states.detach().to(vectors.dtype)
         width = len(x) if mix_x else x.size(1)
+        # random normal directions, or random mixtures of the states
         buckets = torch.randn(n, width, dtype=x.dtype, device=x.device)
         if mix_x:
             buckets = buckets @ x
@@ -178,6 +179,9 @@ class _RunningTopK:
 
     def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
         """Keep candidates for later, and merge them all if they outnumber the best.
+
+        Candidates are products that may be among the k best of their bucket. Merging sorts, which
+        takes less time for many at once than for the few of each chunk.
 
         Args:
             bucket, column, value: [c] bucket of each candidate, its column in a chunk of products,
@@ -357,6 +361,9 @@ def _add_gradients(
 ) -> None:
     """Add the gradients that come from the items of buckets to those of states and vectors.
 
+    A bucket holds x positions and y items. The gradient to the logit of an item is its probability,
+    exp(logit - log_sum_exp), times the share of the position's gradient that this bucket has.
+
     Args:
         buckets: positions and items of the buckets.
         log_sum_exp: [n, x] of the logits of each position in a bucket.
@@ -366,6 +373,7 @@ def _add_gradients(
     """
     for chunk in buckets.iterate_chunks():
         chunk_states, columns, logits = buckets.compute_logits(chunk)
+        # the logits are overwritten by their gradient
         logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
         if grad_states is not None:
             position = buckets.positions[chunk].flatten()

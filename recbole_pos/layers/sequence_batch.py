@@ -37,6 +37,11 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
         self.name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Compute the value at its first reading, and keep it in the instance.
+
+        Python looks there first, so later readings do not come here. Read on the class itself, it
+        returns the descriptor.
+        """
         if instance is None:
             return self
         value = instance.__dict__[self.name] = self.compute(instance)
@@ -65,6 +70,9 @@ class Features:
         Args:
             events: function of the columns of interactions, such as a selection of some of them.
             users: function of the columns of users; by default these stay as they are.
+
+        Returns:
+            The changed columns, by the same names.
         """
         return Features(
             {name: events(column) for name, column in self.events.items()},
@@ -78,6 +86,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     Args:
         value: a tensor, or a dict, tuple or dataclass of such; anything else is returned as it is.
         change: the function, such as one that moves a tensor to a device.
+
+    Returns:
+        The same structure with changed tensors.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -216,6 +227,9 @@ class SequenceBatch:
         interaction, and the state after the newest one answers the request at ``at``: times 3, 8
         and ``at`` 9 become 8, 9. ``elapsed`` still counts from the oldest interaction, at 3.
         Without ``at`` the request is this batch itself.
+
+        Returns:
+            A batch with the times of requests.
         """
         if self.at is None or self.times is None:
             return self
@@ -225,9 +239,10 @@ class SequenceBatch:
         return requests
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return the value of ``compute``, which is called once a batch for each ``key``.
+        """Return the value of ``compute``, which is called only the first time a ``key`` is asked.
 
-        So layers share what all of them need, such as the buckets of times.
+        The value is kept with the batch, so that all layers share what they need, such as the
+        buckets into which times are sorted.
 
         Args:
             key: name of the value, with all options that it depends on.
@@ -248,7 +263,9 @@ class SequenceBatch:
         return self.index if align == "start" else self.block_width(align) - 1 - self.age
 
     def slots(self, align: Alignment, time_major: bool = False) -> Tensor:
-        """Return where each packed interaction is in a padded block that is read as one row.
+        """Return where each interaction is in a padded block that is read as one row.
+
+        Interactions are packed: one history after the other, without padding.
 
         Histories of 1 and 2 interactions make a block [2, 2]: aligned at the start their indices
         are 0, 2, 3, time-major they are 0, 1, 3.
@@ -335,6 +352,9 @@ class PaddedBatch(SequenceBatch):
             times: [b, t] seconds, or None.
             at: [b] seconds, when the next item is requested, or None.
             features: columns [b, t] or [b, t, s] of interactions and [b, ...] of users, or None.
+
+        Returns:
+            The batch, in which padding counts as interactions.
         """
         b, t = items.shape
         features = features or Features()
@@ -423,6 +443,17 @@ class PaddedBatch(SequenceBatch):
         return block.transpose(0, 1).contiguous() if time_major else block
 
     def unpad(self, block: Tensor, align: Alignment, time_major: bool = False) -> Tensor:
+        """Take the values of all columns out of a padded block: the inverse of :meth:`pad`.
+
+        Args:
+            block: [b, t or n, ...], or time-major [t or n, b, ...], with t the width of the batch
+                and n the maximum length, which a block aligned at the end has.
+            align: whether padding follows the interactions (``start``) or precedes them (``end``).
+            time_major: the order of the block's dimensions.
+
+        Returns:
+            [b * t, ...], row after row, padding included.
+        """
         if time_major:
             block = block.transpose(0, 1)
         flat = block.reshape(self.batch_size * self.block_width(align), *block.shape[2:])

@@ -78,6 +78,9 @@ class AttrFormer(PosSASRec):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Read the relations, build the layers with them, and estimate the prior of the loss.
 
+        A relation is a field by which interactions are related, such as the brand of their items.
+        The prior is a distribution over items, by how often each occurs in training.
+
         Args:
             config: options, ``properties/model/AttrFormer.yaml``.
             dataset: training part of a dataset, whose fields give the relations.
@@ -109,8 +112,10 @@ class AttrFormer(PosSASRec):
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
+        # the interactions that are related and read
         self.attach(dataset, config)
 
+        # the loss: weights of the next items (betas), and the prior over all items
         betas, self.prior_weight = read_posterior(config)
         # without a prior and with one target for a state the loss is that of the backbone
         is_plain = self.prior_weight == 0 and betas == [1.0]
@@ -122,8 +127,9 @@ class AttrFormer(PosSASRec):
     def attach(self, dataset: Dataset, config: Options) -> None:
         """Set the dataset whose interactions are related, and which predictions read.
 
-        Its log is the one that ``batch.log_rows`` counts in. It also chooses the users whose
-        training interactions all predictions read (``bank_users``).
+        Interactions of a batch are given by their rows in its log (``batch.log_rows``). Predictions
+        also read training interactions of other users, the bank; which users these are is sampled
+        here.
 
         Args:
             dataset: training part of a dataset.
@@ -171,6 +177,9 @@ class AttrFormer(PosSASRec):
             options: sizes and switches of the layer.
             position: position scheme of the layer.
             number: number of the layer, from 1.
+
+        Returns:
+            The layer.
         """
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
@@ -206,6 +215,9 @@ class AttrFormer(PosSASRec):
             vectors: [items, d] item vectors.
             targets: [k, n] int64 the next n items of each state.
             target_weights: [k, n] their weights beta, 0 where there is no such item.
+
+        Returns:
+            Scalar.
         """
         return posterior_loss(
             states, vectors, targets, target_weights, self.prior, self.prior_weight
@@ -214,20 +226,27 @@ class AttrFormer(PosSASRec):
     # --- training: the rows of a batch read each other ---
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch with the relations among its rows as ``extras``."""
+        """Return a batch with the relations among its interactions as ``extras``."""
         rows = self.locate(batch)
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Find the rows of the log that a training batch is made of, and what others may read.
+        """Find the interactions of a batch in the log, and decide which of them others may read.
 
         To read an interaction is to add its state to one's own, weighted by how they are related.
+        Windows of a user may overlap, so an interaction may be read by other users only in the
+        window in which it is followed by a target (a query asks for what follows it). Without
+        targets no interaction may be read by other users.
 
-        Windows may overlap, so an interaction may be read by other users only in the window in
-        which it is followed by a target. Without targets nothing may be read.
+        Args:
+            batch: windows with the log row of each of their m interactions.
+
+        Returns:
+            The windows as rows of the log.
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
+        # queries of None: one after every interaction
         is_source = np.full(len(events), batch.targets is not None and batch.queries is None)
         if batch.targets is not None and batch.queries is not None:
             is_source[batch.queries.cpu().numpy()] = True
@@ -237,6 +256,9 @@ class AttrFormer(PosSASRec):
         self, rows: PackedSequences, lookup: RelationLookup, device: torch.device
     ) -> BatchRelations:
         """Return the relations among the interactions of some sequences, as sparse matrices.
+
+        The order in which users may read each other is partly random; ``seed`` fixes it in
+        prediction.
 
         Args:
             rows: the sequences, by rows of the log.
@@ -258,12 +280,18 @@ class AttrFormer(PosSASRec):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Encode the histories of a batch, and return the states [k, d] of its queries.
 
-        A batch with relations, as in training, is encoded as it is. For any other one the whole
-        histories up to its newest interactions are looked up in the log, and with
-        ``inference_relations`` they read the bank: training interactions of other users, all older
-        than a held-out target of their user. Histories that end within the training part have no
-        such guarantee, and read each other as in training. Histories that are not in the log are
-        appended to it.
+        A query asks for the next item after an interaction. A batch that has relations
+        (``extras``), as in training, is encoded as it is. For any other one the whole histories up
+        to its newest interactions are looked up in the log, and with ``inference_relations`` they
+        read the bank: training interactions of other users, all older than a held-out target of
+        their user. Histories that end within the training part have no such guarantee, and read
+        each other as in training. Histories that are not in the log are appended to it.
+
+        Args:
+            batch: histories with queries.
+
+        Returns:
+            [k, d].
         """
         if batch.extras is not None:
             return super().encode(batch)
@@ -287,9 +315,13 @@ class AttrFormer(PosSASRec):
         Args:
             newest: [b] int64 row of the log with the newest interaction of each history.
             lookup: the log and its relations, with histories from outside appended.
+
+        Returns:
+            [b, d], in the order of ``newest``.
         """
         # a history is the rows from ``start`` to ``target``, without the latter
         target = newest + 1
+        # whole histories are read if training linked a user's windows, else the newest window only
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)
@@ -310,13 +342,16 @@ class AttrFormer(PosSASRec):
     def gather(
         self, rows: PackedSequences, queries: Tensor | None, lookup: RelationLookup
     ) -> SequenceBatch:
-        """Return sequences of the log as a batch, with the relations among them.
+        """Return sequences of the log as a batch, with the relations among them as its ``extras``.
 
         Args:
             rows: the sequences, by rows of the log.
-            queries: [k] int64 index of the interaction that each query follows; None for a query
-                after each interaction.
+            queries: [k] int64 index of the interaction that each query follows (a query asks for
+                the next item); None for a query after each interaction.
             lookup: the log and its relations.
+
+        Returns:
+            The batch on the model's device.
         """
         device = self.item_embedding.weight.device
         relations = self._relate(rows, lookup, device)
@@ -340,8 +375,8 @@ class AttrFormer(PosSASRec):
     def _pack_bank(self, users: np.ndarray, lookup: RelationLookup) -> PackedSequences | None:
         """Return the training histories that predictions read, the bank.
 
-        They are those of ``bank_users``, which are sampled once, or of the batch's own users
-        (``inference_relations: batch``).
+        With ``inference_relations: training_bank`` they are those of ``bank_users``, which are
+        sampled once; with ``batch`` those of the users for whom items are predicted.
 
         Args:
             users: [b] int64 users for whom items are predicted.
@@ -409,6 +444,10 @@ class RelationAttention(MultiHeadAttention):
         head_size: int,
     ) -> None:
         """Create self-attention and, beside it, heads whose weights are given relations.
+
+        A relation connects interactions that share an attribute, such as the brand of their items,
+        with a given weight. A head of relations sums the values of related interactions, by a
+        learned mixture of the M relations.
 
         Args:
             options: sizes and switches of the layer.
@@ -492,6 +531,10 @@ class RelationLayer(TransformerLayer):
     ) -> None:
         """Build the layer: attention with heads of relations, and a feed-forward network.
 
+        A relation connects interactions that share an attribute, such as the brand of their items,
+        with a given weight. The heads of relations use these weights, where others compute their
+        own.
+
         Args:
             options: sizes and switches of the layer.
             position: position scheme of the self-attention.
@@ -514,8 +557,9 @@ class RelationLayer(TransformerLayer):
     def forward(self, x: Tensor, batch: SequenceBatch, queries: Tensor | None = None) -> Tensor:
         """Apply attention and feed-forward network, then aggregate the states of related users.
 
-        The aggregate is added to a state with a learned weight, or replaces it. Layers that do not
-        aggregate end before.
+        Users are related if they share attributes, such as their age. The aggregate, a sum of
+        states weighted by these relations, is added to a state with a learned weight, or replaces
+        it. Layers that do not aggregate end before.
 
         Args:
             x: [m, d] states of all interactions.
@@ -529,6 +573,7 @@ class RelationLayer(TransformerLayer):
         if not self.aggregates or relations.users is None:
             return super().forward(x, batch, queries)
         x = super().forward(x, batch)
+        # the weighted sum of the states of related users
         aggregate = relations.users(x)
         x = aggregate if self.user_gate is None else x + self.user_gate * aggregate
         return x if queries is None else x[queries]

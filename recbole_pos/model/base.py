@@ -100,6 +100,9 @@ class PosRecommender(SequentialRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build what all models share: the item vectors with features and content, and the loss.
 
+        Features are fields of the dataset, such as a brand; content vectors are made outside of it,
+        of texts for example. The layers between item vectors and loss are built by subclasses.
+
         Args:
             config: RecBole's configuration with the options of the model.
             dataset: training part of a dataset, or that of a run which is loaded for serving.
@@ -114,6 +117,7 @@ class PosRecommender(SequentialRecommender):
         # with target_window the next few items after a query are its targets, with equal weights
         self.later_targets: LaterTargets | None = None
         num_targets = config["target_window"]
+        # ``LaterTargets`` finds the next few items of the log after each query
         if num_targets > 1 and has_log(dataset):
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
@@ -122,6 +126,7 @@ class PosRecommender(SequentialRecommender):
         self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self.item_attributes: list[str] = []  # fields of items that schemes read
+        # ``add_content`` adds vectors of texts or images, if the options give any
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
         # whether the loss of a target depends on the others of its batch
@@ -136,6 +141,13 @@ class PosRecommender(SequentialRecommender):
 
         The tables of the loss and of the targets are no buffers: they are moved to the device of
         the item vectors here, so that no training step has to.
+
+        Args:
+            fn: function that torch applies to all tensors.
+            recurse: whether it is applied to modules within this one, too.
+
+        Returns:
+            The model.
         """
         super()._apply(fn, recurse)
         for tables in (self.loss, self.later_targets):
@@ -146,8 +158,8 @@ class PosRecommender(SequentialRecommender):
     def init_weights(self) -> None:
         """Initialise linear layers and embeddings by a normal distribution, biases by zero.
 
-        Its deviation is ``initializer_range``. Position schemes initialise themselves; item vectors
-        that start as content are written last.
+        Its deviation is ``initializer_range``. Position schemes initialise themselves. Where item
+        vectors start as content vectors (of texts, for example), ``write_start`` writes these last.
         """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -231,6 +243,9 @@ class PosRecommender(SequentialRecommender):
     ) -> Tensor:
         """Return the loss of states against the next few items after each query, not only one.
 
+        A query asks for what follows one of the interactions. ``later_targets`` finds the next
+        items in the log, and ``average_losses`` compares the states with them.
+
         Args:
             states: [k, d] states of the queries.
             vectors: [items, d] vectors of all items.
@@ -249,6 +264,9 @@ class PosRecommender(SequentialRecommender):
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
     ) -> Tensor:
         """Return the mean over states of the weighted losses of their n targets.
+
+        Only full cross-entropy takes several targets at once. Every other loss is called with each
+        pair of a state and a target.
 
         Args:
             states: [k, d] states.
@@ -274,18 +292,26 @@ class PosRecommender(SequentialRecommender):
     def pack(self, rows: Interaction) -> SequenceBatch:
         """Return RecBole's rows as a batch without padding, with a query after each history.
 
+        A query asks for the next item. ``make_batch`` makes the batch of the interactions that are
+        left when padding is taken out, one history after the other.
+
         Args:
             rows: RecBole's batch: histories [B, L] padded with 0 on the right, their lengths and,
                 where the model reads them, times, features, the time of the request, the row of the
                 target in the log. The item to predict is its target, if there is one.
+
+        Returns:
+            The batch, with m interactions in all.
         """
         items, lengths = rows[self.ITEM_SEQ], rows[self.ITEM_SEQ_LEN]
+        # which places of the rows are no padding
         index = torch.arange(items.size(1), device=items.device)
         is_real = index < lengths[:, None]
         log_rows = None
         if self.needs_events:  # a target follows the newest interaction of its history in the log
             log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
 
+        # values of fields: of each interaction, and of each user
         features = Features()
         if self.event_features is not None:
             suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
@@ -308,15 +334,19 @@ class PosRecommender(SequentialRecommender):
         at: Tensor | None = None,
         features: Features | None = None,
     ) -> SequenceBatch:
-        """Return packed histories as a batch with a query after each.
+        """Return histories as a batch with a query after each, which asks for the next item.
 
         Args:
-            items: [m] packed items of the histories, at most the newest L interactions of each.
+            items: [m] items, one history after the other without padding, at most the newest L of
+                each.
             lengths: [B] number of interactions of each history.
             times: [m] in the unit of the time field; where :attr:`histories_need_time`.
             at: [B] times of the requests; for models with ``reads_request``.
             features: features of the interactions and users, for models with ``event_features``;
                 absent fields count as missing.
+
+        Returns:
+            The batch, with B queries.
         """
         return SequenceBatch.from_lengths(
             items,
@@ -374,6 +404,12 @@ class PosRecommender(SequentialRecommender):
 
         On a CPU rows are encoded in parts of similar length if most of a batch is padding. The
         states are in the order of the rows.
+
+        Args:
+            rows: histories [B, L] padded with 0 on the right, and their lengths.
+
+        Returns:
+            [B, d], in the order of the rows.
         """
         # Not on a GPU, which would have to be waited for to read the lengths; not in training, and
         # not for models that relate the rows of a batch to each other (``needs_events``).
@@ -382,9 +418,11 @@ class PosRecommender(SequentialRecommender):
         if not is_split or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):
             return encode_queries(self, self.pack(rows))
 
+        # the shortest first, so that the histories of a part have similar lengths
         order = lengths.argsort(stable=True)
         parts = [rows[part] for part in order.chunk(_NUM_PARTS)]
         states = torch.cat([encode_queries(self, self.pack(part)) for part in parts])
+        # back in the order of the rows
         return states[order.argsort()]
 
     def predict(self, interaction: Interaction) -> Tensor:

@@ -108,6 +108,7 @@ class Content(ItemPart):
                 f"item_vectors: vectors have {vectors.shape[1]:,} numbers, those that the model "
                 f"was trained with {self.inner.in_features:,}; make them in the same way"
             )
+        # the new items behind the others, transformed as those were
         values = self.statistics.transform(vectors.copy())
         extended = torch.cat((self.values.detach(), torch.from_numpy(values).to(self.values)))
         # trained content stays a parameter, so that a checkpoint has it
@@ -162,6 +163,9 @@ class Statistics:
             is_fitted: [n] bool, the items to measure; rows of zeros are left out.
             whiten: whether components are scaled and turned to be uncorrelated.
             size: number of principal components to keep; 0 for no such reduction.
+
+        Returns:
+            Mean and matrix, which :meth:`transform` applies.
         """
         # sums over the rows, some at a time, in float64
         rows = np.flatnonzero(is_fitted & values.any(1))
@@ -195,9 +199,10 @@ class Statistics:
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     """Add content vectors to the items of a model, if the option ``item_vectors`` gives any.
 
-    With ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained
-    function of the content is added to them, with ``replace`` it takes their place; the loss then
-    chooses among items with a training interaction only.
+    Content vectors are made outside of the model, of texts or images of items. With
+    ``item_vectors_use: init`` the item vectors start as content. With ``add`` a trained function of
+    the content is added to them, with ``replace`` it takes their place; the loss then chooses among
+    items with a training interaction only, since it would teach that all others are wrong answers.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
@@ -242,6 +247,7 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     values = _read_content(model, config, dataset)
     has_content = values.any(1)
     if values.shape[1] != d or whiten:  # principal components, as large as fresh vectors
+        # 0 if content has the size d already and is only whitened
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
@@ -257,9 +263,11 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
 
 
 def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add MLP(c_i) to the item vectors of a model, or replace them by it.
+    """Add to the item vectors of a model a trained function of the items' content, or replace them.
 
-    c_i are the content vectors, scaled or whitened by the items with a training interaction.
+    Content vectors c_i, of texts for example, are scaled or whitened by the items with a training
+    interaction; the function is an MLP. It becomes one of the parts of the item table, modules that
+    add to its vectors.
 
     Args:
         model: a model with an ``item_embedding``, which is changed.
@@ -271,6 +279,7 @@ def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
     whiten = config["item_vectors_whiten"]
     statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
     if config["item_vectors_use"] == "replace":
+        # no vector of an item's id: content alone makes its vector
         model.item_embedding.drop_ids()
     values = statistics.transform(values)
     is_trainable = bool(config["item_vectors_train"])

@@ -127,6 +127,7 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     """
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
+    # an answer for each of ``KINDS_OF_MODELS``, in their order
     answers = (
         is_custom,
         is_ours,
@@ -140,8 +141,9 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
 def find_unread_options(model: str) -> dict[str, str]:
     """Return the options for all models that one model does not read, and why not.
 
-    Classes of the plugin and of users name them in their attribute ``refuses``; for RecBole's they
-    are in ``recbole_models.UNREAD``.
+    Giving such an option to the model is refused with the reason. Classes of the plugin and of
+    users name them in their attribute ``refuses``; for RecBole's they are in
+    ``recbole_models.UNREAD``.
 
     Args:
         model: name of the model.
@@ -189,7 +191,9 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
         recbole_pos.run("Deep", "ml-100k", config_dict={"n_layers": 4})
     """
     _require_recommender(model)
+    # the module that calls, which other processes import to register the model again
     module = find_importing_module(sys._getframe(1))
+    # called from no module, as in a notebook: the class's own, if it can be imported from there
     if module is None and defaults is None and name in (None, model.__name__):
         module = find_home_module(model)
     _register(model, defaults, name or model.__name__, module)
@@ -199,10 +203,20 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 def ensure_registered(model: type) -> str:
     """Return the name of a model class; register it under the name of the class if it has none.
 
+    Classes of RecBole and of the plugin have names already, and so has one that was registered
+    before.
+
+    Args:
+        model: the class.
+
+    Returns:
+        The name, by which a run finds the class.
+
     Raises:
         UsageError: if the class is no recommender that can run here.
     """
     _require_recommender(model)
+    # a class of RecBole's that runs here has its own name
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
     for registry in (MODELS, BASELINES, ADDED):
@@ -251,6 +265,9 @@ def _require_recommender(model: Any) -> None:
 
     It must extend a recommender of RecBole's or of the plugin, and define a loss and scores, or
     for the plugin's base class ``encode``.
+
+    Args:
+        model: what a user has given as a model.
     """
     if not isinstance(model, type):
         raise UsageError(f"model: expected a class or a name, found {shown(model)}")

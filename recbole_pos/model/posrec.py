@@ -88,6 +88,9 @@ class PosRec(GraphRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position encodings, the graph layers and the bidirectional transformer.
 
+        Anchors, which some options are about, are the first, last and repeated items of a session;
+        they send messages to all its items.
+
         Args:
             config: options, ``properties/model/PosRec.yaml``.
             dataset: training part of a dataset.
@@ -120,7 +123,15 @@ class PosRec(GraphRecommender):
         Graph layers pass messages between the items of a session; a transformer attends to them
         with position encodings added; both are read at the first and the last item (PosRec, Qiu et
         al., TOIS 2021, section 4.3).
+
+        Args:
+            batch: b sessions, with their graphs as ``extras`` if they are made already.
+
+        Returns:
+            [b, d].
         """
+        # the host has made the graphs before the step, in ``prepare``; a batch without them gets
+        # them now
         # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         nodes = graph.nodes
@@ -136,6 +147,8 @@ class PosRec(GraphRecommender):
 
         # H = Transformer(X' + P) (equation 9)
         encoded = x
+        # each encoding depends on the interactions before the node's first and after its last
+        # appearance
         length = batch.lengths[nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             encoded = encoded + scheme.rows(graph.first, graph.age, length)
@@ -182,9 +195,18 @@ class FGNN(GraphRecommender):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Return the states s = W_out q* [b, d] that predict the next interaction of each session.
 
-        Graph attention updates the items of a session, with ReLU between layers, and Set2Set
-        summarises them as q* (FGNN, Qiu et al., CIKM 2019).
+        A session is a graph whose nodes are its items. Graph attention updates their vectors, with
+        ReLU between layers, and Set2Set, a repeated attention, summarises them as q* (FGNN, Qiu et
+        al., CIKM 2019).
+
+        Args:
+            batch: b sessions, with their graphs as ``extras`` if they are made already.
+
+        Returns:
+            [b, d].
         """
+        # the host has made the graphs before the step, in ``prepare``; a batch without them gets
+        # them now
         # made before the step, or now
         graph, anchors = batch.extras or self.build_graphs(batch)
         weights = self.compute_weights(graph, anchors)

@@ -123,6 +123,8 @@ class EncodedSASRec(_Trimmed, SASRec):
 def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
     """Build the position schemes that a model adds to its input, from the option ``position``.
 
+    A position scheme is a module that tells a model about the order of interactions.
+
     Args:
         config: options of the model and of its schemes.
         max_length: most interactions of a history.

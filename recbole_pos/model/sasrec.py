@@ -44,6 +44,8 @@ class PosSASRec(PosRecommender):
     def __init__(self, config: Options, dataset: Dataset) -> None:
         """Build the position schemes, a layer around each, and the norms.
 
+        A position scheme is a module that tells the model about order or time.
+
         Args:
             config: options of the model; ``position`` names the position schemes.
             dataset: training part of a dataset. Its times are checked if a scheme reads them, and
@@ -84,6 +86,7 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
+        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
@@ -101,6 +104,9 @@ class PosSASRec(PosRecommender):
             options: sizes and switches of the layer.
             position: position scheme inside its attention.
             number: number of the layer, from 1, for subclasses whose layers differ.
+
+        Returns:
+            The layer.
 
         Raises:
             UsageError: if ``norm`` does not go with the kind.

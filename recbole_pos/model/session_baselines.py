@@ -132,6 +132,7 @@ def find_reachable_items(
     found = []
     for start in range(0, num_items, block):
         sources = np.arange(start, min(start + block, num_items))
+        # a walk starts at its item with probability 1
         at_source = np.ones(len(sources)), (sources - start, sources)
         reached = walk = csr_matrix(at_source, (len(sources), num_items))
         parts = []
@@ -143,6 +144,7 @@ def find_reachable_items(
             parts.append((new.row, new.col, hops - hop + new.data))
             reached = reached + new.tocsr()
 
+        # the entries of all hops, and of each item the k best
         row, column, score = map(np.concatenate, zip(*parts, strict=True))
         found.append(_take_best(row, column, score, walk.shape[0], k))
 
@@ -154,6 +156,8 @@ def _take_best(
     row: np.ndarray, column: np.ndarray, score: np.ndarray, num_rows: int, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best scores of each row of a sparse matrix and their columns.
+
+    A row is an item, its columns are other items, and a score says how near they are.
 
     Args:
         row, column, score: [E] row, column and score of each entry, in any order.
@@ -217,7 +221,8 @@ class TransitionGraph(SessionKNN):
     def find_neighbours(self, config: Options, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """Return the items reached from each item by the fewest transitions, and their scores.
 
-        A transition is a pair of different items that follow each other in a training history.
+        A transition is a pair of different items that follow each other in a training history. They
+        are counted here; ``find_reachable_items`` walks from item to item.
 
         Args:
             config: options; ``k`` items are returned, of up to ``hops`` transitions.
@@ -230,7 +235,7 @@ class TransitionGraph(SessionKNN):
         is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
         is_followed &= items[1:] != items[:-1]
 
-        # how often each item (row) is followed by each other one
+        # how often each item (row) is followed by each other one; held-out pairs do not count
         pairs = items[:-1][is_followed], items[1:][is_followed]
         shape = self.n_items, self.n_items
         transitions = csr_matrix((np.ones(len(pairs[0])), pairs), shape)  # equal pairs are added

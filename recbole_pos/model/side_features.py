@@ -49,11 +49,13 @@ def build_event_features(config: Options, dataset: Dataset) -> EventFeatures | N
     """
     embeddings = []  # of each option, by name of the field
     for option in ("event_features", "user_features"):
+        # values are None until they are read, and stay so without interactions
         columns: Mapping[str, Tensor | None] = dict.fromkeys(read_feature_names(config, option))
         if columns and has_log(dataset):
             columns = read_features(dataset, option)
             if option == "event_features":
                 is_trained = torch.from_numpy(dataset.part == TRAIN)
+                # numbers are standardised by training interactions only
                 columns = {name: column[is_trained] for name, column in columns.items()}
         embeddings.append(_build_embeddings(config, dataset, columns))
 
@@ -69,6 +71,8 @@ def _build_embeddings(
 ) -> dict[str, nn.Module]:
     """Build the module that embeds the values of each field as vectors.
 
+    Tokens, such as brands, get a learned vector each; numbers are embedded in bins or by waves.
+
     Args:
         config: options; ``numeric_embedding`` says how numbers are embedded: in bins, or by sines
             and cosines.
@@ -82,6 +86,7 @@ def _build_embeddings(
     size, std = config["hidden_size"], config["initializer_range"]
     embeddings: dict[str, nn.Module] = {}
     for name, column in columns.items():
+        # a field of tokens; any other has numbers
         if name in dataset.field2id_token:
             is_list = column is not None and column.dim() > 1
             embeddings[name] = TokenField(len(dataset.field2id_token[name]), size, std, is_list)

@@ -136,6 +136,7 @@ class TALE(Untrained):
             gram += (sources.T @ sources).toarray()
             cross += (sources.T @ answers).toarray()
 
+        # ``cho_solve`` needs a positive definite matrix, which the regularisation makes of it
         gram[np.diag_indices_from(gram)] += config["reg_weight"]
         return cho_solve(cho_factor(gram, overwrite_a=True), cross, overwrite_b=True)
 
@@ -144,6 +145,12 @@ class TALE(Untrained):
 
         x has the weight exp(-p / tau_inf) for the item at position p from the end, 0 for the
         newest; of an item that occurs several times the largest one.
+
+        Args:
+            interaction: RecBole's batch, with histories [B, L] padded with 0 on the right.
+
+        Returns:
+            [B, items].
         """
         history, length = interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN]
         position = torch.arange(history.size(1), device=history.device)

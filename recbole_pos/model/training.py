@@ -58,9 +58,11 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return what batches the model needs, as its attributes say.
 
-        They are windows of histories without padding, with times, requests or rows of the log where
-        the model reads them. ``prepare`` and ``pack`` are functions that the loader calls on the
-        host, while the device trains on the batch before.
+        They are windows of histories without padding, with times, requests (when the next item is
+        asked for) or rows of the log where the model reads them. ``prepare`` and ``pack`` are
+        functions that the loader calls on the host, while the device trains on the batch before:
+        the first computes what a model reads beside the batch, such as graphs, the second makes
+        batches of RecBole's rows.
         """
         model = self.model
         # a custom loss of rows may read fields that a packed batch does not have
@@ -92,8 +94,14 @@ class NativeAdapter(RecBoleAdapter):
     def choose_loss(self, packed: bool) -> Callable[[Any], Tensor]:
         """Return the loss of the model as a function of a batch.
 
+        A user's class may define the loss of rows (``calculate_loss``), that of windows
+        (``window_loss``), or none; the class furthest down that defines one decides.
+
         Args:
             packed: whether batches are windows, with many targets, and not rows with one each.
+
+        Returns:
+            A function of a batch that returns the scalar loss.
 
         Raises:
             UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
@@ -118,7 +126,8 @@ class NativeAdapter(RecBoleAdapter):
     def find_kept_table(self) -> nn.Parameter | None:
         """Return the table of item vectors if its gradient should be kept from step to step.
 
-        It is worth it if the table is large, on a CPU, and a step touches few of its rows.
+        A new gradient of a large table must be allocated and zeroed in every step. Keeping one pays
+        off on a CPU, if a step touches few rows of a large table.
 
         Returns:
             The weights [items, d], or None.
@@ -207,6 +216,8 @@ class MaskedEvents(RecBoleAdapter):
 
     def _masked_loss(self, rows: Interaction) -> Tensor:
         """Return the cross-entropy at masked interactions, as ``BERT4Rec.calculate_loss`` does.
+
+        A masked interaction has a placeholder for its item, which the model learns to fill in.
 
         Scores are computed there only, not at the empty slots that RecBole's rows have, too. As in
         RecBole, index 0 marks an empty slot, so that a masked first interaction is no target, and

@@ -44,6 +44,9 @@ class PositionEncoding(InputPosition):
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
             length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
                 it: ``forward`` is of its first occurrence, ``backward`` of its last.
+
+        Returns:
+            [..., d].
         """
         raise NotImplementedError
 
@@ -108,7 +111,12 @@ class CountedEncoding(PositionEncoding):
         self.widths = [d] * num_slices if self.added else halves
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the encodings P of interactions, from rows of the table for each of ``counts``.
+        """Return the encodings P of interactions, from rows of a table that counts choose.
+
+        ``counts`` names what is counted: older interactions (``forward``), newer ones
+        (``backward``, or ``newest`` from the last row up) or all of the session (``length``). Each
+        count has columns of the table for itself. The second of three interactions has forward 1,
+        backward 1 and length 3.
 
         Args:
             forward: [...] int64 number of older interactions of the session.
@@ -137,12 +145,20 @@ class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` [n, w], with columns for each of ``counts``."""
+        """Compute the table ``weight`` of sines and cosines, with n rows, one for each position.
+
+        Each of ``counts``, such as the number of older interactions, has columns of its own
+        (``widths``); :meth:`make_slice` computes them.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
+        """
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
         slices = zip(self.counts, self.widths, strict=True)
         d = dimensions.hidden_size
         tables = [self.make_slice(count, row, width, d) for count, width in slices]
+        # fixed and easy to compute: a checkpoint need not have it
         table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
         self.register_buffer("weight", table, persistent=False)
 

@@ -75,12 +75,12 @@ class TimeIntervalAttention(AttentionPosition):
         2020).
 
         Args:
-            query, key, value: [m, h, e] q, k and v, packed.
+            query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
             batch: the histories, with times.
             dropout: dropout on the weights a.
 
         Returns:
-            [m, h, e] packed.
+            [m, h, e], history after history.
         """
         # add the positions, which count from the newest interaction, and pad for products
         _, h, e = value.shape
@@ -170,12 +170,14 @@ class DecoupledAttributes(AttentionPosition):
         self.position = make_table(dimensions, dimensions.hidden_size)
 
         self.tables = nn.ParameterList()
+        # each field: the tokens of all items, and a vector for each token
         for index, field in enumerate(self.fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
 
+        # the position has vectors of size d, fields have shorter ones
         sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
         self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
@@ -220,6 +222,7 @@ class DecoupledAttributes(AttentionPosition):
         for index, table in enumerate(self.tables):
             tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]
             is_token = (tokens > 0).to(table.dtype)
+            # the mean; an item without tokens has a sum of 0, divided by 1
             total = (table[tokens] * is_token[..., None]).sum(1)
             vectors.append(total / is_token.sum(1, keepdim=True).clamp(min=1))
         return vectors

@@ -33,9 +33,17 @@ class DistanceBias(AttentionPosition):
 
         Above the diagonal, where a key is newer than the query, it has the value of distance 0,
         which the causal mask hides.
+
+        Args:
+            q, k: [b, h, t, e] queries and keys; only the type of q is read.
+            batch: the histories, the longest of length t.
+
+        Returns:
+            [1, h, t, t].
         """
         t = batch.width
         distance = torch.arange(t, device=q.device)
+        # a number for each distance, put where query i and key j have that distance
         curve = self.curve(distance).to(q.dtype)
         lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
         return curve[:, lag].unsqueeze(0)
@@ -55,6 +63,9 @@ class ALiBi(DistanceBias):
 
         4 heads have 1/4, 1/16, 1/64 and 1/256. 6 heads have these and, of the slopes of 8 heads,
         the first and the third, 1/2 and 1/8.
+
+        Args:
+            dimensions: sizes of the model, with h heads.
         """
         super().__init__()
         h = dimensions.n_heads
@@ -131,8 +142,12 @@ class KERPLE(DistanceBias):
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
         """Create the two learned numbers of each head, without bounds, [h] each.
 
-        :meth:`curve` maps them to r1 and r2 in their ranges. ``kerple_kind`` is the function of the
-        distance, ``log`` or ``power``.
+        :meth:`curve` maps them to r1 and r2, which make the bias of a distance, and keeps these in
+        their ranges.
+
+        Args:
+            dimensions: sizes of the model, with h heads.
+            kerple_kind: the function of the distance, ``log`` or ``power``.
         """
         super().__init__()
         self.kind = kerple_kind

@@ -43,6 +43,9 @@ class Schemes:
     ) -> None:
         """Build the encoding of the input; those of the layers follow by :meth:`attention`.
 
+        A position scheme is a module that tells a model about order or time. It either adds to the
+        input or changes attention, then once for each layer.
+
         Args:
             classes: class of each position scheme, by its name in ``position``.
             dimensions: sizes of the model.
@@ -50,6 +53,7 @@ class Schemes:
         """
         self.classes, self.dimensions, self.options = classes, dimensions, options
         self._layers: list[Compose] = []  # schemes of the layers so far
+        # one module whatever their number, none included
         inputs = self._build(InputPosition, layer=0)
         self.input = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
         self.needs_time = any(cls.needs_time for cls in classes.values())
@@ -59,7 +63,11 @@ class Schemes:
     def attention(self) -> AttentionPosition:
         """Build what changes the attention of the next layer: all its position schemes as one.
 
-        Call it once for each layer, in order. Later layers may take over tables of the first.
+        A position scheme is a module that tells a model about order or time. Call this once for
+        each layer, in order: later layers may take over tables of the first (``share_with``).
+
+        Returns:
+            One scheme, whose hooks call those of all.
         """
         scheme = Compose(self._build(AttentionPosition, len(self._layers)))
         self._layers.append(scheme)
@@ -103,6 +111,9 @@ def build_schemes(
         has_attention: whether the model has layers of attention, for which it calls
             ``Schemes.attention``.
 
+    Returns:
+        The encoding of the input, and what builds the schemes of each layer.
+
     Raises:
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
             scheme inside attention for a model that has none.
@@ -126,6 +137,8 @@ def build_row_encodings(
     position: str | list[str], dimensions: Dimensions, options: Options
 ) -> nn.ModuleList:
     """Build the position schemes of a model that adds positions to its input and nowhere else.
+
+    A position scheme is a module that tells a model about order or time.
 
     Args:
         position: name of a scheme or list of names; ``nope`` for no position.
@@ -158,6 +171,8 @@ def build_row_encodings(
 
 def describe(name: str) -> Facts:
     """Find what ``recbole-pos schemes`` lists of a position scheme, by building it.
+
+    A position scheme is a module that tells a model about order or time.
 
     Args:
         name: name of the scheme.
@@ -213,8 +228,9 @@ class Compose(AttentionPosition):
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
         """Combine the position schemes of one layer, which run in the order of the mapping.
 
-        The layer computes query, key and value for them, or only what a scheme that replaces
-        attention asks for. Such a scheme must be alone, as the others would be ignored.
+        A position scheme is a module that changes attention by order or time. The layer computes
+        query, key and value for them, or only what a scheme that replaces attention asks for. Such
+        a scheme must be alone, as the others would be ignored.
 
         Args:
             schemes: position schemes inside attention, by name.
@@ -242,6 +258,7 @@ class Compose(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         for scheme in self.parts().values():
+            # each rotates what the one before has rotated; its result, maybe a user's, is checked
             rotated = scheme.rotate(q, k, batch)
             q, k = (require_result(x, q.dtype, q.shape, scheme, "rotate") for x in rotated)
         return q, k
@@ -258,6 +275,8 @@ class Compose(AttentionPosition):
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor | None:
         """Add up what the position schemes of a layer add to the logits of attention.
+
+        ``require_result`` checks the shape of each term, since a scheme may be a user's own.
 
         Args:
             q, k: [b, h, t, e] queries and keys.
@@ -285,7 +304,8 @@ class Compose(AttentionPosition):
         """Return the output of the position scheme that replaces attention, if there is one.
 
         Args:
-            query, key, value: [m, h, e] packed; None where the scheme does not need it.
+            query, key, value: [m, h, e], history after history; None where the scheme does not
+                need it.
             batch: the histories.
             dropout: dropout on attention weights.
 

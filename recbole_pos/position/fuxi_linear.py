@@ -112,6 +112,7 @@ class FuXiLinear(AttentionPosition):
         """
         super().__init__()
         if fuxi_position_size % 2:
+            # how many columns of a head are for content, order and time
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
         self.sizes = split_head(channel_share, dimensions.head_size)
         _, _, time_size = self.sizes
@@ -147,12 +148,12 @@ class FuXiLinear(AttentionPosition):
         al., 2026). Sums are computed in chunks, at a cost linear in the length.
 
         Args:
-            query, key, value: [m, h, e] q, k and v, packed.
+            query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
             batch: the histories, with times.
             dropout: dropout, which falls on the values, as weights never exist.
 
         Returns:
-            [m, h, e] packed.
+            [m, h, e], history after history.
         """
         e, dtype, align = query.size(-1), value.dtype, batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
@@ -189,6 +190,7 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
+        # seconds since the oldest interaction, of queries and of keys
         b, h, t, columns = values.shape
         dtype, num_pairs = values.dtype, self.num_pairs
         times = (batch.pad(x.elapsed.detach(), batch.any_alignment) for x in (batch.request, batch))

@@ -37,9 +37,17 @@ class Factor(nn.Module):
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Multiply each sequence by the matrix: position i gets a sum of positions up to i.
 
-        (Nabiev and Frolov, 2026, equations 10 and 11.) ``x`` is [m, h, e], packed; so is the
-        result.
+        (Nabiev and Frolov, 2026, equations 10 and 11.) A sequence of t interactions uses the last t
+        rows and columns, so it is padded at its beginning.
+
+        Args:
+            x: [m, h, e] values of all m interactions, history after history.
+            batch: the histories.
+
+        Returns:
+            [m, h, e] in the same order.
         """
+        # in the type of the weights, also under automatic mixed precision
         with torch.autocast(x.device.type, enabled=False):
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self.product(block.flatten(1)).view(block.shape)
@@ -54,7 +62,11 @@ class FullFactor(Factor):
     def __init__(self, n: int) -> None:
         """Create the weights on and below the diagonal of an [n, n] matrix, as the identity.
 
-        They are kept row by row: of a matrix [[a, 0], [b, c]] as a, b, c.
+        They are kept row by row: of a matrix [[a, 0], [b, c]] as a, b, c. ``flat_index`` says where
+        each is in the matrix read as one row, here 0, 2, 3.
+
+        Args:
+            n: number of rows and columns.
         """
         super().__init__()
         self.n = n
@@ -63,7 +75,11 @@ class FullFactor(Factor):
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
-        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal."""
+        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal.
+
+        Args:
+            t: number of rows and columns, up to n.
+        """
         # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 stand before row r.
         first_row = self.n - t
         start = first_row * (first_row + 1) // 2
@@ -131,6 +147,9 @@ class PositionalKernel(AttentionPosition):
         kernel_band: int | None,
     ) -> None:
         """Build the factors U and L of the kernel, [n, n] each and the identity when fresh.
+
+        A factor mixes each position with older ones. ``_build_factor`` returns None for the
+        identity, which leaves keys or values as they are.
 
         Args:
             dimensions: sizes of the model; n is ``max_length``.

@@ -38,12 +38,12 @@ class LinearAttention(AttentionPosition):
         (Katharopoulos et al., ICML 2020.)
 
         Args:
-            query, key, value: [m, h, e] q, k and v, packed.
+            query, key, value: [m, h, e] q, k and v of all m interactions, history after history.
             batch: the histories.
             dropout: dropout, which falls on the values, as weights never exist.
 
         Returns:
-            [m, h, e] packed.
+            [m, h, e], history after history.
         """
         # The denominator is the same sum with a value of 1: a further column of ones gives it.
         ones = value.new_ones(*value.shape[:-1], 1)
@@ -130,7 +130,13 @@ class TokenMixing(AttentionPosition):
     projections = ()
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Create W1 and W2, [n, n] each, by Xavier's rule; n is the maximum length."""
+        """Create W1 and W2, which mix the positions of a sequence, by Xavier's rule.
+
+        They are [n, n] each, with n the maximum length; :meth:`attend` masks newer positions.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
+        """
         super().__init__()
         n = dimensions.max_length
         self.W1 = nn.Parameter(torch.empty(n, n))
@@ -145,13 +151,13 @@ class TokenMixing(AttentionPosition):
 
         Args:
             query, key: None, as they are not needed.
-            value: [m, h, e] inputs X of the layer, packed.
+            value: [m, h, e] inputs X of all m interactions, history after history.
             batch: the histories.
             dropout: dropout on the hidden layer.
 
         Returns:
-            [m, h, e] packed. A position gets a sum of itself and older ones: the matrices are
-            lower triangular.
+            [m, h, e], history after history. A position gets a sum of itself and older ones: the
+            matrices are lower triangular.
         """
         # a sequence of t interactions uses the last t rows and columns
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]

@@ -41,13 +41,14 @@ class PositionalAttention(AttentionPosition):
 
         Args:
             query, key: None, as they are not needed.
-            value: [m, h, e] values v, packed.
+            value: [m, h, e] values v of all m interactions, history after history.
             batch: the histories.
             dropout: dropout on the weights; the divisor is without it.
 
         Returns:
-            [m, h, e] packed.
+            [m, h, e], history after history.
         """
+        # [h or 1, t, t] weights of all positions, times the values of each sequence
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
             weights = self.weights(batch.block_width("end"))
             value = value.to(weights.dtype)
@@ -110,8 +111,12 @@ class LearnedAttention(PositionalAttention):
     def weights(self, t: int) -> Tensor:
         """Return the weights exp(R / sqrt(e)) of the newest t positions, [h, t, t].
 
-        They are 0 for keys that are newer than the query, and not normalised yet; with
+        R has a learned number for each pair of positions. Weights are 0 for keys that are newer
+        than the query, and not normalised yet: :meth:`attend` divides by their sum. With
         ``positional_mask: after_softmax`` they are softmaxes over all n positions instead.
+
+        Args:
+            t: number of positions, as many as the longest history of the batch has interactions.
         """
         logits = self.logits(t)
         if not self.normalised:
@@ -127,6 +132,7 @@ class PositionMatrix(LearnedAttention):
     options = ("positional_mask",)
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
+        """Create R [h, n, n], a number for each pair of positions, by Xavier's rule."""
         super().__init__(dimensions, positional_mask=positional_mask)
         n = dimensions.max_length
         self.R = nn.Parameter(torch.empty(dimensions.n_heads, n, n))
@@ -177,7 +183,13 @@ class FixedPattern(PositionalAttention):
     A: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the fixed weights A [1, n, n], zero above the diagonal, from :meth:`pattern`."""
+        """Compute the fixed weights A [1, n, n], zero above the diagonal, from :meth:`pattern`.
+
+        Row i has the weights with which position i reads itself and older positions.
+
+        Args:
+            dimensions: sizes of the model; n is its ``max_length``.
+        """
         super().__init__()
         n = dimensions.max_length
         position = torch.arange(1, n + 1)  # i and j of the appendix count from 1

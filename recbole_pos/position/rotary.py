@@ -75,6 +75,8 @@ class FrequencyBank(nn.Module):
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         """Keep the frequencies, or create parameters that give them when fresh.
 
+        A frequency says how fast a plane turns, a pair of columns of query and key.
+
         Args:
             start: [planes] float64 fresh frequencies, falling.
             learn: ``fixed``; ``free``, a logarithm for each frequency; or ``ladder``, a logarithm
@@ -82,6 +84,7 @@ class FrequencyBank(nn.Module):
             scaled: whether each frequency has a learned factor, too.
         """
         super().__init__()
+        # without planes nothing can be learned
         if not len(start):
             learn, scaled = "fixed", False
         self.learn = learn
@@ -99,7 +102,15 @@ class FrequencyBank(nn.Module):
         self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
-        """Move and cast the module, but keep fixed frequencies in float64."""
+        """Move and cast the module, as torch asks, but keep fixed frequencies in float64.
+
+        Args:
+            fn: function that torch applies to all tensors, such as a cast to half precision.
+            recurse: whether it is applied to modules within this one, too.
+
+        Returns:
+            The module.
+        """
         exact = self.start if self.learn == "fixed" else None
         super()._apply(fn, recurse)
         if exact is not None:  # casting would lose the digits that long times need
@@ -109,8 +120,9 @@ class FrequencyBank(nn.Module):
     def forward(self) -> Tensor:
         """Return the frequencies, in radians per interaction or per unit of time.
 
-        Fixed ones are returned as they are. Learned ones are positive: exponentials of logarithms
-        that are learned one by one (``free``), or that fall from each to the next (``ladder``).
+        A frequency says how fast a plane turns, a pair of columns of query and key. Fixed ones are
+        returned as they are. Learned ones are positive: exponentials of logarithms that are learned
+        one by one (``free``), or that fall from each to the next (``ladder``).
 
         Returns:
             [planes] float64.
@@ -120,6 +132,7 @@ class FrequencyBank(nn.Module):
         elif self.learn == "free":
             frequency = self.log.double().exp()
         else:
+            # by how much each is below the first: steps of 1 and 2 give 0, 1, 3
             log_fall = F.softplus(self.raw_step.double()).cumsum(0)
             frequency = (self.log_first.double() - F.pad(log_fall, (1, 0))).exp()
         if self.raw_scale is not None:
@@ -132,8 +145,9 @@ def build_time_bank(
 ) -> FrequencyBank:
     """Build the frequencies at which planes turn with time, in radians per ``time_unit``.
 
-    With ``time_base`` they are time_scale * time_base^(-c / planes) for plane c, as RoFormer's.
-    Otherwise their periods are log-spaced from ``time_min_period`` to ``time_max_period``.
+    A plane is a pair of columns of query and key that is rotated by one angle. With ``time_base``
+    the frequencies are time_scale * time_base^(-c / planes) for plane c, as RoFormer's. Otherwise
+    their periods are log-spaced from ``time_min_period`` to ``time_max_period``.
 
     Args:
         planes: number of frequencies, one for each plane of a head.
@@ -142,6 +156,9 @@ def build_time_bank(
         learn: whether and how they are learned: ``fixed``, ``ladder`` or ``free``.
         scaled: whether each has a learned factor, too.
         factor: factor of all fresh frequencies.
+
+    Returns:
+        A module that returns the frequencies.
 
     Raises:
         UsageError: if the shortest period is not above 0 and below the longest.
@@ -178,6 +195,9 @@ def count_planes(dimensions: Dimensions, scheme: str) -> int:
         dimensions: sizes of the model.
         scheme: name of the position scheme that asks, for the message.
 
+    Returns:
+        e / 2.
+
     Raises:
         UsageError: if e is odd.
     """
@@ -203,8 +223,17 @@ class RotaryPosition(AttentionPosition):
     sin: Tensor
 
     def __init__(self, dimensions: Dimensions, *, rope_base: float) -> None:
-        """Compute cosines and sines of position * base^(-2c/e), [n, e / 2] each, for planes c."""
+        """Compute the table of angles by which positions are rotated, as cosines and sines.
+
+        Plane c, a pair of columns of a head, turns by position * base^(-2c/e). The tables are [n, e
+        / 2] each, for n positions and heads of size e.
+
+        Args:
+            dimensions: sizes of the model.
+            rope_base: the base.
+        """
         super().__init__()
+        # base_form gives base^(-c / planes), and there are e / 2 planes
         frequency = base_form(count_planes(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
         for name, table in (("cos", angle.cos()), ("sin", angle.sin())):

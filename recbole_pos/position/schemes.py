@@ -91,6 +91,9 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
         position: the value: the name of a scheme, or a list of names.
         key: name of the option, for messages.
 
+    Returns:
+        The names, a single one as a list, too.
+
     Raises:
         UsageError: for an unknown or repeated name, or a value that is not a list of names.
     """
@@ -158,6 +161,7 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
             "register_scheme"
         )
     values = {key: values[key] for key in options}  # without those of classes that it extends
+    # of the options that the class adds to those it inherits, only the ones it has
     module = find_importing_module(sys._getframe(1))  # registers it again in another process
     own_options &= set(options)
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))

@@ -61,6 +61,9 @@ class TimeEmbedding(InputPosition):
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
         """Create the table P [buckets, d] of times and, if requests have times, R of gaps.
 
+        A bucket is a range of seconds with one row of the table. A request is when the next item is
+        asked for; the gap is the time until then.
+
         Args:
             dimensions: sizes of the model, and whether requests have times.
             time_buckets: number of rows.
@@ -88,6 +91,7 @@ class TimeEmbedding(InputPosition):
         Returns:
             [m, d].
         """
+        # seconds since the first interaction, or since the one before
         seconds = batch.elapsed
         if self.time_from == "previous":  # 0 for the first interaction of a history
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(batch.index == 0, 0)
@@ -257,7 +261,8 @@ class TimeDecay(AttentionPosition):
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the terms B that depend on the time between query and key.
 
-        Logarithms of the times [b, t, t] are computed once per batch, for all layers.
+        ``map_spans`` computes the logarithms of all times between two interactions [b, t, t]. They
+        do not depend on parameters, so ``batch.cached`` keeps them for all layers.
 
         Args:
             q, k: [b, h, t, e] queries and keys; only the type of q is read.

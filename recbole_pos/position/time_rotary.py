@@ -87,6 +87,9 @@ class AngularPosition(AttentionPosition):
         """Return the cosines and sines of :meth:`turns`, [m, h or 1, e / 2] each.
 
         If they depend on no parameter they are computed once per batch and shared by all layers.
+
+        Args:
+            batch: the m interactions, with times.
         """
         if self.cache_key is None:
             return self.turns(batch)
@@ -162,6 +165,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
     def __init__(self, dimensions: Dimensions, *, calendar_parts: list[str]) -> None:
         """Compute the period of each plane of a head, in days.
 
+        A plane is a pair of columns that is rotated by one angle, and turns once in its period.
         With 4 planes and the parts day and week the planes are day, week, day, week, and turn once
         a day, once a week, twice a day and twice a week.
 
@@ -215,6 +219,8 @@ class MultiLevelRotaryPosition(AngularPosition):
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
         """Build the fixed frequencies [planes] of year, month and day.
+
+        A plane is a pair of columns of a head that is rotated by one angle.
 
         Args:
             dimensions: sizes of the model.
@@ -371,6 +377,9 @@ class TimeOrderRotaryPosition(AngularPosition):
             planes: number of planes of a head.
             ratio: share of planes, heads or layers that turn by time.
             dimensions: number of layers, and which one this is.
+
+        Returns:
+            Planes of order, and planes of time.
         """
         if self.fusion == "split_dim":
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
@@ -388,6 +397,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_share(self) -> Tensor | float:
         """Return the gate g, the share of time in an angle (TO-RoPE, Wei et al., 2025, equation 5).
 
+        An angle is (1 - g) times that of the order plus g times that of the time.
+
         Returns:
             A number if it is fixed. A learned one is [h or 1, e / 2 or 1] float64: between 0 and 1
             (``sigmoid``), or rounded to 0 or 1 with the gradient of the sigmoid (``hard``).
@@ -402,7 +413,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return by how much each plane of a head turns with order, and with time.
 
-        Under ``fusion: early`` they are weighted by the gate g: (1 - g) w and g f.
+        A plane is a pair of columns of a head that is rotated by one angle. Under ``fusion: early``
+        order and time share each plane, weighted by the gate g: (1 - g) w and g f.
 
         Returns:
             Radians per interaction and per ``time_unit``, [h or 1, planes] float64 each.
@@ -416,8 +428,9 @@ class TimeOrderRotaryPosition(AngularPosition):
     def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
 
-        The planes of both stand side by side (``split_dim``), in different heads (``split_head``)
-        or layers (``split_layer``), or their angles are added (``early``, ``effective``).
+        A plane is a pair of columns of a head. The planes of order and of time stand side by side
+        (``split_dim``), in different heads (``split_head``) or layers (``split_layer``), or the
+        angles of both are added in every plane (``early``, ``effective``).
 
         Args:
             batch: the m interactions, with times.
@@ -442,12 +455,16 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_periods(self) -> Tensor | None:
         """Return after how many seconds each plane has turned once by time.
 
+        After that a plane, a pair of columns of a head, has the same angle again. The shortest of
+        these times is compared with those of the dataset before training.
+
         Returns:
             [h, e / 2], infinite for planes that turn by order; None if all of them do.
         """
         order_frequency, frequency = self.frequencies()
         if not frequency.size(-1):
             return None
+        # a frequency of 0 has an infinite period
         if self.fusion == "split_dim":
             frequency = torch.cat((torch.zeros_like(order_frequency), frequency), -1)
         # the last heads are those of time
@@ -466,6 +483,9 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
         ratio: the share.
         total: number of planes, heads or layers.
         units, option: their name, and the option that sets their number, for the message.
+
+    Returns:
+        From 0 to ``total``.
 
     Raises:
         UsageError: if there is only one to be split.

@@ -225,18 +225,7 @@ Column = np.ndarray | ExtendedColumn  # read by places of interactions
 
 
 class RelationLookup:
-    """Precomputed relations of a dataset, and the rules of who may read whom.
-
-    Args:
-        relations: the declared relations.
-        dataset: the built training part; gives fields, log and split.
-        top_k: relations kept of each interaction and attribute.
-        cross_sequence: the order across users: random_order, time_respecting, or none.
-        max_length: L, interactions of a window.
-        seconds: seconds in one unit of the time field.
-        default_self_relation: the relation to itself of an interaction whose user has no
-            attribute: 1 where aggregation by users replaces a state, 0 where it is added.
-    """
+    """Precomputed relations of a dataset, and the rules of who may read whom."""
 
     def __init__(
         self,
@@ -264,7 +253,7 @@ class RelationLookup:
             max_length: L, interactions of a window.
             seconds: seconds in one unit of the time field.
             default_self_relation: the relation to itself of an interaction whose user has no
-                attribute.
+                attribute: 1 where aggregation by users replaces a state, 0 where it is added.
         """
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
@@ -333,6 +322,9 @@ class RelationLookup:
             items: [m] int64 items of the histories, one history after the other, oldest first.
             lengths: [b] int64 number of interactions of each history.
             times: [m] float64 seconds of the interactions, or None if no relation reads them.
+
+        Returns:
+            The copy; only the new rows take memory (``ExtendedColumn``).
         """
         times = np.zeros(len(items)) if times is None else times
         # histories of 2 and 3 interactions: ranks 0, 1, 0, 1, 2 and users u, u, u + 1, u + 1, u + 1
@@ -371,6 +363,9 @@ class RelationLookup:
             is_source: [m] bool, whether other users may read the interaction. Where windows
                 overlap, each interaction should be a source in one of them.
             linked: whether windows of a user that follow each other form one chain.
+
+        Returns:
+            The windows, from none of which predictions are made.
         """
         first = np.cumsum(lengths) - lengths
         follows = np.zeros(len(lengths), dtype=bool)
@@ -433,8 +428,8 @@ class RelationLookup:
 
         To read an interaction is to add its state to one's own. Every interaction gets an arrival
         time. It reads interactions of other users with an earlier one, and the earlier ones of its
-        own sequence. With ``cross_sequence: time_respecting`` the arrival times are the real ones,
-        else random ones that rise along each user's history.
+        own sequence (``chain``). With ``cross_sequence: time_respecting`` the arrival times are the
+        real ones, else random ones that rise along each user's history. ``rank`` is their order.
 
         Args:
             rows: the sequences of the batch, with m interactions.
@@ -495,6 +490,8 @@ class RelationLookup:
 
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
+
+        Only interactions that it may read are searched, so that nothing leaks from the future.
 
         Args:
             rows: the sequences of the batch.

@@ -65,6 +65,9 @@ class Edges:
         Args:
             parts: for each list its readers, sources and values, [edges] each. Relations of the
                 same reader keep their order.
+
+        Returns:
+            The relations of all lists.
         """
         empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)  # if there is no part
         reader, source, value = (np.concatenate(x) for x in zip(empty, *parts, strict=True))
@@ -117,10 +120,13 @@ class _ReadableRuns:
     def __init__(
         self, cell: np.ndarray, classified: np.ndarray, order: EventOrder, across_users: bool
     ) -> None:
-        """Sort the interactions three times: by own chain, by rank, and by user and rank.
+        """Sort the interactions of a batch so that those which a reader may read are neighbours.
 
-        The key of each sorting is one number, made of several as hours and minutes make minutes:
-        with 10 ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
+        They are sorted three times: by own chain, by rank, and by user and rank. A class is a value
+        of the field that relates interactions (a brand), a chain the interactions of one sequence,
+        oldest first, and a rank the order in time of interactions of different users. The key of
+        each sorting is one number made of several, as hours and minutes make minutes: with 10
+        ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
 
         Args:
             cell: [m] int64 cell of each interaction: its class and its column as one number.
@@ -149,15 +155,18 @@ class _ReadableRuns:
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
         """Find the interactions of a cell that a reader may read, for n pairs of reader and cell.
 
+        ``__init__`` has sorted the interactions, so those that may be read are a run, a stretch of
+        neighbours. ``locate`` returns the end and the size of a run by bisection.
+
         Args:
-            cell: [n] cell (class and column as one number) to look in.
+            cell: [n] cell to look in: a class (such as a brand) and a column as one number.
             reader: [n] interaction that reads.
 
         Returns:
-            own_end, own_size: [n] where the earlier interactions of the reader's own chain end in
-                ``self.own``, and how many they are.
-            shared_end, shared_size: [n] the same in ``self.shared``, for the interactions of lower
-                rank of all users.
+            own_end, own_size: [n] where the earlier interactions of the reader's own chain (its
+                sequence) end in ``self.own``, and how many they are.
+            shared_end, shared_size: [n] the same in ``self.shared``, for the interactions of all
+                users whose rank, the order across users, is lower than the reader's.
             num_own_user: [n] how many of the latter are of the reader's own user. They must be
                 skipped: of its own user a reader reads its own chain only.
         """
@@ -183,7 +192,10 @@ def top_relations(
 ) -> Edges:
     """Return the k strongest relations of every interaction to interactions that it may read.
 
-    To read an interaction is to add its state to one's own, weighted by the relation.
+    To read an interaction is to add its state to one's own, weighted by the relation. A class is
+    all interactions with the same value of a field, such as a brand; the table says which classes
+    are related. A chain is one sequence, oldest first; a rank orders interactions of different
+    users.
 
     Among equal relations, the larger cosine of the classes goes first, then the lower class, then
     interactions of the own chain, then the nearest before the reader (in its chain, or in rank; at
@@ -197,6 +209,9 @@ def top_relations(
         across_users: whether interactions of other users are read at all.
         same_column: whether to relate only interactions at the same place of their windows
             (section 3.1.3).
+
+    Returns:
+        Pairs of reader and source with their relation, sorted by reader.
     """
     # the classes that occur in the batch, and which of them are related to each other
     m = len(order)
@@ -257,11 +272,11 @@ def _allocate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decide how many interactions a reader takes from each class that it searches.
 
-    A class offers two lists of interactions to a reader: its own run, of the reader's own chain,
-    and its shared run, of other users. A reader takes from its classes one by one, in each from the
-    own run first, until it has as many as it lacks. For example, one reader that lacks 4, with two
-    classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and 1 of its own and 2 and 0 of
-    the shared.
+    A class (all interactions of a brand, for example) offers two lists to a reader: its own run, of
+    the reader's own sequence, and its shared run, of other users. A reader takes from its classes
+    one by one, in each from the own run first, until it has as many as it lacks. For example, one
+    reader that lacks 4, with two classes of own sizes 1 and 2 and shared sizes 2 and 5, takes 1 and
+    1 of its own and 2 and 0 of the shared.
 
     Args:
         own_size, shared_size: [n] sizes of the runs, reader by reader and class by class.
@@ -288,6 +303,9 @@ def _restrict_table(
     table: RelationTable, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the part of a table that relates the given classes to each other.
+
+    A class is a value of a field, such as a brand. The table lists for each class the related ones,
+    one class after the other; a batch has few of all classes, so the rest need not be searched.
 
     Args:
         table: which classes of all are related, and how strongly.
@@ -376,6 +394,9 @@ def top_differences(
         max_back: how many interactions back are compared.
         is_rising: whether values never fall along a chain, as times and positions; the k nearest
             interactions are then the strongest, and only they are compared.
+
+    Returns:
+        Pairs of reader and source with their relation, sorted by reader.
     """
     # how far back a reader looks: 1, 2, ... interactions before it
     longest = np.bincount(chain).max(initial=1)

@@ -261,6 +261,8 @@ class RelationTable:
     def from_matrix(cls, group: np.ndarray, matrix: sp.csr_matrix) -> RelationTable:
         """Make a table from the classes of entities and the matrix of their relations.
 
+        A class is all entities with the same value of a field, such as all items of one brand.
+
         Args:
             group: [entities] int64 class of each item, user or interaction, 0 for none.
             matrix: [classes, classes] symmetric relations; those below ``WEAKEST`` are left out.
@@ -323,6 +325,8 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
 def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     """Return how many tokens each two classes of a field share (AttrFormer, equation 10).
 
+    A class is one set of tokens, such as the categories of an item.
+
     Args:
         hot: [classes, tokens] sparse, 1 where a class has a token.
         name: field, for the message.
@@ -338,6 +342,9 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
 def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     """Return how many tokens the two classes of each pair share.
 
+    A class is one set of tokens, such as the categories of an item. Pairs are taken
+    ``PAIRS_AT_ONCE`` at a time, which bounds the memory.
+
     Args:
         hot: [classes, tokens] sparse, 1 where a class has a token.
         i, j: [n] int64 first and second class of each pair.
@@ -346,6 +353,7 @@ def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray
         [n] float64.
     """
     products = []
+    # one round even without pairs, so that there is something to join
     for start in range(0, max(len(i), 1), PAIRS_AT_ONCE):
         pairs = slice(start, start + PAIRS_AT_ONCE)
         products.append(hot[i[pairs]].multiply(hot[j[pairs]]).sum(1))
@@ -500,8 +508,10 @@ def build_user_table(
     group, joint = join_classes(groups)
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(joint), len(joint)))
+    # the users of two joint classes are related by this field as their classes are
     for classes, matrix in zip(joint.T, matrices, strict=True):
         total = total + spread_matrix(classes, matrix, name)
+    # the mean over fields
     return RelationTable.from_matrix(group, total / len(relations))
 
 
