@@ -177,10 +177,14 @@ class Dataset:
     def make_training_windows(self) -> Windows:
         """Cut the training interactions into windows, for models that learn at all positions.
 
+        A window is a range of rows of the log that follow each other, of one user, at most
+        ``MAX_ITEM_LIST_LENGTH`` long.
+
         Under the option ``target_events``, which says what kind of interaction is to be predicted,
         only windows with such a target are returned.
         """
-        # A user's training interactions are all but the last ones, which are held out.
+        # A user's training interactions are all but the last ones, which are held out (validation
+        # and test). ``num_held_out`` counts these for each user.
         start, end = self.log.offsets[:-1], self.log.offsets[1:]
         held_out = np.flatnonzero(self.part != TRAIN)
         num_held_out = np.diff(np.searchsorted(held_out, self.log.offsets))
@@ -220,7 +224,7 @@ class Dataset:
         return np.bincount(items, counts, self.item_num).astype(np.int64)
 
     def _find_learned_targets(self) -> np.ndarray:
-        """Return which training targets a model learns to predict in an epoch.
+        """Return which training targets (interactions to predict) a model learns in an epoch.
 
         With ``augmentation: none`` only the newest target of each user; with ``all_positions`` all
         that are in a training window; else all.
@@ -232,7 +236,8 @@ class Dataset:
         is_learned = self.split.find_targets(TRAIN, only_newest=augmentation == "none")
         if augmentation == "all_positions":
             # Under ``train_windows: last`` a user's older targets are in no window. The target of
-            # an input is the next interaction.
+            # an input is the next interaction, so the targets of the inputs in rows first .. end-1
+            # are the rows first + 1 .. end; ``gather_index`` lists them for all windows.
             windows = self.make_training_windows()
             is_in_window = np.zeros(len(self.log), dtype=bool)
             is_in_window[gather_index(windows.first + 1, windows.end - windows.first)] = True

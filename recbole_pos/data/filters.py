@@ -101,6 +101,7 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     min_session, min_item = read_session_filter(config["session_filter"])
     if max(min_session, min_item) > 1:
         before, keys = tables.inter, key_fields(config)
+        # ``filter_sessions`` returns the interactions that are left. A session is a user here.
         left = filter_sessions(before, keys["user"], keys["item"], min_session, min_item)
         # Users and items that had interactions and now have none leave their tables, too.
         for name, key in keys.items():

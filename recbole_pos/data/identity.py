@@ -54,7 +54,11 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the fields of both identities whose digests differ."""
+    """Return the fields that both identities have and whose digests (short hashes) differ.
+
+    Args:
+        then, now: identities of data; ``fields`` maps each field to a digest of its values.
+    """
     before, after = then["fields"], now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -209,12 +213,13 @@ class Growth:
 
 
 class HeldOut(NamedTuple):
-    """Later interactions of a file, beyond the data of a run.
+    """Later interactions of a file, which are no part of the data that a run was trained on.
 
     Attributes:
         interactions: those of known items, with names as they stand in the file.
         users: names of new users among them, by first appearance.
         users_without_items: names of new users whose interactions are all of unknown items.
+        growth: counts of all that is new.
     """
 
     interactions: pd.DataFrame
@@ -273,6 +278,9 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
         table: a row for each user or item.
         key: the column of their names.
         known: names of the run, for each field of tokens.
+
+    Returns:
+        A new table; the given one stays as it is.
     """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
@@ -291,7 +299,8 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
 def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset:
     """Return a copy of a dataset whose log also has the later interactions.
 
-    These are only history of what is recommended; none of them is a target to evaluate.
+    A model that was trained on the old data then recommends from histories that reach up to now.
+    The later interactions are part of histories only; none of them is a target to evaluate.
 
     Args:
         dataset: the data of a run.
@@ -401,6 +410,8 @@ def count_dataset(dataset: Dataset) -> dict[str, int]:
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Dataset) -> None:
     """Refuse a dataset whose counts differ from those of the public dataset of its name.
+
+    Otherwise results on other data would stand under the name of a public dataset.
 
     Args:
         name: name of the dataset.

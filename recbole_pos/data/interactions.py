@@ -143,6 +143,8 @@ def sort_interactions(
 ) -> tuple[EventLog, np.ndarray]:
     """Sort the columns of an interaction table by user and time, and return them as a log.
 
+    ``sort_by_user`` finds the order; here each column is put in it.
+
     Args:
         fields: columns in file order, taken out one by one so that memory holds each once; the time
             column must be exact (float64 or int64).
@@ -300,7 +302,7 @@ def check_clock(
             each user has one time only.
 
     Returns:
-        Warnings to show before training.
+        Warnings to show before training; empty if the times are as they should be.
 
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.

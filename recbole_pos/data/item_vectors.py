@@ -57,6 +57,7 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
         UsageError: if it cannot be read, or holds something else than vectors with names.
     """
     path = Path(source)
+    # Opening reads names and sizes only; the vectors are read when the blocks are iterated.
     if path.suffix not in (".npy", ".parquet"):
         raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
     with _explain_read_errors(path):
@@ -168,10 +169,10 @@ def _read_lists(
 def read_vectors(
     source: str | Path, names: np.ndarray, item_field: str, out: Path | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """Read the vectors of items.
+    """Read the vectors of a dataset's items from a file, and put them in the order of ids.
 
     Args:
-        source: the file in ``item_vectors``.
+        source: the file, .npy or .parquet, which the option ``item_vectors`` names.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
         out: a .npy file to write the vectors to, which are then mapped; in memory if None.
@@ -282,16 +283,18 @@ def read_new_vectors(
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
     """Write the content vectors of a run's items into its folder, so that it needs no other file.
 
+    Written are ``item_vectors.npy``, a row for each id, and ``item_vectors.txt``, its names.
+
     Args:
-        source: the file of ``item_vectors``.
+        source: the file of vectors, which the option ``item_vectors`` names.
         names: [items] names of items by id.
         item_field: name of the column of names, in parquet.
         folder: folder of the run.
     """
-    # Written under another name first, so that a file of the final name is always whole.
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
+    # Written under another name first, so that a file of the final name is always whole.
     part = folder / f".{KEPT}.tmp"
     try:
         with name_write_errors(file):
@@ -383,6 +386,7 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
 
     A UsageError passes unchanged: it names the file already.
     """
+    # UsageError is raised before the other clause, since it may be of one of the types there.
     try:
         yield
     except UsageError:

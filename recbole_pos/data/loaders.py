@@ -184,7 +184,8 @@ class WindowLoader:
         windows = windows.to(self._gatherer.device)
         indices = windows.split(list(map(len, shares)))
 
-        # ``take`` also tells the shard how many targets the batch has in all processes.
+        # ``take`` also tells the shard (this process's part of every batch) how many targets the
+        # batch has in all processes, by which the loss is divided.
         for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
             share = self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(share, indices[step])
@@ -199,7 +200,8 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # Copy the data, unless that is done, or the model needs each batch on the host first.
+        # Copy the data, unless that is done, or the model needs each batch on the host first: its
+        # ``prepare`` computes sizes there that depend on the values of the batch.
         prepare = self.requirements.prepare
         data = self.log, self.windows, self.features
         if self._gatherer.device != device and prepare is None:
@@ -279,7 +281,7 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate only the share of this process of every batch from now on.
+        """Make only this process's share of the rows of every batch from now on.
 
         Nothing changes if there is only one process, or if the loader was divided before: its
         ``collate_fn`` must not be wrapped twice.
@@ -303,7 +305,12 @@ class TargetLoader(FullSortEvalDataLoader):
     """
 
     def __init__(self, config: Options, dataset: RecBoleView) -> None:
-        """Choose the targets; with several processes, each takes every n-th."""
+        """Choose the targets; of n processes, each takes every n-th.
+
+        Args:
+            config: the configuration.
+            dataset: the view of the phase, valid or test, with a row for each target.
+        """
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
 
@@ -377,7 +384,7 @@ def make_held_out_loaders(
     """
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
-    for phase in PHASES[1:]:
+    for phase in PHASES[1:]:  # all but training
         if not len(parts[phase]):
             loaders[phase] = None
             continue
@@ -393,6 +400,8 @@ def make_held_out_loaders(
 
 def _make_sampler(config: Options, train: RecBoleView) -> Any:
     """Return RecBole's sampler of negative items; None if the model samples none.
+
+    Negatives are items that a user has not had; a loss compares the target with them.
 
     It is made of training interactions only. RecBole itself makes it of all parts, so that an
     item's popularity would count held-out interactions.

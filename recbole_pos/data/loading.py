@@ -249,7 +249,7 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
 
 
 def _cut_lists(table: pd.DataFrame, config: Options) -> None:
-    """Cut the lists of a table to the lengths that ``seq_len`` gives, in place."""
+    """Cut the lists of a table, in place, to the lengths in ``seq_len`` (field -> most values)."""
     for field, max_length in (config["seq_len"] or {}).items():
         if field in table and table[field].dtype == object:
             table[field] = [cell[:max_length] for cell in table[field]]
@@ -258,7 +258,7 @@ def _cut_lists(table: pd.DataFrame, config: Options) -> None:
 def _require_ids_and_times(
     file: AtomicFile, table: str, kinds: dict[str, str], config: Options
 ) -> None:
-    """Refuse a file of which ids or times are not loaded, or are of another type.
+    """Refuse a file whose columns of ids or times are not loaded, or are of a wrong type.
 
     Args:
         file: the file, for the message.
@@ -266,7 +266,8 @@ def _require_ids_and_times(
         kinds: loaded fields -> type.
         config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
     """
-    # Each option, the type that its field must have, and the table that needs no such field.
+    # Roles of fields: for each the option that names it, the type that it must have, and the table
+    # that needs no such field.
     roles = [("USER_ID_FIELD", "token", "item"), ("ITEM_ID_FIELD", "token", "user")]
     if table == "inter":
         roles.append(("TIME_FIELD", "float", ""))
@@ -361,9 +362,10 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
 
 
 def _require_common_names(tables: Tables, config: Options) -> None:
-    """Refuse a table of users or items none of which has an interaction.
+    """Refuse a table of users (or of items) if not one of them has an interaction.
 
-    Their names are written in two ways then, such as 7 and u7. An empty table is not refused here.
+    Their names are then most likely written in two ways, such as 7 in the table and u7 in the
+    interactions. An empty table is not refused here.
     """
     for name, key in key_fields(config).items():
         if (table := tables.by_name().get(name)) is None:
@@ -407,7 +409,8 @@ def _require_loaded(
         kinds: loaded fields -> type: token, float, token_seq or float_seq.
         config: the configuration.
     """
-    # An existing run, for which options are not strict, may have a ``seq_len`` without effect.
+    # An existing run, for which options are not strict, may have a ``seq_len`` without effect: it
+    # was trained before such an option was refused.
     value = config[option] or {}
     if option == "seq_len" and not is_strict(config):
         return

@@ -101,7 +101,8 @@ class RecBoleView(SequentialDataset):
         These are the targets of the phase; with ``augmentation: none`` only each user's newest
         target of training. Without a phase they are all interactions that have a history.
         """
-        # The rows are chosen by a function, so that an unpickled view computes them again.
+        # The rows are chosen by a function that returns [interactions] bool, so that a pickled view
+        # need not hold them: an unpickled one computes them again.
         data, config = self.data, self.config
         find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
         if self.phase is not None:
@@ -137,6 +138,8 @@ class RecBoleView(SequentialDataset):
 
     def join(self, df: Interaction) -> Interaction:
         """Return rows with the columns of the tables of users and items added, as RecBole does.
+
+        RecBole looks up each row's user and item in these tables.
 
         Columns of ``user_features`` that the rows have already stay as they are: where a number is
         missing they have NaN, which models recognise, while RecBole's table has the mean.
@@ -175,7 +178,7 @@ class RecBoleView(SequentialDataset):
 
 
 def _find_sources(data: Dataset) -> dict[str, FeatureSource]:
-    """Return field -> RecBole's word for the table that it is from."""
+    """Return field -> RecBole's word for the table that it is from; ids have words of their own."""
     sources = {field: FeatureSource(name) for name, table in data.tables.items() for field in table}
     ids = {data.uid_field: FeatureSource.USER_ID, data.iid_field: FeatureSource.ITEM_ID}
     return {field: (sources | ids)[field] for field in data.kinds}
@@ -275,6 +278,7 @@ class PrefixRows(Interaction):
     @property
     def columns(self) -> list[str]:
         """Names of all fields of a row."""
+        # Fields of the target; of its history (except the user, who is the same); its length.
         names = list(self.log.fields)
         lists = [name + self.suffix for name in names if name != self.log.user_field]
         return [*names, *lists, self.length_field, *self.features.users]
@@ -291,6 +295,7 @@ class PrefixRows(Interaction):
         Args:
             index: name of a field; or a slice or array of the numbers of rows.
         """
+        # Fields of the targets alone are read without computing histories.
         if isinstance(index, str):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]

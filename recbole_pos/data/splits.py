@@ -242,7 +242,7 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
 
 
 def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
-    """Convert boundaries of a split to times in the unit of the time field.
+    """Convert the points in time at which a split cuts to numbers in the unit of the time field.
 
     Args:
         bounds: each a number of at least 1, which is a time already; or a date, or a text such as
@@ -462,6 +462,7 @@ def filter_sessions(
     Returns:
         The rows that are left, in the same order.
     """
+    # ``sizes`` has for each row how many rows have its session, or its item.
     for field, minimum in ((session, min_session), (item, min_item), (session, min_session)):
         sizes = interactions.groupby(field, observed=True)[field].transform("size")
         interactions = interactions[sizes >= minimum]

@@ -55,11 +55,15 @@ class Windows:
         """[windows] number of targets."""
         if self.is_target is None:
             return self.end - self.first
+        # The targets of the inputs first .. end - 1 are the rows after them, first + 1 .. end.
         num_before = np.concatenate(([0], np.cumsum(self.is_target)))
         return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows with targets in ``is_target`` ([interactions] bool), and no others."""
+        """Return the windows that have a target where ``is_target`` ([interactions] bool) is true.
+
+        Only such interactions are targets of the returned windows.
+        """
         restricted = Windows(self.start, self.end, self.first, is_target)
         is_kept = restricted.num_targets > 0
         return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
@@ -90,7 +94,7 @@ def cut_windows(
     Raises:
         UsageError: if the stride is too small or too large, or not read under ``mode``.
     """
-    # The number of new targets in each window, except in a user's oldest one.
+    # ``stride`` becomes the number of new targets in each window, except in a user's oldest one.
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= stride <= max_length:
@@ -206,7 +210,15 @@ class WindowGatherer:
         device: torch.device,
         features: Features,
     ) -> None:
-        """Copy interactions, windows and features to the device; times only if required."""
+        """Copy interactions, windows and features to the device; times only if required.
+
+        Args:
+            log: the interactions; the items of inputs and targets are read from it.
+            windows: which rows of the log are the inputs of each window.
+            requirements: what the model declares about its batches.
+            device: where the copies lie and batches are made.
+            features: columns of attributes of interactions and users that batches carry.
+        """
         self.log, self.windows, self.requirements, self.device = log, windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
@@ -328,7 +340,7 @@ def fits_on_device(
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, while a thread computes the next one for a caller that uses the last.
+    """Yield the same items; while the caller uses one, a thread computes the next.
 
     No item may be None, which stands for the end.
     """

@@ -53,6 +53,9 @@ class Experiment:
 def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = None) -> Experiment:
     """Make data, model and trainer for a configuration, after seeding all random numbers.
 
+    The model gets the weights of another run if an option says so: ``init_from`` (a run on the same
+    data) or ``update_from`` (a run on the same data before they grew).
+
     Args:
         config: configuration of the run.
         fresh: whether the run starts from the beginning. Otherwise the caller loads weights from a
@@ -78,14 +81,15 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
             "scheme, as time_rope (`recbole-pos schemes` lists them), or set request_time: none"
         )
 
-    # The training loader needs to know what the model requires of its batches.
+    # The training loader needs to know what the model requires of its batches, which an adapter
+    # (between a model and the loop of training) tells.
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
     apply_start_options(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
 
-    # The evaluator's metrics of popularity count training interactions. ``fit`` collects them too,
-    # but a loaded model is tested without it.
+    # RecBole's metrics of popularity count training interactions, which the collector gets here.
+    # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
     require_scores(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)
@@ -96,6 +100,9 @@ def _prepare_data(
     config: PosConfig, fresh: bool, dataset: Dataset | None
 ) -> tuple[Dataset, RecBoleView, dict[str, Any]]:
     """Read the dataset, if none is given, and make what training and evaluation read of it.
+
+    These are views (the dataset as RecBole's classes read it, for each phase) and loaders of
+    batches.
 
     Args:
         config: configuration of the run.
@@ -118,7 +125,7 @@ def _prepare_data(
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
         loaders = make_held_out_loaders(config, views)
-    except UsageError:
+    except UsageError:  # says already what is wrong
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
@@ -136,6 +143,9 @@ def read_dataset(
     config: PosConfig, folder: RunFolder | None = None, hold_out_later: bool = False
 ) -> Dataset:
     """Read the dataset of a configuration from its files.
+
+    If there is an earlier run, its vocabulary (its names of users and items by id) is passed on, so
+    that each name gets the id that the weights of that run know it by.
 
     Args:
         config: the configuration.
@@ -167,7 +177,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         UsageError: says why the model cannot be built. Errors in custom code are raised as they
             are, since its author needs the traceback.
     """
-    # The configuration notes which options without a default a custom model asks for.
+    # The configuration notes in ``asked_for`` which options without a value a custom model reads.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
     config.asked_for.clear()
@@ -195,7 +205,7 @@ def _warn_of_missing(config: PosConfig) -> None:
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:
-    """Return the error to raise if a model of the plugin or of RecBole cannot be built.
+    """Return the error to raise if a model of this package or of RecBole cannot be built.
 
     Args:
         error: what its constructor raised. A KeyError is of a field that is not loaded.

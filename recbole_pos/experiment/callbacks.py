@@ -75,6 +75,7 @@ class MetricLogger(Callback):
         If the training is resumed, the epochs before are written to it first.
         """
         config, folder = experiment.config, experiment.trainer.run.path
+        # The digest (a short hash) is the same for runs whose options mean the same result.
         options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
         digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
         tags = {

@@ -75,6 +75,8 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, without running any code that it may hold.
 
+    torch's ``weights_only`` refuses a file with objects, whose loading could run code.
+
     Args:
         path: the file. It stays mapped: a tensor is read from disk when it is used.
         required: names of the entries that it must have.
@@ -183,6 +185,7 @@ class CheckpointWriter:
         if self.file is None:
             return
         self._unwritten = None  # frees the copy of an earlier state before the next one is made
+        # ``capture`` returns tensors that are the trainer's own, which is enough to write them now.
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
@@ -211,7 +214,10 @@ class CheckpointWriter:
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """Return a copy of a tree of lists, mappings and tensors, on the CPU."""
+    """Return a copy of nested lists, tuples and dicts of tensors, with all tensors on the CPU.
+
+    Values of other types are put into the copy as they are.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -313,7 +319,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
 
 
 def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: Any) -> None:
-    """Restore the entries of a checkpoint in a trainer, one after the other.
+    """Put the entries of a checkpoint into a trainer, each after it was checked.
 
     Args:
         trainer: the trainer, changed in place.
@@ -388,6 +394,10 @@ def make_config(
         file: its path, for the message.
         options: options that win over those of the checkpoint.
 
+    Returns:
+        The configuration. It is not strict: options without effect are accepted, since the run was
+        trained with them.
+
     Raises:
         CheckpointError: if it names no model or no dataset.
     """
@@ -436,6 +446,8 @@ def require_vocabulary(
 ) -> None:
     """Raise a CheckpointError if names of items by id are not those of the training.
 
+    A checkpoint keeps a digest (short hash) of the names and counts that were written with it.
+
     Args:
         state: the entries of the checkpoint. It may be one without a digest of names (``known``),
             which is not checked.
@@ -461,7 +473,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
         CheckpointError: if they are of another architecture, or not finite.
     """
     # ``other`` has what RecBole's models keep outside of state_dict, such as sparse matrices; of
-    # these the shapes are compared.
+    # these the shapes are compared. ``from_plain`` makes them again from arrays and numbers.
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
         other_parameters = from_plain(weights["other"])

@@ -41,7 +41,8 @@ def count_cores() -> int:
 def check_device(config: PosConfig) -> None:
     """Refuse a GPU that is missing, and a precision that the device does not have.
 
-    RecBole would silently use the CPU if torch does not see the GPU.
+    RecBole would silently use the CPU if torch does not see the GPU. ``config["device"]`` is what
+    it has chosen, ``gpu_id`` what the user has asked for.
 
     Raises:
         UsageError: also if ``gpu_id`` holds no numbers, or RecBole's options ``enable_amp`` and
@@ -125,6 +126,7 @@ class Precision:
         On devices other than CUDA, tf32 becomes fp32: their products have full precision.
         """
         device, name = config["device"].type, config["precision"]
+        # enable_amp is RecBole's option for half precision, which users of RecBole may have set.
         if name == "auto":
             name = "bf16" if config["enable_amp"] else "tf32"
         if name == "tf32" and device != "cuda":
@@ -176,6 +178,7 @@ def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
         dataset: the dataset; a batch has no more rows than there are held-out targets.
         num_items: number of items that are scored at a time.
     """
+    # A batch has a row of scores, a number for each item, for each target of validation or test.
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32

@@ -151,6 +151,7 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     Returns:
         A sentence with the likely cause, and what to do.
     """
+    # First the data: all tensors of the batch, by name. Then the weights. Else it was this step.
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
     bad_columns = [
         name
