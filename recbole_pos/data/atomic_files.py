@@ -167,6 +167,7 @@ class TextTable(AtomicFile):
     """Text of UTF-8 whose first line names the columns, with a cell of each in every line."""
 
     def __init__(self, path: Path, config: Options) -> None:
+        """Read the first line; ``config`` has ``field_separator`` and options of all files."""
         super().__init__(path, config)
         self.separator = config["field_separator"]
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
@@ -322,6 +323,9 @@ class TextTable(AtomicFile):
         Args:
             number: number of the line, for the message.
             line: its text. A cell in quotation marks may hold the separator.
+
+        Returns:
+            The text of each cell, without quotation marks.
 
         Raises:
             UsageError: if a quotation mark is not closed.
@@ -494,6 +498,9 @@ def _parse_number(cell: str) -> float:
 def _parse_numbers(texts: pa.Array) -> np.ndarray:
     """Convert cells of text to numbers: NaN where a cell is empty or says that it is missing.
 
+    Returns:
+        [rows] float64.
+
     Raises:
         ValueError: if a cell is something else.
     """
@@ -537,6 +544,9 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
     Args:
         column: names numbered by Arrow: a code for each cell (``indices``), and the name of each
             code (``dictionary``). It is returned as it is if it has no such name.
+
+    Returns:
+        The column with null in place of such names.
     """
     # Only the codes of such names become null; the names stay, without a cell that has them.
     is_missing = compute.is_in(column.dictionary, pa.array([*MISSING, None], pa.string()))

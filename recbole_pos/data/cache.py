@@ -154,6 +154,9 @@ def capture(dataset: Dataset) -> dict[str, Any]:
 
     Its data are filtered, numbered, sorted and split already.
 
+    Args:
+        dataset: the dataset, whose arrays are not copied.
+
     Returns:
         ``part`` and ``is_target``: [interactions], for each interaction whether it is of training,
         validation or test, and whether it may be a target. ``tables``: table -> field -> array.
@@ -186,6 +189,9 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
         state: the tree of arrays and plain values.
         config: configuration of the run. Its options of the data are those of the captured dataset;
             those of model and training may be others.
+
+    Returns:
+        The dataset, whose arrays are still read from disk as they are used.
     """
     # Fields that share their names share the array again, and the mapping from names to ids.
     names = state["names"]

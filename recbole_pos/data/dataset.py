@@ -142,6 +142,9 @@ class Dataset:
         ``data`` is a digest of the names of items, the interactions and the split, followed by one
         of the times. ``fields`` maps each other loaded field to a digest of its values, its missing
         cells and its tokens.
+
+        Returns:
+            ``data``: 64 hexadecimal digits. ``fields``: field -> 32 digits.
         """
         log = self.log
         log_fields = {log.user_field, log.item_field, log.time_field}
@@ -182,6 +185,9 @@ class Dataset:
 
         Under the option ``target_events``, which says what kind of interaction is to be predicted,
         only windows with such a target are returned.
+
+        Returns:
+            Which rows of the log are the inputs of each window, and which of them have a target.
         """
         # A user's training interactions are all but the last ones, which are held out (validation
         # and test). ``num_held_out`` counts these for each user.

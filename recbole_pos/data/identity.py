@@ -81,7 +81,7 @@ class Vocabulary:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Vocabulary:
-        """Return the names and counts of a dataset."""
+        """Return the names and counts of a dataset, and whether its times are dates."""
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
         return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, is_dated)
 
@@ -90,7 +90,11 @@ class Vocabulary:
         """Digest (a short hash) of all names and counts, in the order of ids.
 
         A checkpoint keeps it, so that weights are not used with names of other items.
+
+        Returns:
+            32 hexadecimal digits.
         """
+        # Names without padding, separated by NUL bytes, which no name has; then the counts.
         digest = hashlib.blake2b(digest_size=16)
         for field, names in sorted(self.tokens.items()):
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
@@ -388,6 +392,7 @@ def _read_later(
         [later] or [later, s]; 0 for unknown names, lists and missing columns; NaN for numbers that
         cannot be scaled.
     """
+    # Fields of several cells per interaction, such as lists, are not read: they get 0.
     empty = column.new_zeros((len(interactions), *column.shape[1:]))
     if field not in interactions or column.dim() > 1:
         return empty

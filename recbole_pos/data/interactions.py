@@ -62,6 +62,7 @@ class EventLog:
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
+        # A user's new offset is how many rows are kept before the user's first row.
         rows = torch.from_numpy(np.flatnonzero(mask))
         num_before = np.concatenate(([0], np.cumsum(mask)))
         fields = {name: column.index_select(0, rows) for name, column in self.fields.items()}
@@ -123,7 +124,8 @@ class EventLog:
             num_targets: [interactions] int64, targets of the interaction's user in all.
             num_until: [interactions] int64, those of them up to the interaction, itself included.
         """
-        # Differences of counts over the whole log give those within a user.
+        # Differences of counts over the whole log give those within a user, whose rows are
+        # start : end; num_before[r] counts the targets in all rows before r.
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]
         start = self.starts
@@ -307,6 +309,7 @@ def check_clock(
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
     """
+    # All different times, and the differences of times from one interaction of a user to the next.
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
     steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user

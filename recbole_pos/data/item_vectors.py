@@ -53,6 +53,9 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
             file.
         item_field: name of the column of names, in parquet.
 
+    Returns:
+        The open file, with its names and the size of a vector; its blocks can be read once.
+
     Raises:
         UsageError: if it cannot be read, or holds something else than vectors with names.
     """
@@ -196,6 +199,7 @@ def read_vectors(
         if hasattr(os, "posix_fallocate"):
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
+    # Copy, then count what is missing on either side, for the notice.
     num_found, num_items = _copy_vectors(file, names, vectors), len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
     if num_found == num_items and not num_unknown:
@@ -269,6 +273,8 @@ def read_new_vectors(
     Raises:
         UsageError: if the model knows all of them.
     """
+    # ``read_vectors`` takes names by id, of which the first is padding; so the new names get one in
+    # front, and its row of zeros is cut off.
     excluded = {*known, "", "[PAD]"}
     names = [name for name in open_vectors(source, item_field).names if name not in excluded]
     if not names:
@@ -385,6 +391,9 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     """Turn errors of reading, in a ``with`` block, into a UsageError that names the file.
 
     A UsageError passes unchanged: it names the file already.
+
+    Args:
+        path: the file, for the message.
     """
     # UsageError is raised before the other clause, since it may be of one of the types there.
     try:

@@ -62,7 +62,13 @@ class WindowLoader:
     def __init__(
         self, config: Options, dataset: RecBoleView, requirements: BatchRequirements
     ) -> None:
-        """Make the training windows and read the options; batches are formed once an epoch."""
+        """Make the training windows and read the options; batches are formed once an epoch.
+
+        Args:
+            config: the configuration.
+            dataset: the training interactions, as RecBole's classes read them.
+            requirements: what the model declares about its batches.
+        """
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.data.log, requirements
         self.windows = dataset.data.make_training_windows()
@@ -148,6 +154,8 @@ class WindowLoader:
         Returns:
             The numbers of the groups of each smaller batch.
         """
+        # Cut by numbers of inputs into as few batches as may do; one that is still too large (since
+        # groups are not of equal size) is cut again.
         total = int(num_inputs[groups].sum())
         if total <= self.max_inputs or len(groups) == 1:
             return [groups]
@@ -168,6 +176,7 @@ class WindowLoader:
         start = self.windows.start
         if not self.requirements.linked:
             return slice(None), np.broadcast_to(np.int64(1), len(start))
+        # Sorting windows by their first rows puts those of a user together, oldest first.
         windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
         user = self.log.find_users(start[windows])
         return windows, np.unique(user, return_counts=True)[1]
@@ -241,7 +250,11 @@ def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> li
         groups: [n] numbers of the groups.
         weights: [n] weight of each, such as its number of targets.
         num_parts: number of parts; there are fewer if a part would be empty.
+
+    Returns:
+        The numbers of the groups of each part.
     """
+    # A group belongs to the part in which the middle of its weight lies.
     middle = np.cumsum(weights) - weights / 2
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
@@ -283,8 +296,9 @@ class RowLoader(TrainDataLoader):
     def divide(self, shard: Shard) -> None:
         """Make only this process's share of the rows of every batch from now on.
 
-        Nothing changes if there is only one process, or if the loader was divided before: its
-        ``collate_fn`` must not be wrapped twice.
+        A shard says which rows of a batch are those of this process. Nothing changes if there is
+        only one process, or if the loader was divided before: its ``collate_fn``, which makes a
+        batch of numbers of rows, must not be wrapped twice.
         """
         if shard.is_alone or not self.shard.is_alone:
             return
@@ -405,6 +419,11 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
 
     It is made of training interactions only. RecBole itself makes it of all parts, so that an
     item's popularity would count held-out interactions.
+
+    Args:
+        config: configuration; ``train_neg_sample_args`` says from which distribution items are
+            drawn.
+        train: the training interactions.
 
     Raises:
         UsageError: if a user has all items, for whom RecBole would find no negative.

@@ -111,6 +111,9 @@ def read_tables(config: Options) -> Tables:
     Args:
         config: the configuration, with the dataset's name, its folder and the fields to load.
 
+    Returns:
+        The tables as they stand in the files, not filtered yet.
+
     Raises:
         UsageError: if a file is missing or wrong, or the files and options do not fit together.
     """
@@ -366,6 +369,10 @@ def _require_common_names(tables: Tables, config: Options) -> None:
 
     Their names are then most likely written in two ways, such as 7 in the table and u7 in the
     interactions. An empty table is not refused here.
+
+    Args:
+        tables: the tables, with names as categories.
+        config: configuration, which names the columns of users and items.
     """
     for name, key in key_fields(config).items():
         if (table := tables.by_name().get(name)) is None:
@@ -385,6 +392,10 @@ def _require_distinct_columns(tables: Tables, config: Options) -> None:
     """Refuse a field that two tables have, unless it holds the ids of users or items.
 
     Options and models know a field by its name only, so there must be one of that name.
+
+    Args:
+        tables: the loaded tables.
+        config: configuration, which names the dataset and its ids.
     """
     columns = {name: set(table) for name, table in tables.by_name().items()}
     for one, other in itertools.combinations(columns, 2):

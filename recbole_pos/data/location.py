@@ -41,6 +41,7 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     Raises:
         UsageError: if both exist.
     """
+    # Both names, such as shop.item and shop.item.parquet.
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
     if not parquet.exists():
         return text

@@ -45,6 +45,9 @@ def read_dataset(
             With them the cache is not used.
         holds_out_later: whether the dataset is only the data of that run, and all data that have
             come since are kept apart in its ``held_out``.
+
+    Returns:
+        The finished dataset, as numbers.
     """
     cache = Cache.open(config, list_files(config)) if known is None else None
     if cache and (cached := cache.load(config)):
@@ -335,6 +338,7 @@ def _convert_lists(
     Returns:
         [n, longest] int64 of token_seq, float32 of float_seq.
     """
+    # The lists in the order of the result, then all their values in one array, to be scaled.
     lists = list(cells)
     if rows is not None:
         empty = np.empty(0)

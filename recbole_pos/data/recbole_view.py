@@ -52,7 +52,7 @@ class RecBoleView(SequentialDataset):
             phase: train, valid or test, whose targets are the rows; None for all interactions that
                 have a history.
         """
-        # names and options
+        # names and options, under the names that RecBole's models and loaders read
         config = data.config
         self.data, self.phase, self.config = data, phase, config
         self.dataset_name, self.dataset_path = data.dataset_name, data.dataset_path
@@ -143,6 +143,9 @@ class RecBoleView(SequentialDataset):
 
         Columns of ``user_features`` that the rows have already stay as they are: where a number is
         missing they have NaN, which models recognise, while RecBole's table has the mean.
+
+        Args:
+            df: rows with ids of users and items, as RecBole's Interaction.
         """
         names = read_feature_names(self.config, "user_features")
         gathered = {name: df[name] for name in names if name in df}
@@ -156,6 +159,9 @@ class RecBoleView(SequentialDataset):
 
         RecBole counts ``inter_feat``, whose rows are those that a model trains on, so that the
         metrics of two models would count differently.
+
+        Returns:
+            Id of the item -> number of training interactions.
         """
         counts = self.data.popularity
         items = np.flatnonzero(counts)
@@ -201,10 +207,14 @@ def read_view(config: Options) -> RecBoleView:
 def make_views(data: Dataset) -> dict[str, RecBoleView]:
     """Return a view of each phase, by its name: train, valid and test.
 
+    Args:
+        data: the finished dataset.
+
     Raises:
         UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
             users without earlier interactions, so that it has no target.
     """
+    # A row of a view is a target: without one in training there is nothing to learn from.
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
     if not len(views["train"]):
         raise UsageError(
@@ -263,7 +273,11 @@ class PrefixRows(Interaction):
         length_field: str,
         features: Features | None = None,
     ) -> None:
-        """Keep the interactions; a row for each target is computed when it is read."""
+        """Keep the interactions; a row for each target is computed when it is read.
+
+        The arguments are described at the class. ``length`` is RecBole's name for how many rows
+        there are.
+        """
         super().__init__({})
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field

@@ -141,6 +141,7 @@ def _read_held_out(value: Any) -> tuple[int, int]:
     Raises:
         UsageError: if the value is neither.
     """
+    # Of one of RecBole's words, the numbers that it means; of another word none, which is refused.
     numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
     is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= set(PHASES[1:])
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
@@ -307,6 +308,9 @@ def _order_sessions(log: EventLog) -> np.ndarray:
     """Return the ids of all sessions that have interactions, in the order of their last times.
 
     Sessions that end at the same time stay in the order of the file, which is that of their ids.
+
+    Args:
+        log: the interactions, sorted by session (what the log calls a user) and time.
     """
     sessions = np.flatnonzero(log.lengths)
     last_times = log.times.numpy()[log.offsets[sessions + 1] - 1]
@@ -326,6 +330,7 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
     Raises:
         UsageError: if the value is something else, or leaves a part empty.
     """
+    # Fractions or counts, rising, one or two of them.
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)

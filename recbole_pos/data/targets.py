@@ -148,6 +148,7 @@ def find_selected(
         names: field of tokens -> [ids] names by id.
         requires_all: whether a value that no interaction has is an error, as of a whole file.
     """
+    # For each field: the cells that have a value, and of these those with a selected value.
     if not selections:
         return None
     is_selected = np.ones(len(log), dtype=bool)
@@ -182,6 +183,7 @@ def _find_values(
     Returns:
         Those of the values ``present`` that are selected.
     """
+    # The user writes names or numbers: compare texts. Of tokens the value is the id.
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)  # the name of padding, which no interaction has
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
@@ -453,6 +455,9 @@ def find_ties(log: EventLog) -> np.ndarray:
 
     For example, one user's items [a, b, c, c] at the times [1, 1, 2, 2] give [True, True, False,
     False]: nothing depends on the order of two interactions with c.
+
+    Args:
+        log: the interactions, sorted by user and time.
 
     Returns:
         [interactions] bool.

@@ -44,6 +44,7 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
         names: [users] name of each user by id.
         num_users: size of the sample.
     """
+    # A digest (hash) of 8 bytes, such as that of "valid ann", read as one whole number.
     ids = np.unique(users)
     digests = [
         hashlib.blake2b(f"{PHASES[VALID]} {name}".encode(), digest_size=8).digest()

@@ -91,6 +91,9 @@ def cut_windows(
             - ``prefix``: windows of one target each.
         stride: new targets per window under ``sliding``; L // 2 when None. Else it must be None.
 
+    Returns:
+        Rows of the log: where each window starts and ends, and its first input with a target.
+
     Raises:
         UsageError: if the stride is too small or too large, or not read under ``mode``.
     """
@@ -186,6 +189,10 @@ def send_to_device(
 
     For a GPU the batch is pinned first (locked in memory), so that the copy runs while Python goes
     on.
+
+    Args:
+        batch: packed windows, or RecBole's rows.
+        device: device of the model.
     """
     if isinstance(batch, SequenceBatch):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device)

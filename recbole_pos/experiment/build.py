@@ -62,6 +62,10 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
             checkpoint, and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
 
+    Returns:
+        The experiment: the model on its device, with loaders of batches and trainer, not trained
+        yet.
+
     Raises:
         UsageError: if options, data and memory do not fit together.
     """
@@ -153,6 +157,9 @@ def read_dataset(
             the one of ``update_from``, if that is set.
         hold_out_later: whether interactions that the earlier run did not have are kept apart, in
             ``held_out`` of the dataset.
+
+    Returns:
+        The dataset, split, with its held-out later data if these are asked for.
     """
     vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
@@ -172,6 +179,9 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         config: the configuration.
         dataset: the whole dataset.
         train_data: its training part, which the constructors of RecBole's models read.
+
+    Returns:
+        The model on its device, with random weights.
 
     Raises:
         UsageError: says why the model cannot be built. Errors in custom code are raised as they

@@ -146,6 +146,9 @@ def get_random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put all random number generators into the states that :func:`get_random_state` returned.
 
+    Args:
+        state: ``torch``, ``cuda`` (a list, one for each GPU), ``numpy`` and ``python``.
+
     Raises:
         ValueError: if the state of numpy is damaged; numpy does not check it, and would read
             memory past its end.
@@ -246,6 +249,9 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     Args:
         tensors: those of a file; anything else than tensors by name is a difference.
         expected: tensors of the model, by name.
+
+    Returns:
+        Such as "x.weight: expected [5, 2] of torch.float32, found [4, 2]"; None if they fit.
     """
     if not isinstance(tensors, dict):
         return f"expected tensors by name, found {type(tensors).__name__}"

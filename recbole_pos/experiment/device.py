@@ -44,6 +44,9 @@ def check_device(config: PosConfig) -> None:
     RecBole would silently use the CPU if torch does not see the GPU. ``config["device"]`` is what
     it has chosen, ``gpu_id`` what the user has asked for.
 
+    Args:
+        config: configuration, with the device that RecBole has chosen.
+
     Raises:
         UsageError: also if ``gpu_id`` holds no numbers, or RecBole's options ``enable_amp`` and
             ``enable_scaler`` contradict ``precision``.
@@ -73,6 +76,9 @@ def check_device(config: PosConfig) -> None:
 
 def describe_device(config: Options) -> dict[str, Any]:
     """Describe the device of a run, for its result.
+
+    Args:
+        config: configuration of the run.
 
     Returns:
         ``name`` of the GPU, or cpu; ``processor`` (its model and vector instructions) for a CPU;
@@ -124,6 +130,10 @@ class Precision:
         """Return the precision of a configuration; ``auto`` is tf32, or bf16 under ``enable_amp``.
 
         On devices other than CUDA, tf32 becomes fp32: their products have full precision.
+
+        Args:
+            config: configuration, with the options ``precision`` and ``enable_amp``, and the
+                device.
         """
         device, name = config["device"].type, config["precision"]
         # enable_amp is RecBole's option for half precision, which users of RecBole may have set.

@@ -48,6 +48,9 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
     A model looks ahead if its states depend on later interactions. Custom are models and position
     schemes (parts that encode positions) whose class is not of this package. A model is not tested
     if it says itself that it is not causal, or reads more of a batch than items and times.
+
+    Args:
+        model: the model, before it is trained; nothing of it is changed.
     """
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
@@ -100,6 +103,9 @@ def looks_ahead(model: Any) -> float:
 
     Two short random histories are encoded twice, the second time with other items at other times in
     their newer halves. Neither weights nor random states are changed.
+
+    Args:
+        model: the model, in training or evaluation mode, in which it is left.
 
     Returns:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
