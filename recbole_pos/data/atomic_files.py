@@ -196,6 +196,7 @@ class TextTable(AtomicFile):
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
             )
+        # A cell is such as user_id:token.
         for i, cell in enumerate(self._split_line(number, line), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:

@@ -200,12 +200,14 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         field: the field.
         table: the table that it must be of: inter, user or item.
     """
+    # Each check has its own message, which says what to do; ``fields`` maps fields to tables.
     label = f"{option}: {shown(field)}"
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{label} is no attribute: ids and times are read anyhow; leave it out")
+    # Of another table: advise the option for that one, if there is such an option.
     if (actual := fields[field]) != table:
         option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
         advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""

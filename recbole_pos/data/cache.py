@@ -164,6 +164,7 @@ def capture(dataset: Dataset) -> dict[str, Any]:
         Other values are attributes of the dataset or its split, by name.
     """
     split, names = dataset.split, dataset.field2id_token
+
     # Fields that share their names (as friends do with users) have the same array, which is stored
     # once: under the first of these fields, to which ``sharing`` maps each.
     first = {id(column): field for field, column in reversed(names.items())}

@@ -84,6 +84,7 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     Returns:
         One warning, or none.
     """
+    # Where seen items are not ranked, a seen target is a miss, or the only seen item in the list.
     num_targets = summary["targets"]["test"]
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:

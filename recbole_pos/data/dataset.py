@@ -146,6 +146,7 @@ class Dataset:
         Returns:
             ``data``: 64 hexadecimal digits. ``fields``: field -> 32 digits.
         """
+        # ``_digest`` hashes the names of a field and the bytes of arrays. The order of rows counts.
         log = self.log
         log_fields = {log.user_field, log.item_field, log.time_field}
         sequences = self._digest(log.item_field, log.items.numpy(), log.offsets, self.part)

@@ -61,6 +61,7 @@ def leave_out_nameless(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these rows.
     """
+    # ``key_fields`` gives the columns of names: user -> user_id, item -> item_id.
     for name, key in key_fields(config).items():
         for table_name in (name, "inter"):
             table = tables.by_name().get(table_name)
@@ -217,6 +218,8 @@ def parse_intervals(text: Any, option: str) -> Intervals | None:
     """
     if text is None:
         return None
+    # Split at semicolons; of each interval, take the brackets off and split at the comma. A text
+    # that is something else fails in one of these steps.
     intervals = []
     for part in str(text).split(";"):
         part = part.strip()

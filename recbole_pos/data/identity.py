@@ -250,6 +250,7 @@ def divide_interactions(
         held_out: the later ones of known items, with their users, and the numbers of all that is
             new.
     """
+    # First by item, then by time: the oldest interactions of a user, as many as the run had.
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)

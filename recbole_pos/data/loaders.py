@@ -362,6 +362,8 @@ def make_training_loader(
     Raises:
         UsageError: if the model cannot train as the options say.
     """
+    # Augmentation: which targets a user's interactions give. ``prefix``: each, with the history
+    # before it, as a row; ``none``: the newest only; ``all_positions``: all of a window at once.
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"]
     if requirements.windows:
@@ -375,6 +377,7 @@ def make_training_loader(
         loader = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
         loader.requirements = requirements
         return loader
+    # In a model that is not causal, the state at a position has seen the interactions after it.
     if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "

@@ -117,11 +117,13 @@ def read_tables(config: Options) -> Tables:
     Raises:
         UsageError: if a file is missing or wrong, or the files and options do not fit together.
     """
+    # The interactions, which must be there.
     folder, name = Path(config["data_path"]), config["dataset"]
     require_dataset(name, folder, config["benchmark_filename"])
     *inter_paths, user_path, item_path = list_files(config)
     tables = _read_interactions(inter_paths, config)
 
+    # Users and items, whose files may be absent unless ``load_col`` names their columns.
     others: dict[str, Any] = {}
     kinds = dict(tables.kinds)
     for table, path in (("user", user_path), ("item", item_path)):
@@ -134,6 +136,7 @@ def read_tables(config: Options) -> Tables:
             )
     tables = replace(tables, **others, kinds=kinds)
 
+    # What must be true of all tables and options together.
     _require_common_names(tables, config)
     _require_distinct_columns(tables, config)
     for option, expected in NAMING_FIELDS.items():
@@ -237,6 +240,7 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
     Raises:
         UsageError: if there are no ids or times among them, or an option names a missing column.
     """
+    # "*" stands for all columns. Ids and times are checked first, as the message says more.
     load_col = "*" if config["load_col"] is None else config["load_col"].get(table, [])
     unload_col = (config["unload_col"] or {}).get(table) or []
     selected = set(file.kinds if load_col == "*" else load_col) - set(unload_col)

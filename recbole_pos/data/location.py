@@ -148,6 +148,7 @@ def _advise(typed: Path, folder: Path) -> str:
             place of its folder, or a folder with datasets in it.
         folder: the folder where a dataset of that name was looked for.
     """
+    # A file of raw data, a file of a dataset, a folder of datasets; else a name that is not there.
     if typed.suffix.lower() in _RAW:
         name = shlex.quote(typed.name.split(".")[0])
         return (

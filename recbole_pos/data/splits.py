@@ -48,6 +48,7 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
     """
+    # TO: by time; RecBole also has random orders, which would put the future into histories.
     for key, supported in (("order", "TO"), ("group_by", "user")):
         if eval_args[key] != supported:
             value = shown(eval_args[key])

@@ -513,7 +513,7 @@ def _choose_held_out(
 
 
 def describe_split(summary: dict[str, Any]) -> str:
-    """Return the summary of a split as one line of text; an empty one if nothing is unusual."""
+    """Return the ``summary`` of :func:`make_split` as a line of text; "" if nothing is unusual."""
     labels = {
         "without_history": "without history",
         "other_events": "not of target_events",
@@ -549,9 +549,9 @@ def describe_split(summary: dict[str, Any]) -> str:
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good, and unlearned items.
+    """Return warnings about copies, leaks (both make metrics too good) and items never trained on.
 
-    ``summary`` is that of a split.
+    A leak is a held-out interaction that training knows of. ``summary``: see :func:`make_split`.
     """
     warnings = []
     targets, copied = summary["targets"], summary["copied_targets"]

@@ -253,6 +253,7 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     Returns:
         Such as "x.weight: expected [5, 2] of torch.float32, found [4, 2]"; None if they fit.
     """
+    # ``tensors`` is from a file, in which anything may stand.
     if not isinstance(tensors, dict):
         return f"expected tensors by name, found {type(tensors).__name__}"
     if unmatched := sorted(map(shown, expected.keys() ^ tensors.keys())):
@@ -264,6 +265,7 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
             return f"{description}, found {type(tensor).__name__}"
         if tensor.shape != model_tensor.shape or tensor.dtype != model_tensor.dtype:
             return f"{description}, found {list(tensor.shape)}"
+        # A model may have -inf on purpose, as in a mask.
         if not tensor.isfinite().all() and model_tensor.isfinite().all():
             return f"{name} has numbers that are not finite"
     return None

@@ -52,6 +52,8 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
     Args:
         model: the model, before it is trained; nothing of it is changed.
     """
+    # The custom classes in the model; ``looks_ahead`` then encodes histories, and again with other
+    # later interactions, and returns how much the earlier states differ.
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
     custom = [cls for cls in classes if not cls.__module__.startswith("recbole_pos.")]

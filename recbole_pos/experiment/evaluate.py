@@ -138,6 +138,7 @@ def describe_evaluation(
     excludes_seen = masks_history(config) if mask_history is None else mask_history
     candidates = describe_candidates(excludes_seen, config["repeated_targets"])
     facts = {"part": part, "candidates": candidates}
+    # Counts and warnings are in the result, which an unfinished run does not have.
     if not folder.result.is_file():
         return facts
     result = read_result(folder)

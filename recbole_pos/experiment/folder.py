@@ -461,6 +461,7 @@ def make_result(
     Returns:
         The content of ``result.json``: metrics, times, counts, and what the run was computed with.
     """
+    # ``progress`` is what the trainer has counted: epochs, times, targets and the best metrics.
     config, progress = experiment.config, experiment.trainer.progress
     split = add_sample(experiment.dataset.split.summary, config)
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
@@ -468,6 +469,7 @@ def make_result(
         phase: 0 if loader is None else loader.num_targets
         for phase, loader in experiment.loaders.items()
     }
+    # In words: which items were ranked for a target.
     candidates = describe_candidates(masks_history(config), config["repeated_targets"])
     return Result(
         model=config["model"],

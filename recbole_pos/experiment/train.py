@@ -108,6 +108,7 @@ def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[N
         folder: folder of the run. As long as it has no checkpoint there is nothing to resume.
         plugins: modules of custom models or schemes, which the command must name again.
     """
+    # The checkpoint of the last epoch is whole in both cases: it is replaced only by a whole one.
     try:
         yield
     except KeyboardInterrupt:

@@ -65,6 +65,7 @@ def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
     Raises:
         UsageError: if the model lacks one of them, or none of them has parameters.
     """
+    # Of each name, all modules of its class: a model may have one in every layer.
     trained: set[nn.Parameter] = set()
     missing = []
     for name in names:
