@@ -238,7 +238,7 @@ class TextTable(AtomicFile):
         a list of columns of cells, in the order of the file, for each block of its rows.
 
         Args:
-            kinds: the columns to read -> token, float, token_seq or float_seq.
+            kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
 
         Yields:
             The number of the first row, from 0, and the columns of the block.
@@ -282,7 +282,7 @@ class TextTable(AtomicFile):
         It accepts more than DuckDB, such as blank lines, and can name the line of an error.
 
         Args:
-            kinds: the columns to read -> token, float, token_seq or float_seq.
+            kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
 
         Yields:
             The number of the first row, from 0, and the columns of the block.
@@ -412,7 +412,7 @@ class ParquetTable(AtomicFile):
         """Yield blocks of rows: the number of the first row, from 0, and the columns.
 
         Args:
-            kinds: the fields to read -> token, float, token_seq or float_seq.
+            kinds: field to read -> token (a name), float, token_seq or float_seq (lists of these).
         """
         first_row = 0
         try:
@@ -564,7 +564,7 @@ def _join_cells(columns: Block, kinds: Mapping[str, str]) -> Block:
 
     Args:
         columns: name of each column -> list of its cells, as ``_parse_cell`` returns them.
-        kinds: name -> token, float, token_seq or float_seq.
+        kinds: name -> token (a name), float, token_seq or float_seq (lists of these).
 
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.

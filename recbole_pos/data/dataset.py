@@ -163,7 +163,7 @@ class Dataset:
         }
 
     def _digest(self, field_name: str, *columns: np.ndarray) -> str:
-        """Return one digest of the tokens of a field and of the bytes of some arrays.
+        """Return one digest (a short hash) of the tokens of a field and the bytes of some arrays.
 
         Args:
             field_name: the field; one that has no tokens, or no name, adds nothing.

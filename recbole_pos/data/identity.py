@@ -119,7 +119,7 @@ class Vocabulary:
         ]
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
-        """Return the vocabulary as a table to store, from which :meth:`from_table` makes it again.
+        """Return names and counts as a table to store, from which :meth:`from_table` reads them.
 
         Args:
             user_field, item_field: names of the fields of users and items.
@@ -142,7 +142,7 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
-        """Return the vocabulary in a table that :meth:`to_table` made.
+        """Return the vocabulary (names and counts) in a table that :meth:`to_table` made.
 
         Args:
             table: a row for each name, with columns ``field``, ``token`` and ``events``.

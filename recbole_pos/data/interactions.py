@@ -205,6 +205,8 @@ def sort_by_user(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of interactions by user, then given part, then time.
 
+    A part (training, validation or test) is given where each has a file of its own.
+
     Ties keep their order. For example, the users [1, 0, 1] at the times [9, 5, 2] give the order
     [1, 2, 0] and the offsets [0, 1, 3].
 

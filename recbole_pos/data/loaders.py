@@ -67,7 +67,8 @@ class WindowLoader:
         Args:
             config: the configuration.
             dataset: the training interactions, as RecBole's classes read them.
-            requirements: what the model declares about its batches.
+            requirements: what the model declares about its batches, such as that they carry times
+                or (``linked``) all windows of a user.
         """
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.data.log, requirements
@@ -357,7 +358,8 @@ def make_training_loader(
         config: the configuration. Under ``augmentation: all_positions`` a batch is packed windows,
             with a target at every position; else it is RecBole's rows of one target each.
         train: the training interactions.
-        requirements: what the model declares about its batches.
+        requirements: what the model declares about its batches, such as whether it can learn from
+            windows, and whether it is causal.
 
     Raises:
         UsageError: if the model cannot train as the options say.

@@ -203,7 +203,7 @@ def _read_entities(
 
     Returns:
         table: one row for each user or item; None if ``load_col`` loads no column of it.
-        kinds: type of each loaded field: token, float, token_seq or float_seq.
+        kinds: loaded field -> its type: token (a name), float, token_seq or float_seq (lists).
 
     Raises:
         UsageError: if two lines say different things about the same user or item.
@@ -270,7 +270,7 @@ def _require_ids_and_times(
     Args:
         file: the file, for the message.
         table: inter, which needs users, items and times; user or item, which needs its ids.
-        kinds: loaded fields -> type.
+        kinds: loaded field -> its type: token (a name), float, or lists of these.
         config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
     """
     # Roles of fields: for each the option that names it, the type that it must have, and the table
@@ -421,7 +421,7 @@ def _require_loaded(
     Args:
         option: name of the option; its value is a list of fields, or has them as keys.
         expected: types that such a field may have; empty for any.
-        kinds: loaded fields -> type: token, float, token_seq or float_seq.
+        kinds: loaded field -> type: token (a name), float, token_seq or float_seq (lists).
         config: the configuration.
     """
     # An existing run, for which options are not strict, may have a ``seq_len`` without effect: it

@@ -551,7 +551,7 @@ def describe_split(summary: dict[str, Any]) -> str:
 def make_warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about copies, leaks (both make metrics too good) and items never trained on.
 
-    A leak is a held-out interaction that training knows of. ``summary``: see :func:`make_split`.
+    A leak is held out, but a copy of, or older than, what is trained on. ``summary``: of a split.
     """
     warnings = []
     targets, copied = summary["targets"], summary["copied_targets"]

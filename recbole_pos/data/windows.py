@@ -87,7 +87,7 @@ def cut_windows(
             - ``last``: only the window of the newest inputs, as SASRec's code does;
             - ``chunk``: windows of L targets, end to end, counted from the newest;
             - ``sliding``: windows with ``stride`` new targets each, before which up to L - stride
-              inputs are context only; training costs L / stride times as much;
+              inputs are context (read, without a target); training costs L / stride times as much;
             - ``prefix``: windows of one target each.
         stride: new targets per window under ``sliding``; L // 2 when None. Else it must be None.
 
@@ -191,7 +191,7 @@ def send_to_device(
     on.
 
     Args:
-        batch: packed windows, or RecBole's rows.
+        batch: packed windows (one after the other, without padding), or RecBole's rows.
         device: device of the model.
     """
     if isinstance(batch, SequenceBatch):
@@ -243,7 +243,7 @@ class WindowGatherer:
         return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return a batch of training windows, packed: the inputs of all windows end to end.
+        """Return a batch of training windows, packed: all inputs end to end, without padding.
 
         Nothing is read back from the device, which would wait for it. So all sizes are computed on
         the host, whose copy of the windows says the same.

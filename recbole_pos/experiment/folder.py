@@ -439,7 +439,7 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
     """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
 
     Args:
-        split: summary of the split, with counts of targets that are easy to predict.
+        split: summary of the split: name of a count -> phase -> number, such as of copies.
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """

@@ -223,7 +223,7 @@ def _run_process(
         plain: options of the whole run.
         run_dir: folder of a new run; None if a run is resumed.
         gpus: GPUs of the processes of this machine, see :func:`list_gpus`.
-        packed: models and schemes that users have registered, see ``config.plugins.pack``.
+        packed: models and schemes that users have registered, as bytes (``config.plugins.pack``).
         error_file: file for the error, which does not exist before.
 
     Returns:
