@@ -233,6 +233,7 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
     Raises:
         UsageError: if the field is not loaded, of another type or table, or without any value.
     """
+    # A field of one token for each item gets a second axis, of size 1, at the end.
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(explain_not_loaded(field, dataset))

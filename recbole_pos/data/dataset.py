@@ -264,6 +264,7 @@ class Dataset:
         copy has the identity of the whole, so that weights trained on it are accepted for the
         whole.
         """
+        # The identity (digests of the data) is computed before rows are left out.
         split = self.split
         is_kept = split.part != TEST
         reduced = copy.copy(self)

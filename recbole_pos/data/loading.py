@@ -330,7 +330,7 @@ def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """
     if key not in table:
         return
-    # Check each category once, then whether a row has it: some categories have no row.
+    # Check each category (different name) once, then whether a row has it: some have no row.
     names = table[key].cat.categories
     is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
     codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))

@@ -176,6 +176,7 @@ class RecBoleView(SequentialDataset):
             form: coo or csr, as in RecBole.
             value_field: field of interactions whose values the matrix has; ones if None.
         """
+        # RecBole would take ``inter_feat``, which for sequential models has only rows with history.
         part, fields = self.data.part, self.data.log.fields
         mask = np.ones(len(part), bool) if self.phase is None else part == PHASES.index(self.phase)
         rows = torch.from_numpy(np.flatnonzero(mask))

@@ -238,17 +238,17 @@ def make_split(
     given_part: np.ndarray | None = None,
     is_selected: np.ndarray | None = None,
 ) -> tuple[Split, np.ndarray]:
-    """Split the log, leave out old training sessions and cold items if configured, choose targets.
+    """Split the log and choose targets; leave out old sessions and cold (untrained) items if asked.
 
     Args:
         log: all interactions.
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
-        train_fraction: share of an ST split's training sessions, the newest; None for all.
+        train_fraction: share of training sessions, the newest (split ST only); None for all.
         files: ``benchmark_filename``, where there is a ``given_part``.
         time_unit: unit of the times in the log, for dates in ``eval_args.split``.
-        given_part: [interactions] int8, if there is a file for each part.
+        given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
         is_selected: [interactions] bool, which ``target_events`` selects; None for all.
 
     Returns:
@@ -483,8 +483,8 @@ def _choose_held_out(
         log: the interactions.
         part: [interactions] int8 part of each.
         rows: [n] int64 rows of the possible targets in the log, ascending.
-        mode: all, or one a user and phase: first, last or random. A random choice depends on the
-            name of the user only, so that every model and seed has the same one.
+        mode: all; or one for each user and phase: first, last or random. A random choice depends
+            on the name of the user only, so that every model and seed has the same one.
         user_tokens: [users] name of each user.
 
     Returns:

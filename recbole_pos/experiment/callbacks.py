@@ -183,6 +183,7 @@ LOGGERS: dict[str, type[MetricLogger]] = {
 
 def make_loggers(config: Options) -> list[Callback]:
     """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
+    # ``tensorboard: True`` is short for a logger of that name; each logger is made once.
     value = config["logger"] or []
     names = [value] if isinstance(value, str) else list(value)
     if config["tensorboard"]:

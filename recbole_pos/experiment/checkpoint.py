@@ -212,6 +212,7 @@ class CheckpointWriter:
         started = time.monotonic()
         save(self.file, self._unwritten)
         self._unwritten = None
+        # After a write of 1 s the next one may come in 20 s (a twentieth of the time, at most).
         ended = time.monotonic()
         self._next_write = ended + (ended - started) / WRITING_SHARE
 

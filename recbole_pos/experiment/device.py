@@ -100,6 +100,7 @@ def _describe_cpu() -> str:
     """
     # Python's answer, which Linux makes more precise.
     model = platform.processor()
+    # There is no such file on other systems.
     with suppress(OSError, UnicodeDecodeError):
         line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
         model = line[1].strip() if line else model

@@ -191,6 +191,7 @@ class RowScores:
 
         A target with the score -inf is no candidate; its rank is the number of items.
         """
+        # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row.
         ids = targets[:, None]
         score, rank = score_and_rank(self.score, Choice(self.items), ids, self.excluded)
         is_candidate = score[:, 0] > -torch.inf
@@ -212,7 +213,9 @@ class TargetCollector(Collector):
     """
 
     def __init__(self, config: Options) -> None:
+        """Note what the metrics of the configuration need: best items, their ids, or ranks."""
         super().__init__(config)
+        # Kept, since ``register`` is changed for batches that are collected here.
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)

@@ -55,6 +55,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
+        """Set the paths of the files in the folder ``path``; nothing is read or created."""
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"

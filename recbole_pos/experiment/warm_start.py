@@ -300,6 +300,7 @@ def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: 
         dataset: the data as they are now.
         source: folder of the earlier run, for the message.
     """
+    # Users of the run have the same ids now; new users follow them.
     before = known.user_counts
     now = dataset.user_counts[: len(before)]
     shrunk = np.flatnonzero((now > 0) & (now < before))
