@@ -233,7 +233,6 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
     Raises:
         UsageError: if the field is not loaded, of another type or table, or without any value.
     """
-    # A field of one token for each item gets a second axis, of size 1, at the end.
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(explain_not_loaded(field, dataset))
@@ -242,5 +241,6 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )
     require_values(field, dataset)
+    # One token for each item, [items], becomes [items, 1].
     column = _get_column(field, "item", dataset)
     return column.reshape(len(column), -1)

@@ -277,7 +277,7 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     """Return the rows of the users or items that a run knew.
 
     In their other columns, tokens (such as a new genre) that the run did not know become missing,
-    or leave the lists that they are in.
+    or leave the lists that they are in, since its model has no weights for them.
 
     Args:
         table: a row for each user or item.
@@ -312,6 +312,9 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
         later: the interactions that came since.
         has_new_users: whether to add the users who are new in them, without attributes; if false,
             their interactions are left out.
+
+    Returns:
+        The copy; arrays that do not change are shared with ``dataset``.
     """
     # The names of all users, new ones last, and the interactions of these users.
     user_field, interactions = dataset.uid_field, later.interactions

@@ -369,6 +369,7 @@ def require_order(log: EventLog, readers: str, instead: str) -> None:
         readers: what needs times that never fall: an option with its value, for the message.
         instead: what the message advises to use instead.
     """
+    # A time falls where it is less than that of the row before, of the same user.
     users = log.users.numpy()
     falls = (np.diff(log.times.numpy()) < 0) & (users[1:] == users[:-1])
     if falls.any():

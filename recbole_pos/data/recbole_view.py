@@ -147,6 +147,7 @@ class RecBoleView(SequentialDataset):
         Args:
             df: rows with ids of users and items, as RecBole's Interaction.
         """
+        # Put the columns that the rows had back over those that RecBole has added.
         names = read_feature_names(self.config, "user_features")
         gathered = {name: df[name] for name in names if name in df}
         joined = super().join(df)

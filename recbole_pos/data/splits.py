@@ -439,6 +439,7 @@ def read_session_filter(value: Any) -> tuple[int, int]:
     Raises:
         UsageError: if it is no such mapping.
     """
+    # ``type(...) is int`` refuses True, which is an int, too.
     option = {} if value is None else value
     if isinstance(option, dict) and set(option) <= {"session", "item"}:
         minimums = option.get("session", 1), option.get("item", 1)

@@ -86,6 +86,7 @@ def locate_in_custom_code(error: BaseException) -> str | None:
     Returns:
         The innermost such place, as "mine.py, line 12"; None if there is none.
     """
+    # Where custom code stands: the modules of registered classes, and the folders of their files.
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]

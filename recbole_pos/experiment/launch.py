@@ -159,6 +159,7 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
         ChildFailedError: if a process was lost too often, when the others have ended.
         KeyboardInterrupt: after a signal, when all processes have ended.
     """
+    # Our own message names the error; torch's loggers would add tables and tracebacks.
     for module in ("elastic.multiprocessing.api", "elastic.agent.server.api"):
         # torch would write a table of the processes that fail or that it ends
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
