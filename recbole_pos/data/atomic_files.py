@@ -51,10 +51,14 @@ def read_rows(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Read files with the same columns into one table, one file below the other.
 
+    Each file yields blocks of rows. Each block is written to its place in columns that are made
+    once, with room for all files (``Column``), so that nothing is copied when blocks are joined.
+
     Args:
         files: the files.
         names: the columns to read.
-        storage: space for numbers and codes of names; memory if None.
+        storage: where numbers and codes of names are kept: memory, or a file on disk for data that
+            are too large; memory if None.
 
     Returns:
         table: a row per line. Columns hold categories of str (token, nan if missing), float64
@@ -120,7 +124,7 @@ class AtomicFile:
         raise NotImplementedError
 
     def _add_column(self, name: str, kind: str) -> None:
-        """Add a column to ``kinds``, or refuse a name that is there already."""
+        """Add a column to ``kinds`` (name -> type), or refuse a name that is there already."""
         if name in self.kinds:
             raise UsageError(
                 f"{self.path}: two columns are called {shown(name)}; rename one or remove it"
@@ -163,6 +167,7 @@ class TextTable(AtomicFile):
     """Text of UTF-8 whose first line names the columns, with a cell of each in every line."""
 
     def __init__(self, path: Path, config: Options) -> None:
+        """Read the first line; ``config`` has ``field_separator`` and options of all files."""
         super().__init__(path, config)
         self.separator = config["field_separator"]
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
@@ -191,6 +196,7 @@ class TextTable(AtomicFile):
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
             )
+        # A cell is such as user_id:token.
         for i, cell in enumerate(self._split_line(number, line), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
@@ -228,8 +234,11 @@ class TextTable(AtomicFile):
     def _read_fast(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows whose lines DuckDB splits into cells.
 
+        This is the fast way, for a text in which DuckDB finds nothing unusual. ``read_text`` yields
+        a list of columns of cells, in the order of the file, for each block of its rows.
+
         Args:
-            kinds: the columns to read -> token, float, token_seq or float_seq.
+            kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
 
         Yields:
             The number of the first row, from 0, and the columns of the block.
@@ -268,10 +277,12 @@ class TextTable(AtomicFile):
         return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
 
     def _read_slowly(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield blocks of rows that Python reads line by line.
+        """Yield blocks of rows that Python reads line by line, where the fast reader has failed.
+
+        It accepts more than DuckDB, such as blank lines, and can name the line of an error.
 
         Args:
-            kinds: the columns to read -> token, float, token_seq or float_seq.
+            kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
 
         Yields:
             The number of the first row, from 0, and the columns of the block.
@@ -308,11 +319,14 @@ class TextTable(AtomicFile):
         yield first_row, _join_cells(columns, kinds)
 
     def _split_line(self, number: int, line: str) -> list[str]:
-        """Split a line into cells.
+        """Split a line into cells at the separator, but not within quotation marks.
 
         Args:
             number: number of the line, for the message.
             line: its text. A cell in quotation marks may hold the separator.
+
+        Returns:
+            The text of each cell, without quotation marks.
 
         Raises:
             UsageError: if a quotation mark is not closed.
@@ -371,6 +385,7 @@ class ParquetTable(AtomicFile):
             raise self._make_read_error(error) from error
         self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
         types = config["column_types"] or {}
+        # The name and type of a column are in its name (user_id:token), or else in the option.
         for column in self.file.columns:
             name, _, kind = column.rpartition(":")
             if not name or kind not in KINDS:
@@ -397,7 +412,7 @@ class ParquetTable(AtomicFile):
         """Yield blocks of rows: the number of the first row, from 0, and the columns.
 
         Args:
-            kinds: the fields to read -> token, float, token_seq or float_seq.
+            kinds: field to read -> token (a name), float, token_seq or float_seq (lists of these).
         """
         first_row = 0
         try:
@@ -471,7 +486,10 @@ class ParquetTable(AtomicFile):
 
 
 def _parse_number(cell: str) -> float:
-    """Return a cell of text as a number, NaN if it is missing, or raise ValueError."""
+    """Return a cell of text as a number; NaN if it is missing. Raise ValueError for other text.
+
+    The words true and false, which pandas writes for a column of bool, are 1 and 0.
+    """
     if cell in _MISSING:
         return float("nan")
     number = _BOOLEANS.get(cell.lower())
@@ -480,6 +498,9 @@ def _parse_number(cell: str) -> float:
 
 def _parse_numbers(texts: pa.Array) -> np.ndarray:
     """Convert cells of text to numbers: NaN where a cell is empty or says that it is missing.
+
+    Returns:
+        [rows] float64.
 
     Raises:
         ValueError: if a cell is something else.
@@ -522,8 +543,13 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
     """Replace names that stand for a missing one, such as NaN or an empty text, by null.
 
     Args:
-        column: names numbered by Arrow; returned as it is if it has no such name.
+        column: names numbered by Arrow: a code for each cell (``indices``), and the name of each
+            code (``dictionary``). It is returned as it is if it has no such name.
+
+    Returns:
+        The column with null in place of such names.
     """
+    # Only the codes of such names become null; the names stay, without a cell that has them.
     is_missing = compute.is_in(column.dictionary, pa.array([*MISSING, None], pa.string()))
     if not compute.any(is_missing).as_py():
         return column
@@ -532,11 +558,13 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _join_cells(columns: Block, kinds: Mapping[str, str]) -> Block:
-    """Convert lists of parsed cells to the columns of a block, as DuckDB's cells are converted.
+    """Convert the cells that Python parsed to the columns of a block of rows.
+
+    The columns have the same types as those that the fast reader makes of DuckDB's cells.
 
     Args:
-        columns: name of each column -> its cells.
-        kinds: name -> token, float, token_seq or float_seq.
+        columns: name of each column -> list of its cells, as ``_parse_cell`` returns them.
+        kinds: name -> token (a name), float, token_seq or float_seq (lists of these).
 
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.

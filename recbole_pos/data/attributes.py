@@ -32,17 +32,22 @@ def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ..
         field: the field.
         dataset: the dataset.
         alternatives: names besides those of the dataset that may have been meant.
+
+    Returns:
+        The explanation, to be put into the message of an error.
     """
     config = dataset.config
     loaded = [*map_fields_to_tables(dataset), *alternatives]
     problem = f"field {shown(field)} is not loaded (loaded are {listed(loaded)})"
     id_fields = {"item": [dataset.iid_field], "user": [dataset.uid_field], "inter": []}
     for table, ids in id_fields.items():
+        # An option of this table leaves the field out: mapping of table -> fields not to load.
         for key in ("unload_col", "unused_col"):
             if field in ((config[key] or {}).get(table) or ()):
                 return f"{problem}; {key} leaves it out: take it from {key}: {table}"
         file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
         if file.is_file() and field in open_file(file, config).kinds:
+            # Advise a load_col with what it names now and the field, or at least the ids.
             names = (config["load_col"] or {}).get(table) or ids
             names = ", ".join([*names, field]) if isinstance(names, list) else field
             return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
@@ -56,9 +61,10 @@ def is_strict(config: Options) -> bool:
 
 
 def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
-    """Refuse a loaded field in which all cells are missing.
+    """Refuse a loaded field in which all cells are missing, since a model learns nothing from it.
 
-    It is accepted where the configuration is that of an existing run, which is only loaded.
+    It is accepted where the configuration is that of an existing run, which is only loaded
+    (``is_strict`` is false then).
 
     Args:
         field: the field.
@@ -101,7 +107,9 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
 
 
 def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
-    """Return the values of a field.
+    """Return the values of a field, with NaN again where a number was missing.
+
+    The dataset keeps missing numbers as the mean, and a mask of them in ``dataset.missing``.
 
     Args:
         field: the field.
@@ -133,7 +141,7 @@ def read_feature_names(config: Options, option: str) -> list[str]:
 
 
 def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
-    """Read the fields that a model embeds beside the vectors of items.
+    """Read the fields that a model embeds beside the vectors of items, and check that it can.
 
     Args:
         dataset: the dataset.
@@ -181,10 +189,10 @@ def _require_unscaled(config: Options, option: str, field: str) -> None:
 
 
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
-    """Refuse a field that is no attribute of a table that a model could embed.
+    """Refuse a field that a model could not embed as an attribute of the rows of a table.
 
-    That is a field that is not loaded, is an id or the time, is of another table, holds vectors, or
-    has no value.
+    That is a field that is not loaded, is an id or the time, is of another table, holds vectors
+    (float_seq; accepted for an existing run, which is only loaded), or has no value.
 
     Args:
         dataset: the dataset.
@@ -192,12 +200,14 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         field: the field.
         table: the table that it must be of: inter, user or item.
     """
+    # Each check has its own message, which says what to do; ``fields`` maps fields to tables.
     label = f"{option}: {shown(field)}"
     fields = map_fields_to_tables(dataset)
     if field not in fields:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         raise UsageError(f"{label} is no attribute: ids and times are read anyhow; leave it out")
+    # Of another table: advise the option for that one, if there is such an option.
     if (actual := fields[field]) != table:
         option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
         advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""
@@ -231,5 +241,6 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
             f"field {shown(field)} must be a token or token_seq field of the item table"
         )
     require_values(field, dataset)
+    # One token for each item, [items], becomes [items, 1].
     column = _get_column(field, "item", dataset)
     return column.reshape(len(column), -1)

@@ -58,7 +58,12 @@ class Cache:
     """
 
     def __init__(self, config: Options, files: list[Path]) -> None:
-        """Compute the path of the cache from all that decides about its content."""
+        """Compute the path of the cache, a digest (short hash) of all that its content depends on.
+
+        Args:
+            config: configuration of the dataset.
+            files: the atomic files, which must exist.
+        """
         self.files = files
         self.states = _read_states(files)
         versions = [FORMAT, __version__, recbole.__version__]
@@ -94,6 +99,9 @@ class Cache:
     def load(self, config: Options) -> Dataset | None:
         """Return the dataset from the cache, and log again the warnings of when it was read.
 
+        Args:
+            config: configuration of the run, which the dataset gets.
+
         Returns:
             The dataset; None if there is no cache, or a damaged one, which is then written anew.
         """
@@ -101,6 +109,7 @@ class Cache:
             content = _read_arrays(self.path)
             dataset = restore(content["state"], config)
             os.utime(self.path)  # marks it as used now: those used longest ago are removed first
+        # Any error: a damaged file may fail in any way, and the data can be read without it.
         except Exception:
             return None
         for message in content["warnings"]:
@@ -144,8 +153,18 @@ def capture(dataset: Dataset) -> dict[str, Any]:
     """Return a prepared dataset as a tree of arrays and plain values, for :func:`restore`.
 
     Its data are filtered, numbered, sorted and split already.
+
+    Args:
+        dataset: the dataset, whose arrays are not copied.
+
+    Returns:
+        ``part`` and ``is_target``: [interactions], for each interaction whether it is of training,
+        validation or test, and whether it may be a target. ``tables``: table -> field -> array.
+        ``names``: field -> [ids] names. ``sharing``: field -> field in ``names`` with its names.
+        Other values are attributes of the dataset or its split, by name.
     """
     split, names = dataset.split, dataset.field2id_token
+
     # Fields that share their names (as friends do with users) have the same array, which is stored
     # once: under the first of these fields, to which ``sharing`` maps each.
     first = {id(column): field for field, column in reversed(names.items())}
@@ -171,6 +190,9 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
         state: the tree of arrays and plain values.
         config: configuration of the run. Its options of the data are those of the captured dataset;
             those of model and training may be others.
+
+    Returns:
+        The dataset, whose arrays are still read from disk as they are used.
     """
     # Fields that share their names share the array again, and the mapping from names to ids.
     names = state["names"]
@@ -202,6 +224,10 @@ def _write_arrays(path: Path, content: Any) -> None:
 
     The file is a table of one row, with a cell for the bytes of each array. The rest is json in its
     metadata, where {"array": 3, "dtype": ..., "shape": ...} stands for the array in column 3.
+
+    Args:
+        path: the file, which appears only when it is whole (``atomic_write``).
+        content: the nested dicts and lists.
     """
     arrays: list[np.ndarray] = []
 
@@ -234,7 +260,11 @@ def _read_arrays(path: Path) -> Any:
 
     Its arrays are mapped: they are read from disk when they are used. What is written into one
     (mode "c", copy on write) stays in this process and does not change the file.
+
+    Returns:
+        The nested dicts and lists of arrays and plain values that were written.
     """
+    # Buffer 2 of a column of one cell has the bytes of its array.
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
     cells = [column.buffers()[2] for column in reader.get_batch(0).columns]
 

@@ -29,11 +29,12 @@ def masks_history(config: Options) -> bool:
 
 
 def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
-    """Return which items are ranked for a target, in words.
+    """Return which items are ranked for a target, in words that reports show.
 
     Args:
         excludes_seen: whether items of the user's past are not ranked.
-        repeated_targets: the option of that name.
+        repeated_targets: option: what happens to a target that is itself in the user's past.
+            ``miss``: it is not ranked either, so it counts as missed; ``candidate``: it is ranked.
     """
     if not excludes_seen:
         return ALL_ITEMS
@@ -47,6 +48,9 @@ def find_excluded_items(
 ) -> tuple[Tensor, Tensor]:
     """Return the seen items that are not ranked, as pairs of an example and an item.
 
+    An example is a target, an interaction that is to be predicted, with the user's history before
+    it. If example 0 has the history [7, 9], its pairs are (0, 7) and (0, 9).
+
     Args:
         log: the interactions, sorted by user and time.
         target_event: [b] row in the log of the target of each example.
@@ -58,7 +62,8 @@ def find_excluded_items(
         items: [n] int64 ids of items that are not ranked for these examples.
     """
     target = target_event.numpy()
-    # the history of an example: the rows from the first of its user up to its target
+    # The history of an example: the rows from the first of its user up to its target.
+    # ``gather_index`` lists them: from each start, as many rows as the history is long.
     start = log.offsets[log.users.numpy()[target]]
     items = log.items[torch.from_numpy(gather_index(start, target - start))]
     examples = torch.repeat_interleave(torch.from_numpy(target - start))
@@ -69,10 +74,17 @@ def find_excluded_items(
 
 
 def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
-    """Return a warning if seen items are excluded, and more than 1% of the test targets are seen.
+    """Warn if seen items are not ranked though over 1% of the test targets are such items.
 
-    ``summary`` is that of a split, ``candidates`` what :func:`describe_candidates` returns.
+    Args:
+        summary: counts of a split; read are the numbers of test targets, in all
+            (``targets``) and of items that their user has had before (``repeated_targets``).
+        candidates: which items are ranked, in words, from :func:`describe_candidates`.
+
+    Returns:
+        One warning, or none.
     """
+    # Where seen items are not ranked, a seen target is a miss, or the only seen item in the list.
     num_targets = summary["targets"]["test"]
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:

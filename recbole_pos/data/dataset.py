@@ -142,7 +142,11 @@ class Dataset:
         ``data`` is a digest of the names of items, the interactions and the split, followed by one
         of the times. ``fields`` maps each other loaded field to a digest of its values, its missing
         cells and its tokens.
+
+        Returns:
+            ``data``: 64 hexadecimal digits. ``fields``: field -> 32 digits.
         """
+        # ``_digest`` hashes the names of a field and the bytes of arrays. The order of rows counts.
         log = self.log
         log_fields = {log.user_field, log.item_field, log.time_field}
         sequences = self._digest(log.item_field, log.items.numpy(), log.offsets, self.part)
@@ -159,7 +163,7 @@ class Dataset:
         }
 
     def _digest(self, field_name: str, *columns: np.ndarray) -> str:
-        """Return one digest of the tokens of a field and of the bytes of some arrays.
+        """Return one digest (a short hash) of the tokens of a field and the bytes of some arrays.
 
         Args:
             field_name: the field; one that has no tokens, or no name, adds nothing.
@@ -177,10 +181,17 @@ class Dataset:
     def make_training_windows(self) -> Windows:
         """Cut the training interactions into windows, for models that learn at all positions.
 
+        A window is a range of rows of the log that follow each other, of one user, at most
+        ``MAX_ITEM_LIST_LENGTH`` long.
+
         Under the option ``target_events``, which says what kind of interaction is to be predicted,
         only windows with such a target are returned.
+
+        Returns:
+            Which rows of the log are the inputs of each window, and which of them have a target.
         """
-        # A user's training interactions are all but the last ones, which are held out.
+        # A user's training interactions are all but the last ones, which are held out (validation
+        # and test). ``num_held_out`` counts these for each user.
         start, end = self.log.offsets[:-1], self.log.offsets[1:]
         held_out = np.flatnonzero(self.part != TRAIN)
         num_held_out = np.diff(np.searchsorted(held_out, self.log.offsets))
@@ -220,7 +231,7 @@ class Dataset:
         return np.bincount(items, counts, self.item_num).astype(np.int64)
 
     def _find_learned_targets(self) -> np.ndarray:
-        """Return which training targets a model learns to predict in an epoch.
+        """Return which training targets (interactions to predict) a model learns in an epoch.
 
         With ``augmentation: none`` only the newest target of each user; with ``all_positions`` all
         that are in a training window; else all.
@@ -232,7 +243,8 @@ class Dataset:
         is_learned = self.split.find_targets(TRAIN, only_newest=augmentation == "none")
         if augmentation == "all_positions":
             # Under ``train_windows: last`` a user's older targets are in no window. The target of
-            # an input is the next interaction.
+            # an input is the next interaction, so the targets of the inputs in rows first .. end-1
+            # are the rows first + 1 .. end; ``gather_index`` lists them for all windows.
             windows = self.make_training_windows()
             is_in_window = np.zeros(len(self.log), dtype=bool)
             is_in_window[gather_index(windows.first + 1, windows.end - windows.first)] = True
@@ -252,6 +264,7 @@ class Dataset:
         copy has the identity of the whole, so that weights trained on it are accepted for the
         whole.
         """
+        # The identity (digests of the data) is computed before rows are left out.
         split = self.split
         is_kept = split.part != TEST
         reduced = copy.copy(self)

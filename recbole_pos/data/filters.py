@@ -28,6 +28,13 @@ def filter_rows(tables: Tables, config: Options) -> Tables:
     In this order: rows without a user or item, copies (``rm_copies`` and ``rm_dup_inter``), numbers
     outside of ``val_interval``, and interactions of users or items that are in no table
     (``filter_inter_by_user_or_item``).
+
+    Args:
+        tables: the tables as they were read.
+        config: configuration, whose options say what is left out.
+
+    Returns:
+        New tables; the given ones stay as they are.
     """
     tables = leave_out_nameless(tables, config)
     tables = leave_out_copies(tables, config)
@@ -46,7 +53,15 @@ def leave_out_nameless(tables: Tables, config: Options) -> Tables:
 
     These are interactions without a user or an item, and lines of the tables of users and items
     without the name of the user or item.
+
+    Args:
+        tables: the tables as they were read.
+        config: configuration, which names the columns of users and items.
+
+    Returns:
+        The tables without these rows.
     """
+    # ``key_fields`` gives the columns of names: user -> user_id, item -> item_id.
     for name, key in key_fields(config).items():
         for table_name in (name, "inter"):
             table = tables.by_name().get(table_name)
@@ -68,6 +83,13 @@ def leave_out_copies(tables: Tables, config: Options) -> Tables:
     ``rm_copies`` leaves out those with the user, item and time of an earlier row. ``rm_dup_inter``
     (RecBole's) keeps of each pair of user and item the ``first`` interaction or the ``last``, by
     time. RecBole may reorder interactions with equal times; here they keep their order.
+
+    Args:
+        tables: the tables, with interactions in the order of the file.
+        config: configuration with these options.
+
+    Returns:
+        The tables, of which the interactions have fewer rows.
     """
     pair, time_field = [*key_fields(config).values()], config["TIME_FIELD"]
     if config["rm_copies"]:
@@ -97,10 +119,18 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     First by ``session_filter`` (least numbers for a session and for an item, in one pass), then by
     the intervals ``user_inter_num_interval`` and ``item_inter_num_interval``. Ids are given to
     names after this, so that users and items that are left out get none.
+
+    Args:
+        tables: the tables after the other filters.
+        config: configuration with these options.
+
+    Returns:
+        The tables without these users and items.
     """
     min_session, min_item = read_session_filter(config["session_filter"])
     if max(min_session, min_item) > 1:
         before, keys = tables.inter, key_fields(config)
+        # ``filter_sessions`` returns the interactions that are left. A session is a user here.
         left = filter_sessions(before, keys["user"], keys["item"], min_session, min_item)
         # Users and items that had interactions and now have none leave their tables, too.
         for name, key in keys.items():
@@ -117,6 +147,13 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     The intervals are the options ``user_inter_num_interval`` and ``item_inter_num_interval``. To
     leave out a user lowers the counts of items, and the other way round, so this repeats until all
     that are left are within the intervals. The same rows are left as by RecBole.
+
+    Args:
+        tables: tables of names as categories, of which those of users and items may be None.
+        config: configuration with these options.
+
+    Returns:
+        The tables without these users and items; as they are if both options are None.
     """
     allowed = []
     for name in ("user", "item"):
@@ -181,6 +218,8 @@ def parse_intervals(text: Any, option: str) -> Intervals | None:
     """
     if text is None:
         return None
+    # Split at semicolons; of each interval, take the brackets off and split at the comma. A text
+    # that is something else fails in one of these steps.
     intervals = []
     for part in str(text).split(";"):
         part = part.strip()

@@ -54,7 +54,11 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def find_changed_fields(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the fields of both identities whose digests differ."""
+    """Return the fields that both identities have and whose digests (short hashes) differ.
+
+    Args:
+        then, now: identities of data; ``fields`` maps each field to a digest of its values.
+    """
     before, after = then["fields"], now["fields"]
     return [field for field in before if field in after and before[field] != after[field]]
 
@@ -77,7 +81,7 @@ class Vocabulary:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Vocabulary:
-        """Return the names and counts of a dataset."""
+        """Return the names and counts of a dataset, and whether its times are dates."""
         is_dated = counts_time(dataset.log.times.numpy(), dataset.config["timestamp_unit"])
         return cls(dataset.field2id_token, dataset.user_counts, dataset.popularity, is_dated)
 
@@ -86,7 +90,11 @@ class Vocabulary:
         """Digest (a short hash) of all names and counts, in the order of ids.
 
         A checkpoint keeps it, so that weights are not used with names of other items.
+
+        Returns:
+            32 hexadecimal digits.
         """
+        # Names without padding, separated by NUL bytes, which no name has; then the counts.
         digest = hashlib.blake2b(digest_size=16)
         for field, names in sorted(self.tokens.items()):
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
@@ -111,7 +119,7 @@ class Vocabulary:
         ]
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
-        """Return the vocabulary as a table to store, from which :meth:`from_table` makes it again.
+        """Return names and counts as a table to store, from which :meth:`from_table` reads them.
 
         Args:
             user_field, item_field: names of the fields of users and items.
@@ -134,7 +142,7 @@ class Vocabulary:
 
     @classmethod
     def from_table(cls, table: pd.DataFrame, user_field: str, item_field: str) -> Vocabulary:
-        """Return the vocabulary in a table that :meth:`to_table` made.
+        """Return the vocabulary (names and counts) in a table that :meth:`to_table` made.
 
         Args:
             table: a row for each name, with columns ``field``, ``token`` and ``events``.
@@ -209,12 +217,13 @@ class Growth:
 
 
 class HeldOut(NamedTuple):
-    """Later interactions of a file, beyond the data of a run.
+    """Later interactions of a file, which are no part of the data that a run was trained on.
 
     Attributes:
         interactions: those of known items, with names as they stand in the file.
         users: names of new users among them, by first appearance.
         users_without_items: names of new users whose interactions are all of unknown items.
+        growth: counts of all that is new.
     """
 
     interactions: pd.DataFrame
@@ -241,6 +250,7 @@ def divide_interactions(
         held_out: the later ones of known items, with their users, and the numbers of all that is
             new.
     """
+    # First by item, then by time: the oldest interactions of a user, as many as the run had.
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     skipped, table = table[~has_known_item], table[has_known_item]
     is_known = known.find_oldest(table[user_field], table[time_field], user_field)
@@ -267,12 +277,15 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     """Return the rows of the users or items that a run knew.
 
     In their other columns, tokens (such as a new genre) that the run did not know become missing,
-    or leave the lists that they are in.
+    or leave the lists that they are in, since its model has no weights for them.
 
     Args:
         table: a row for each user or item.
         key: the column of their names.
         known: names of the run, for each field of tokens.
+
+    Returns:
+        A new table; the given one stays as it is.
     """
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
@@ -291,13 +304,17 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
 def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset:
     """Return a copy of a dataset whose log also has the later interactions.
 
-    These are only history of what is recommended; none of them is a target to evaluate.
+    A model that was trained on the old data then recommends from histories that reach up to now.
+    The later interactions are part of histories only; none of them is a target to evaluate.
 
     Args:
         dataset: the data of a run.
         later: the interactions that came since.
         has_new_users: whether to add the users who are new in them, without attributes; if false,
             their interactions are left out.
+
+    Returns:
+        The copy; arrays that do not change are shared with ``dataset``.
     """
     # The names of all users, new ones last, and the interactions of these users.
     user_field, interactions = dataset.uid_field, later.interactions
@@ -379,6 +396,7 @@ def _read_later(
         [later] or [later, s]; 0 for unknown names, lists and missing columns; NaN for numbers that
         cannot be scaled.
     """
+    # Fields of several cells per interaction, such as lists, are not read: they get 0.
     empty = column.new_zeros((len(interactions), *column.shape[1:]))
     if field not in interactions or column.dim() > 1:
         return empty
@@ -401,6 +419,8 @@ def count_dataset(dataset: Dataset) -> dict[str, int]:
 
 def require_counts(name: str, expected: Mapping[str, int], dataset: Dataset) -> None:
     """Refuse a dataset whose counts differ from those of the public dataset of its name.
+
+    Otherwise results on other data would stand under the name of a public dataset.
 
     Args:
         name: name of the dataset.

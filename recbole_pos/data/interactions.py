@@ -62,6 +62,7 @@ class EventLog:
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
+        # A user's new offset is how many rows are kept before the user's first row.
         rows = torch.from_numpy(np.flatnonzero(mask))
         num_before = np.concatenate(([0], np.cumsum(mask)))
         fields = {name: column.index_select(0, rows) for name, column in self.fields.items()}
@@ -123,7 +124,8 @@ class EventLog:
             num_targets: [interactions] int64, targets of the interaction's user in all.
             num_until: [interactions] int64, those of them up to the interaction, itself included.
         """
-        # Differences of counts over the whole log give those within a user.
+        # Differences of counts over the whole log give those within a user, whose rows are
+        # start : end; num_before[r] counts the targets in all rows before r.
         num_before = np.concatenate(([0], np.cumsum(is_possible)))
         num_until = num_before[1:]
         start = self.starts
@@ -142,6 +144,8 @@ def sort_interactions(
     given_part: np.ndarray | None = None,
 ) -> tuple[EventLog, np.ndarray]:
     """Sort the columns of an interaction table by user and time, and return them as a log.
+
+    ``sort_by_user`` finds the order; here each column is put in it.
 
     Args:
         fields: columns in file order, taken out one by one so that memory holds each once; the time
@@ -200,6 +204,8 @@ def sort_by_user(
     storage: Storage | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of interactions by user, then given part, then time.
+
+    A part (training, validation or test) is given where each has a file of its own.
 
     Ties keep their order. For example, the users [1, 0, 1] at the times [9, 5, 2] give the order
     [1, 2, 0] and the offsets [0, 1, 3].
@@ -300,11 +306,12 @@ def check_clock(
             each user has one time only.
 
     Returns:
-        Warnings to show before training.
+        Warnings to show before training; empty if the times are as they should be.
 
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
     """
+    # All different times, and the differences of times from one interaction of a user to the next.
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
     steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user
@@ -362,6 +369,7 @@ def require_order(log: EventLog, readers: str, instead: str) -> None:
         readers: what needs times that never fall: an option with its value, for the message.
         instead: what the message advises to use instead.
     """
+    # A time falls where it is less than that of the row before, of the same user.
     users = log.users.numpy()
     falls = (np.diff(log.times.numpy()) < 0) & (users[1:] == users[:-1])
     if falls.any():

@@ -53,10 +53,14 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
             file.
         item_field: name of the column of names, in parquet.
 
+    Returns:
+        The open file, with its names and the size of a vector; its blocks can be read once.
+
     Raises:
         UsageError: if it cannot be read, or holds something else than vectors with names.
     """
     path = Path(source)
+    # Opening reads names and sizes only; the vectors are read when the blocks are iterated.
     if path.suffix not in (".npy", ".parquet"):
         raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
     with _explain_read_errors(path):
@@ -168,10 +172,10 @@ def _read_lists(
 def read_vectors(
     source: str | Path, names: np.ndarray, item_field: str, out: Path | None = None
 ) -> tuple[np.ndarray, list[str]]:
-    """Read the vectors of items.
+    """Read the vectors of a dataset's items from a file, and put them in the order of ids.
 
     Args:
-        source: the file in ``item_vectors``.
+        source: the file, .npy or .parquet, which the option ``item_vectors`` names.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
         out: a .npy file to write the vectors to, which are then mapped; in memory if None.
@@ -195,6 +199,7 @@ def read_vectors(
         if hasattr(os, "posix_fallocate"):
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
+    # Copy, then count what is missing on either side, for the notice.
     num_found, num_items = _copy_vectors(file, names, vectors), len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
     if num_found == num_items and not num_unknown:
@@ -268,6 +273,8 @@ def read_new_vectors(
     Raises:
         UsageError: if the model knows all of them.
     """
+    # ``read_vectors`` takes names by id, of which the first is padding; so the new names get one in
+    # front, and its row of zeros is cut off.
     excluded = {*known, "", "[PAD]"}
     names = [name for name in open_vectors(source, item_field).names if name not in excluded]
     if not names:
@@ -282,16 +289,18 @@ def read_new_vectors(
 def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) -> None:
     """Write the content vectors of a run's items into its folder, so that it needs no other file.
 
+    Written are ``item_vectors.npy``, a row for each id, and ``item_vectors.txt``, its names.
+
     Args:
-        source: the file of ``item_vectors``.
+        source: the file of vectors, which the option ``item_vectors`` names.
         names: [items] names of items by id.
         item_field: name of the column of names, in parquet.
         folder: folder of the run.
     """
-    # Written under another name first, so that a file of the final name is always whole.
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
+    # Written under another name first, so that a file of the final name is always whole.
     part = folder / f".{KEPT}.tmp"
     try:
         with name_write_errors(file):
@@ -382,7 +391,11 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     """Turn errors of reading, in a ``with`` block, into a UsageError that names the file.
 
     A UsageError passes unchanged: it names the file already.
+
+    Args:
+        path: the file, for the message.
     """
+    # UsageError is raised before the other clause, since it may be of one of the types there.
     try:
         yield
     except UsageError:

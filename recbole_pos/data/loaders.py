@@ -62,7 +62,14 @@ class WindowLoader:
     def __init__(
         self, config: Options, dataset: RecBoleView, requirements: BatchRequirements
     ) -> None:
-        """Make the training windows and read the options; batches are formed once an epoch."""
+        """Make the training windows and read the options; batches are formed once an epoch.
+
+        Args:
+            config: the configuration.
+            dataset: the training interactions, as RecBole's classes read them.
+            requirements: what the model declares about its batches, such as that they carry times
+                or (``linked``) all windows of a user.
+        """
         self.dataset = self._dataset = dataset  # RecBole's names for it
         self.log, self.requirements = dataset.data.log, requirements
         self.windows = dataset.data.make_training_windows()
@@ -148,6 +155,8 @@ class WindowLoader:
         Returns:
             The numbers of the groups of each smaller batch.
         """
+        # Cut by numbers of inputs into as few batches as may do; one that is still too large (since
+        # groups are not of equal size) is cut again.
         total = int(num_inputs[groups].sum())
         if total <= self.max_inputs or len(groups) == 1:
             return [groups]
@@ -168,6 +177,7 @@ class WindowLoader:
         start = self.windows.start
         if not self.requirements.linked:
             return slice(None), np.broadcast_to(np.int64(1), len(start))
+        # Sorting windows by their first rows puts those of a user together, oldest first.
         windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
         user = self.log.find_users(start[windows])
         return windows, np.unique(user, return_counts=True)[1]
@@ -184,7 +194,8 @@ class WindowLoader:
         windows = windows.to(self._gatherer.device)
         indices = windows.split(list(map(len, shares)))
 
-        # ``take`` also tells the shard how many targets the batch has in all processes.
+        # ``take`` also tells the shard (this process's part of every batch) how many targets the
+        # batch has in all processes, by which the loss is divided.
         for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
             share = self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(share, indices[step])
@@ -199,7 +210,8 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # Copy the data, unless that is done, or the model needs each batch on the host first.
+        # Copy the data, unless that is done, or the model needs each batch on the host first: its
+        # ``prepare`` computes sizes there that depend on the values of the batch.
         prepare = self.requirements.prepare
         data = self.log, self.windows, self.features
         if self._gatherer.device != device and prepare is None:
@@ -239,7 +251,11 @@ def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> li
         groups: [n] numbers of the groups.
         weights: [n] weight of each, such as its number of targets.
         num_parts: number of parts; there are fewer if a part would be empty.
+
+    Returns:
+        The numbers of the groups of each part.
     """
+    # A group belongs to the part in which the middle of its weight lies.
     middle = np.cumsum(weights) - weights / 2
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
     return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
@@ -279,10 +295,11 @@ class RowLoader(TrainDataLoader):
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
 
     def divide(self, shard: Shard) -> None:
-        """Collate only the share of this process of every batch from now on.
+        """Make only this process's share of the rows of every batch from now on.
 
-        Nothing changes if there is only one process, or if the loader was divided before: its
-        ``collate_fn`` must not be wrapped twice.
+        A shard says which rows of a batch are those of this process. Nothing changes if there is
+        only one process, or if the loader was divided before: its ``collate_fn``, which makes a
+        batch of numbers of rows, must not be wrapped twice.
         """
         if shard.is_alone or not self.shard.is_alone:
             return
@@ -303,7 +320,12 @@ class TargetLoader(FullSortEvalDataLoader):
     """
 
     def __init__(self, config: Options, dataset: RecBoleView) -> None:
-        """Choose the targets; with several processes, each takes every n-th."""
+        """Choose the targets; of n processes, each takes every n-th.
+
+        Args:
+            config: the configuration.
+            dataset: the view of the phase, valid or test, with a row for each target.
+        """
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
 
@@ -336,11 +358,14 @@ def make_training_loader(
         config: the configuration. Under ``augmentation: all_positions`` a batch is packed windows,
             with a target at every position; else it is RecBole's rows of one target each.
         train: the training interactions.
-        requirements: what the model declares about its batches.
+        requirements: what the model declares about its batches, such as whether it can learn from
+            windows, and whether it is causal.
 
     Raises:
         UsageError: if the model cannot train as the options say.
     """
+    # Augmentation: which targets a user's interactions give. ``prefix``: each, with the history
+    # before it, as a row; ``none``: the newest only; ``all_positions``: all of a window at once.
     name, augmentation = config["model"], config["augmentation"]
     choices = ["prefix", "none"]
     if requirements.windows:
@@ -354,6 +379,7 @@ def make_training_loader(
         loader = RowLoader(config, train, _make_sampler(config, train), shuffle=config["shuffle"])
         loader.requirements = requirements
         return loader
+    # In a model that is not causal, the state at a position has seen the interactions after it.
     if not requirements.causal and config["train_windows"] != "prefix":
         raise UsageError(
             f"train_windows: {name} is not causal, so a window has one target, after its newest "
@@ -377,7 +403,7 @@ def make_held_out_loaders(
     """
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
-    for phase in PHASES[1:]:
+    for phase in PHASES[1:]:  # all but training
         if not len(parts[phase]):
             loaders[phase] = None
             continue
@@ -394,8 +420,15 @@ def make_held_out_loaders(
 def _make_sampler(config: Options, train: RecBoleView) -> Any:
     """Return RecBole's sampler of negative items; None if the model samples none.
 
+    Negatives are items that a user has not had; a loss compares the target with them.
+
     It is made of training interactions only. RecBole itself makes it of all parts, so that an
     item's popularity would count held-out interactions.
+
+    Args:
+        config: configuration; ``train_neg_sample_args`` says from which distribution items are
+            drawn.
+        train: the training interactions.
 
     Raises:
         UsageError: if a user has all items, for whom RecBole would find no negative.

@@ -111,14 +111,19 @@ def read_tables(config: Options) -> Tables:
     Args:
         config: the configuration, with the dataset's name, its folder and the fields to load.
 
+    Returns:
+        The tables as they stand in the files, not filtered yet.
+
     Raises:
         UsageError: if a file is missing or wrong, or the files and options do not fit together.
     """
+    # The interactions, which must be there.
     folder, name = Path(config["data_path"]), config["dataset"]
     require_dataset(name, folder, config["benchmark_filename"])
     *inter_paths, user_path, item_path = list_files(config)
     tables = _read_interactions(inter_paths, config)
 
+    # Users and items, whose files may be absent unless ``load_col`` names their columns.
     others: dict[str, Any] = {}
     kinds = dict(tables.kinds)
     for table, path in (("user", user_path), ("item", item_path)):
@@ -131,6 +136,7 @@ def read_tables(config: Options) -> Tables:
             )
     tables = replace(tables, **others, kinds=kinds)
 
+    # What must be true of all tables and options together.
     _require_common_names(tables, config)
     _require_distinct_columns(tables, config)
     for option, expected in NAMING_FIELDS.items():
@@ -197,7 +203,7 @@ def _read_entities(
 
     Returns:
         table: one row for each user or item; None if ``load_col`` loads no column of it.
-        kinds: type of each loaded field: token, float, token_seq or float_seq.
+        kinds: loaded field -> its type: token (a name), float, token_seq or float_seq (lists).
 
     Raises:
         UsageError: if two lines say different things about the same user or item.
@@ -234,6 +240,7 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
     Raises:
         UsageError: if there are no ids or times among them, or an option names a missing column.
     """
+    # "*" stands for all columns. Ids and times are checked first, as the message says more.
     load_col = "*" if config["load_col"] is None else config["load_col"].get(table, [])
     unload_col = (config["unload_col"] or {}).get(table) or []
     selected = set(file.kinds if load_col == "*" else load_col) - set(unload_col)
@@ -249,7 +256,7 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
 
 
 def _cut_lists(table: pd.DataFrame, config: Options) -> None:
-    """Cut the lists of a table to the lengths that ``seq_len`` gives, in place."""
+    """Cut the lists of a table, in place, to the lengths in ``seq_len`` (field -> most values)."""
     for field, max_length in (config["seq_len"] or {}).items():
         if field in table and table[field].dtype == object:
             table[field] = [cell[:max_length] for cell in table[field]]
@@ -258,15 +265,16 @@ def _cut_lists(table: pd.DataFrame, config: Options) -> None:
 def _require_ids_and_times(
     file: AtomicFile, table: str, kinds: dict[str, str], config: Options
 ) -> None:
-    """Refuse a file of which ids or times are not loaded, or are of another type.
+    """Refuse a file whose columns of ids or times are not loaded, or are of a wrong type.
 
     Args:
         file: the file, for the message.
         table: inter, which needs users, items and times; user or item, which needs its ids.
-        kinds: loaded fields -> type.
+        kinds: loaded field -> its type: token (a name), float, or lists of these.
         config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
     """
-    # Each option, the type that its field must have, and the table that needs no such field.
+    # Roles of fields: for each the option that names it, the type that it must have, and the table
+    # that needs no such field.
     roles = [("USER_ID_FIELD", "token", "item"), ("ITEM_ID_FIELD", "token", "user")]
     if table == "inter":
         roles.append(("TIME_FIELD", "float", ""))
@@ -322,7 +330,7 @@ def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
     """
     if key not in table:
         return
-    # Check each category once, then whether a row has it: some categories have no row.
+    # Check each category (different name) once, then whether a row has it: some have no row.
     names = table[key].cat.categories
     is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
     codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))
@@ -361,9 +369,14 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
 
 
 def _require_common_names(tables: Tables, config: Options) -> None:
-    """Refuse a table of users or items none of which has an interaction.
+    """Refuse a table of users (or of items) if not one of them has an interaction.
 
-    Their names are written in two ways then, such as 7 and u7. An empty table is not refused here.
+    Their names are then most likely written in two ways, such as 7 in the table and u7 in the
+    interactions. An empty table is not refused here.
+
+    Args:
+        tables: the tables, with names as categories.
+        config: configuration, which names the columns of users and items.
     """
     for name, key in key_fields(config).items():
         if (table := tables.by_name().get(name)) is None:
@@ -383,6 +396,10 @@ def _require_distinct_columns(tables: Tables, config: Options) -> None:
     """Refuse a field that two tables have, unless it holds the ids of users or items.
 
     Options and models know a field by its name only, so there must be one of that name.
+
+    Args:
+        tables: the loaded tables.
+        config: configuration, which names the dataset and its ids.
     """
     columns = {name: set(table) for name, table in tables.by_name().items()}
     for one, other in itertools.combinations(columns, 2):
@@ -404,10 +421,11 @@ def _require_loaded(
     Args:
         option: name of the option; its value is a list of fields, or has them as keys.
         expected: types that such a field may have; empty for any.
-        kinds: loaded fields -> type: token, float, token_seq or float_seq.
+        kinds: loaded field -> type: token (a name), float, token_seq or float_seq (lists).
         config: the configuration.
     """
-    # An existing run, for which options are not strict, may have a ``seq_len`` without effect.
+    # An existing run, for which options are not strict, may have a ``seq_len`` without effect: it
+    # was trained before such an option was refused.
     value = config[option] or {}
     if option == "seq_len" and not is_strict(config):
         return

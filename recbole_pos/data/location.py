@@ -41,6 +41,7 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     Raises:
         UsageError: if both exist.
     """
+    # Both names, such as shop.item and shop.item.parquet.
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
     if not parquet.exists():
         return text
@@ -147,6 +148,7 @@ def _advise(typed: Path, folder: Path) -> str:
             place of its folder, or a folder with datasets in it.
         folder: the folder where a dataset of that name was looked for.
     """
+    # A file of raw data, a file of a dataset, a folder of datasets; else a name that is not there.
     if typed.suffix.lower() in _RAW:
         name = shlex.quote(typed.name.split(".")[0])
         return (

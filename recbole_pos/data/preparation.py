@@ -36,7 +36,8 @@ def read_dataset(
 ) -> Dataset:
     """Read a dataset from its files, give ids to its names, sort it and split it.
 
-    The result is kept in a cache, from which it is loaded the next time.
+    The result is kept in a cache (a file in the user's cache folder), from which it is loaded the
+    next time, until a file or an option of the data changes.
 
     Args:
         config: configuration of the dataset.
@@ -44,6 +45,9 @@ def read_dataset(
             With them the cache is not used.
         holds_out_later: whether the dataset is only the data of that run, and all data that have
             come since are kept apart in its ``held_out``.
+
+    Returns:
+        The finished dataset, as numbers.
     """
     cache = Cache.open(config, list_files(config)) if known is None else None
     if cache and (cached := cache.load(config)):
@@ -59,7 +63,8 @@ def read_dataset(
 def collect_warnings() -> Iterator[list[str]]:
     """Collect the messages of all warnings that are logged in a ``with`` block, into a list.
 
-    The cache keeps them with the dataset, to show them again when it is loaded.
+    They are shown as always, too. The cache keeps them with the dataset, to show them again when
+    it is loaded.
     """
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -79,6 +84,9 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
         known: names of users and items of an earlier run, which keep their ids; None for a new run.
         holds_out_later: whether the dataset is only the data of that run, and all data that have
             come since are kept apart in its ``held_out``.
+
+    Returns:
+        The finished dataset: numbers, sorted by user and time, with a part for each interaction.
     """
     # Read and filter. The data of an earlier run are found by their names, not by counts again:
     # with later interactions, users and items that the run left out might pass the filters.
@@ -330,6 +338,7 @@ def _convert_lists(
     Returns:
         [n, longest] int64 of token_seq, float32 of float_seq.
     """
+    # The lists in the order of the result, then all their values in one array, to be scaled.
     lists = list(cells)
     if rows is not None:
         empty = np.empty(0)
@@ -362,7 +371,7 @@ def _scale(numbers: np.ndarray) -> np.ndarray:
 def _number_all_names(
     tables: Tables, config: Options, known: Vocabulary | None
 ) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], Any]]:
-    """Give ids to the names in all fields of the types token and token_seq.
+    """Give ids to the names in all fields of the types token (a name) and token_seq (a list).
 
     A field of users shares its ids with the fields that ``alias_of_user_id`` names, and with the
     same field in other tables; likewise for items. Every other field has ids of its own.

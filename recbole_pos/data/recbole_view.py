@@ -52,7 +52,7 @@ class RecBoleView(SequentialDataset):
             phase: train, valid or test, whose targets are the rows; None for all interactions that
                 have a history.
         """
-        # names and options
+        # names and options, under the names that RecBole's models and loaders read
         config = data.config
         self.data, self.phase, self.config = data, phase, config
         self.dataset_name, self.dataset_path = data.dataset_name, data.dataset_path
@@ -101,7 +101,8 @@ class RecBoleView(SequentialDataset):
         These are the targets of the phase; with ``augmentation: none`` only each user's newest
         target of training. Without a phase they are all interactions that have a history.
         """
-        # The rows are chosen by a function, so that an unpickled view computes them again.
+        # The rows are chosen by a function that returns [interactions] bool, so that a pickled view
+        # need not hold them: an unpickled one computes them again.
         data, config = self.data, self.config
         find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
         if self.phase is not None:
@@ -138,9 +139,15 @@ class RecBoleView(SequentialDataset):
     def join(self, df: Interaction) -> Interaction:
         """Return rows with the columns of the tables of users and items added, as RecBole does.
 
+        RecBole looks up each row's user and item in these tables.
+
         Columns of ``user_features`` that the rows have already stay as they are: where a number is
         missing they have NaN, which models recognise, while RecBole's table has the mean.
+
+        Args:
+            df: rows with ids of users and items, as RecBole's Interaction.
         """
+        # Put the columns that the rows had back over those that RecBole has added.
         names = read_feature_names(self.config, "user_features")
         gathered = {name: df[name] for name in names if name in df}
         joined = super().join(df)
@@ -153,6 +160,9 @@ class RecBoleView(SequentialDataset):
 
         RecBole counts ``inter_feat``, whose rows are those that a model trains on, so that the
         metrics of two models would count differently.
+
+        Returns:
+            Id of the item -> number of training interactions.
         """
         counts = self.data.popularity
         items = np.flatnonzero(counts)
@@ -167,6 +177,7 @@ class RecBoleView(SequentialDataset):
             form: coo or csr, as in RecBole.
             value_field: field of interactions whose values the matrix has; ones if None.
         """
+        # RecBole would take ``inter_feat``, which for sequential models has only rows with history.
         part, fields = self.data.part, self.data.log.fields
         mask = np.ones(len(part), bool) if self.phase is None else part == PHASES.index(self.phase)
         rows = torch.from_numpy(np.flatnonzero(mask))
@@ -175,7 +186,7 @@ class RecBoleView(SequentialDataset):
 
 
 def _find_sources(data: Dataset) -> dict[str, FeatureSource]:
-    """Return field -> RecBole's word for the table that it is from."""
+    """Return field -> RecBole's word for the table that it is from; ids have words of their own."""
     sources = {field: FeatureSource(name) for name, table in data.tables.items() for field in table}
     ids = {data.uid_field: FeatureSource.USER_ID, data.iid_field: FeatureSource.ITEM_ID}
     return {field: (sources | ids)[field] for field in data.kinds}
@@ -198,10 +209,14 @@ def read_view(config: Options) -> RecBoleView:
 def make_views(data: Dataset) -> dict[str, RecBoleView]:
     """Return a view of each phase, by its name: train, valid and test.
 
+    Args:
+        data: the finished dataset.
+
     Raises:
         UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
             users without earlier interactions, so that it has no target.
     """
+    # A row of a view is a target: without one in training there is nothing to learn from.
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
     if not len(views["train"]):
         raise UsageError(
@@ -260,7 +275,11 @@ class PrefixRows(Interaction):
         length_field: str,
         features: Features | None = None,
     ) -> None:
-        """Keep the interactions; a row for each target is computed when it is read."""
+        """Keep the interactions; a row for each target is computed when it is read.
+
+        The arguments are described at the class. ``length`` is RecBole's name for how many rows
+        there are.
+        """
         super().__init__({})
         self.log, self.max_length = log, max_length
         self.suffix, self.length_field = suffix, length_field
@@ -275,6 +294,7 @@ class PrefixRows(Interaction):
     @property
     def columns(self) -> list[str]:
         """Names of all fields of a row."""
+        # Fields of the target; of its history (except the user, who is the same); its length.
         names = list(self.log.fields)
         lists = [name + self.suffix for name in names if name != self.log.user_field]
         return [*names, *lists, self.length_field, *self.features.users]
@@ -291,6 +311,7 @@ class PrefixRows(Interaction):
         Args:
             index: name of a field; or a slice or array of the numbers of rows.
         """
+        # Fields of the targets alone are read without computing histories.
         if isinstance(index, str):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]

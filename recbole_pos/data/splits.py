@@ -48,6 +48,7 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     Raises:
         UsageError: for an order, grouping or split the plugin does not have.
     """
+    # TO: by time; RecBole also has random orders, which would put the future into histories.
     for key, supported in (("order", "TO"), ("group_by", "user")):
         if eval_args[key] != supported:
             value = shown(eval_args[key])
@@ -141,6 +142,7 @@ def _read_held_out(value: Any) -> tuple[int, int]:
     Raises:
         UsageError: if the value is neither.
     """
+    # Of one of RecBole's words, the numbers that it means; of another word none, which is refused.
     numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
     is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= set(PHASES[1:])
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
@@ -242,7 +244,7 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
 
 
 def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
-    """Convert boundaries of a split to times in the unit of the time field.
+    """Convert the points in time at which a split cuts to numbers in the unit of the time field.
 
     Args:
         bounds: each a number of at least 1, which is a time already; or a date, or a text such as
@@ -307,6 +309,9 @@ def _order_sessions(log: EventLog) -> np.ndarray:
     """Return the ids of all sessions that have interactions, in the order of their last times.
 
     Sessions that end at the same time stay in the order of the file, which is that of their ids.
+
+    Args:
+        log: the interactions, sorted by session (what the log calls a user) and time.
     """
     sessions = np.flatnonzero(log.lengths)
     last_times = log.times.numpy()[log.offsets[sessions + 1] - 1]
@@ -326,6 +331,7 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
     Raises:
         UsageError: if the value is something else, or leaves a part empty.
     """
+    # Fractions or counts, rising, one or two of them.
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     are_counts = all(is_whole(n) and n > 0 for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
@@ -433,6 +439,7 @@ def read_session_filter(value: Any) -> tuple[int, int]:
     Raises:
         UsageError: if it is no such mapping.
     """
+    # ``type(...) is int`` refuses True, which is an int, too.
     option = {} if value is None else value
     if isinstance(option, dict) and set(option) <= {"session", "item"}:
         minimums = option.get("session", 1), option.get("item", 1)
@@ -462,6 +469,7 @@ def filter_sessions(
     Returns:
         The rows that are left, in the same order.
     """
+    # ``sizes`` has for each row how many rows have its session, or its item.
     for field, minimum in ((session, min_session), (item, min_item), (session, min_session)):
         sizes = interactions.groupby(field, observed=True)[field].transform("size")
         interactions = interactions[sizes >= minimum]

@@ -148,6 +148,7 @@ def find_selected(
         names: field of tokens -> [ids] names by id.
         requires_all: whether a value that no interaction has is an error, as of a whole file.
     """
+    # For each field: the cells that have a value, and of these those with a selected value.
     if not selections:
         return None
     is_selected = np.ones(len(log), dtype=bool)
@@ -182,6 +183,7 @@ def _find_values(
     Returns:
         Those of the values ``present`` that are selected.
     """
+    # The user writes names or numbers: compare texts. Of tokens the value is the id.
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)  # the name of padding, which no interaction has
     selected = selection if isinstance(selection, (list, tuple)) else [selection]
@@ -236,17 +238,17 @@ def make_split(
     given_part: np.ndarray | None = None,
     is_selected: np.ndarray | None = None,
 ) -> tuple[Split, np.ndarray]:
-    """Split the log, leave out old training sessions and cold items if configured, choose targets.
+    """Split the log and choose targets; leave out old sessions and cold (untrained) items if asked.
 
     Args:
         log: all interactions.
         eval_args: RecBole's option of that name, with ``target`` and ``cold_items``.
         user_tokens: [users] name of each user.
         item_num: size of the catalogue, padding included.
-        train_fraction: share of an ST split's training sessions, the newest; None for all.
+        train_fraction: share of training sessions, the newest (split ST only); None for all.
         files: ``benchmark_filename``, where there is a ``given_part``.
         time_unit: unit of the times in the log, for dates in ``eval_args.split``.
-        given_part: [interactions] int8, if there is a file for each part.
+        given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
         is_selected: [interactions] bool, which ``target_events`` selects; None for all.
 
     Returns:
@@ -454,6 +456,9 @@ def find_ties(log: EventLog) -> np.ndarray:
     For example, one user's items [a, b, c, c] at the times [1, 1, 2, 2] give [True, True, False,
     False]: nothing depends on the order of two interactions with c.
 
+    Args:
+        log: the interactions, sorted by user and time.
+
     Returns:
         [interactions] bool.
     """
@@ -478,8 +483,8 @@ def _choose_held_out(
         log: the interactions.
         part: [interactions] int8 part of each.
         rows: [n] int64 rows of the possible targets in the log, ascending.
-        mode: all, or one a user and phase: first, last or random. A random choice depends on the
-            name of the user only, so that every model and seed has the same one.
+        mode: all; or one for each user and phase: first, last or random. A random choice depends
+            on the name of the user only, so that every model and seed has the same one.
         user_tokens: [users] name of each user.
 
     Returns:
@@ -508,7 +513,7 @@ def _choose_held_out(
 
 
 def describe_split(summary: dict[str, Any]) -> str:
-    """Return the summary of a split as one line of text; an empty one if nothing is unusual."""
+    """Return the ``summary`` of :func:`make_split` as a line of text; "" if nothing is unusual."""
     labels = {
         "without_history": "without history",
         "other_events": "not of target_events",
@@ -544,9 +549,9 @@ def describe_split(summary: dict[str, Any]) -> str:
 
 
 def make_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies and leaks, which make metrics too good, and unlearned items.
+    """Return warnings about copies, leaks (both make metrics too good) and items never trained on.
 
-    ``summary`` is that of a split.
+    A leak is held out, but a copy of, or older than, what is trained on. ``summary``: of a split.
     """
     warnings = []
     targets, copied = summary["targets"], summary["copied_targets"]

@@ -37,13 +37,15 @@ def find_validation_rows(config: Options, dataset: Any) -> np.ndarray:
 def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.ndarray:
     """Return the ids of a random sample of users, [num_users] int64 or fewer if there are fewer.
 
-    A user's random number is a digest of the name; the users with the smallest numbers are taken.
+    A user's random number is a digest (hash) of the name, so every run has the same; the users with
+    the smallest numbers are taken.
 
     Args:
         users: [targets] int64 ids to choose from, which may occur several times.
         names: [users] name of each user by id.
         num_users: size of the sample.
     """
+    # A digest (hash) of 8 bytes, such as that of "valid ann", read as one whole number.
     ids = np.unique(users)
     digests = [
         hashlib.blake2b(f"{PHASES[VALID]} {name}".encode(), digest_size=8).digest()
@@ -58,7 +60,8 @@ def add_sample(summary: dict[str, Any], config: Options) -> dict[str, Any]:
 
     Args:
         summary: counts of the split; those of validation targets stay those of all users.
-        config: options; ``valid_users`` is the size of the sample, None for all users.
+        config: options; ``valid_users`` is the size of the sample, None for all users, with which
+            the summary is returned as it is.
     """
     if config["valid_users"] is None:
         return summary

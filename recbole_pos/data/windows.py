@@ -55,11 +55,15 @@ class Windows:
         """[windows] number of targets."""
         if self.is_target is None:
             return self.end - self.first
+        # The targets of the inputs first .. end - 1 are the rows after them, first + 1 .. end.
         num_before = np.concatenate(([0], np.cumsum(self.is_target)))
         return num_before[self.end + 1] - num_before[self.first + 1]
 
     def with_targets(self, is_target: np.ndarray) -> Windows:
-        """Return the windows with targets in ``is_target`` ([interactions] bool), and no others."""
+        """Return the windows that have a target where ``is_target`` ([interactions] bool) is true.
+
+        Only such interactions are targets of the returned windows.
+        """
         restricted = Windows(self.start, self.end, self.first, is_target)
         is_kept = restricted.num_targets > 0
         return Windows(self.start[is_kept], self.end[is_kept], self.first[is_kept], is_target)
@@ -83,14 +87,17 @@ def cut_windows(
             - ``last``: only the window of the newest inputs, as SASRec's code does;
             - ``chunk``: windows of L targets, end to end, counted from the newest;
             - ``sliding``: windows with ``stride`` new targets each, before which up to L - stride
-              inputs are context only; training costs L / stride times as much;
+              inputs are context (read, without a target); training costs L / stride times as much;
             - ``prefix``: windows of one target each.
         stride: new targets per window under ``sliding``; L // 2 when None. Else it must be None.
+
+    Returns:
+        Rows of the log: where each window starts and ends, and its first input with a target.
 
     Raises:
         UsageError: if the stride is too small or too large, or not read under ``mode``.
     """
-    # The number of new targets in each window, except in a user's oldest one.
+    # ``stride`` becomes the number of new targets in each window, except in a user's oldest one.
     if mode == "sliding":
         stride = max(max_length // 2, 1) if stride is None else stride
         if not 1 <= stride <= max_length:
@@ -182,6 +189,10 @@ def send_to_device(
 
     For a GPU the batch is pinned first (locked in memory), so that the copy runs while Python goes
     on.
+
+    Args:
+        batch: packed windows (one after the other, without padding), or RecBole's rows.
+        device: device of the model.
     """
     if isinstance(batch, SequenceBatch):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
@@ -206,7 +217,15 @@ class WindowGatherer:
         device: torch.device,
         features: Features,
     ) -> None:
-        """Copy interactions, windows and features to the device; times only if required."""
+        """Copy interactions, windows and features to the device; times only if required.
+
+        Args:
+            log: the interactions; the items of inputs and targets are read from it.
+            windows: which rows of the log are the inputs of each window.
+            requirements: what the model declares about its batches.
+            device: where the copies lie and batches are made.
+            features: columns of attributes of interactions and users that batches carry.
+        """
         self.log, self.windows, self.requirements, self.device = log, windows, requirements, device
         self.items = log.items.to(device)
         self.times = log.times.to(device) if requirements.times else None
@@ -224,7 +243,7 @@ class WindowGatherer:
         return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
     def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
-        """Return a batch of training windows, packed: the inputs of all windows end to end.
+        """Return a batch of training windows, packed: all inputs end to end, without padding.
 
         Nothing is read back from the device, which would wait for it. So all sizes are computed on
         the host, whose copy of the windows says the same.
@@ -328,7 +347,7 @@ def fits_on_device(
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, while a thread computes the next one for a caller that uses the last.
+    """Yield the same items; while the caller uses one, a thread computes the next.
 
     No item may be None, which stands for the end.
     """

@@ -53,11 +53,18 @@ class Experiment:
 def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = None) -> Experiment:
     """Make data, model and trainer for a configuration, after seeding all random numbers.
 
+    The model gets the weights of another run if an option says so: ``init_from`` (a run on the same
+    data) or ``update_from`` (a run on the same data before they grew).
+
     Args:
         config: configuration of the run.
         fresh: whether the run starts from the beginning. Otherwise the caller loads weights from a
             checkpoint, and ``init_from`` and ``update_from`` are not read.
         dataset: a dataset of this configuration; read from its files if None.
+
+    Returns:
+        The experiment: the model on its device, with loaders of batches and trainer, not trained
+        yet.
 
     Raises:
         UsageError: if options, data and memory do not fit together.
@@ -78,14 +85,15 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
             "scheme, as time_rope (`recbole-pos schemes` lists them), or set request_time: none"
         )
 
-    # The training loader needs to know what the model requires of its batches.
+    # The training loader needs to know what the model requires of its batches, which an adapter
+    # (between a model and the loop of training) tells.
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
     apply_start_options(model, config, dataset.identity, with_weights=fresh)
     if fresh and config["update_from"]:
         update_weights(model, config, dataset)
 
-    # The evaluator's metrics of popularity count training interactions. ``fit`` collects them too,
-    # but a loaded model is tested without it.
+    # RecBole's metrics of popularity count training interactions, which the collector gets here.
+    # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
     require_scores(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)
@@ -96,6 +104,9 @@ def _prepare_data(
     config: PosConfig, fresh: bool, dataset: Dataset | None
 ) -> tuple[Dataset, RecBoleView, dict[str, Any]]:
     """Read the dataset, if none is given, and make what training and evaluation read of it.
+
+    These are views (the dataset as RecBole's classes read it, for each phase) and loaders of
+    batches.
 
     Args:
         config: configuration of the run.
@@ -118,7 +129,7 @@ def _prepare_data(
         if fresh and config.expected_counts:
             require_counts(config["dataset"], config.expected_counts, dataset)
         loaders = make_held_out_loaders(config, views)
-    except UsageError:
+    except UsageError:  # says already what is wrong
         raise
     except (ValueError, NotImplementedError) as error:  # how RecBole refuses a data option
         raise UsageError(f"data: {error}") from error
@@ -137,12 +148,18 @@ def read_dataset(
 ) -> Dataset:
     """Read the dataset of a configuration from its files.
 
+    If there is an earlier run, its vocabulary (its names of users and items by id) is passed on, so
+    that each name gets the id that the weights of that run know it by.
+
     Args:
         config: the configuration.
         folder: folder of an earlier run in which users and items have ids that they keep; if None,
             the one of ``update_from``, if that is set.
         hold_out_later: whether interactions that the earlier run did not have are kept apart, in
             ``held_out`` of the dataset.
+
+    Returns:
+        The dataset, split, with its held-out later data if these are asked for.
     """
     vocabulary = None if folder is None else load_vocabulary(folder, config)
     if vocabulary is None and config["update_from"]:
@@ -163,11 +180,14 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         dataset: the whole dataset.
         train_data: its training part, which the constructors of RecBole's models read.
 
+    Returns:
+        The model on its device, with random weights.
+
     Raises:
         UsageError: says why the model cannot be built. Errors in custom code are raised as they
             are, since its author needs the traceback.
     """
-    # The configuration notes which options without a default a custom model asks for.
+    # The configuration notes in ``asked_for`` which options without a value a custom model reads.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
     config.asked_for.clear()
@@ -195,7 +215,7 @@ def _warn_of_missing(config: PosConfig) -> None:
 
 
 def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) -> UsageError:
-    """Return the error to raise if a model of the plugin or of RecBole cannot be built.
+    """Return the error to raise if a model of this package or of RecBole cannot be built.
 
     Args:
         error: what its constructor raised. A KeyError is of a field that is not loaded.

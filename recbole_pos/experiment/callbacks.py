@@ -73,8 +73,12 @@ class MetricLogger(Callback):
         """Begin a run in the tracker, with tags that identify data, options and version.
 
         If the training is resumed, the epochs before are written to it first.
+
+        Args:
+            experiment: configuration, data, model and trainer of the run.
         """
         config, folder = experiment.config, experiment.trainer.run.path
+        # The digest (a short hash) is the same for runs whose options mean the same result.
         options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
         digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
         tags = {
@@ -121,7 +125,13 @@ class MLflowLogger(MetricLogger):
     """Writes to MLflow, in the experiment of the dataset."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
-        """Begin a run in the experiment of the dataset, which is created if it is not there."""
+        """Begin a run in the experiment of the dataset, which is created if it is not there.
+
+        Args:
+            config: configuration, whose options are stored as parameters.
+            folder: folder of the run, whose name the run in the tracker gets.
+            tags: texts by name that identify the run.
+        """
         self.client = _require("mlflow", "mlflow-skinny").MlflowClient()
         title = config["dataset"]
         experiment = self.client.get_experiment_by_name(title)
@@ -143,7 +153,13 @@ class WandbLogger(MetricLogger):
     """Writes to Weights & Biases, in the project of ``wandb_project``."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
-        """Begin a run in the project of ``wandb_project``; tags are stored beside the options."""
+        """Begin a run in the project of ``wandb_project``; tags are stored beside the options.
+
+        Args:
+            config: configuration of the run.
+            folder: folder of the run, in which W&B writes its files.
+            tags: texts by name that identify the run.
+        """
         self.run = _require("wandb", "wandb").init(
             project=config["wandb_project"],
             name=folder.name,
@@ -167,6 +183,7 @@ LOGGERS: dict[str, type[MetricLogger]] = {
 
 def make_loggers(config: Options) -> list[Callback]:
     """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
+    # ``tensorboard: True`` is short for a logger of that name; each logger is made once.
     value = config["logger"] or []
     names = [value] if isinstance(value, str) else list(value)
     if config["tensorboard"]:

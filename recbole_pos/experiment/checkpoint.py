@@ -75,6 +75,8 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, without running any code that it may hold.
 
+    torch's ``weights_only`` refuses a file with objects, whose loading could run code.
+
     Args:
         path: the file. It stays mapped: a tensor is read from disk when it is used.
         required: names of the entries that it must have.
@@ -144,6 +146,9 @@ def get_random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put all random number generators into the states that :func:`get_random_state` returned.
 
+    Args:
+        state: ``torch``, ``cuda`` (a list, one for each GPU), ``numpy`` and ``python``.
+
     Raises:
         ValueError: if the state of numpy is damaged; numpy does not check it, and would read
             memory past its end.
@@ -183,6 +188,7 @@ class CheckpointWriter:
         if self.file is None:
             return
         self._unwritten = None  # frees the copy of an earlier state before the next one is made
+        # ``capture`` returns tensors that are the trainer's own, which is enough to write them now.
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
@@ -206,12 +212,16 @@ class CheckpointWriter:
         started = time.monotonic()
         save(self.file, self._unwritten)
         self._unwritten = None
+        # After a write of 1 s the next one may come in 20 s (a twentieth of the time, at most).
         ended = time.monotonic()
         self._next_write = ended + (ended - started) / WRITING_SHARE
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """Return a copy of a tree of lists, mappings and tensors, on the CPU."""
+    """Return a copy of nested lists, tuples and dicts of tensors, with all tensors on the CPU.
+
+    Values of other types are put into the copy as they are.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -240,7 +250,11 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     Args:
         tensors: those of a file; anything else than tensors by name is a difference.
         expected: tensors of the model, by name.
+
+    Returns:
+        Such as "x.weight: expected [5, 2] of torch.float32, found [4, 2]"; None if they fit.
     """
+    # ``tensors`` is from a file, in which anything may stand.
     if not isinstance(tensors, dict):
         return f"expected tensors by name, found {type(tensors).__name__}"
     if unmatched := sorted(map(shown, expected.keys() ^ tensors.keys())):
@@ -252,6 +266,7 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
             return f"{description}, found {type(tensor).__name__}"
         if tensor.shape != model_tensor.shape or tensor.dtype != model_tensor.dtype:
             return f"{description}, found {list(tensor.shape)}"
+        # A model may have -inf on purpose, as in a mask.
         if not tensor.isfinite().all() and model_tensor.isfinite().all():
             return f"{name} has numbers that are not finite"
     return None
@@ -313,7 +328,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
 
 
 def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: Any) -> None:
-    """Restore the entries of a checkpoint in a trainer, one after the other.
+    """Put the entries of a checkpoint into a trainer, each after it was checked.
 
     Args:
         trainer: the trainer, changed in place.
@@ -388,6 +403,10 @@ def make_config(
         file: its path, for the message.
         options: options that win over those of the checkpoint.
 
+    Returns:
+        The configuration. It is not strict: options without effect are accepted, since the run was
+        trained with them.
+
     Raises:
         CheckpointError: if it names no model or no dataset.
     """
@@ -436,6 +455,8 @@ def require_vocabulary(
 ) -> None:
     """Raise a CheckpointError if names of items by id are not those of the training.
 
+    A checkpoint keeps a digest (short hash) of the names and counts that were written with it.
+
     Args:
         state: the entries of the checkpoint. It may be one without a digest of names (``known``),
             which is not checked.
@@ -461,7 +482,7 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
         CheckpointError: if they are of another architecture, or not finite.
     """
     # ``other`` has what RecBole's models keep outside of state_dict, such as sparse matrices; of
-    # these the shapes are compared.
+    # these the shapes are compared. ``from_plain`` makes them again from arrays and numbers.
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
         other_parameters = from_plain(weights["other"])

@@ -41,7 +41,11 @@ def count_cores() -> int:
 def check_device(config: PosConfig) -> None:
     """Refuse a GPU that is missing, and a precision that the device does not have.
 
-    RecBole would silently use the CPU if torch does not see the GPU.
+    RecBole would silently use the CPU if torch does not see the GPU. ``config["device"]`` is what
+    it has chosen, ``gpu_id`` what the user has asked for.
+
+    Args:
+        config: configuration, with the device that RecBole has chosen.
 
     Raises:
         UsageError: also if ``gpu_id`` holds no numbers, or RecBole's options ``enable_amp`` and
@@ -73,6 +77,9 @@ def check_device(config: PosConfig) -> None:
 def describe_device(config: Options) -> dict[str, Any]:
     """Describe the device of a run, for its result.
 
+    Args:
+        config: configuration of the run.
+
     Returns:
         ``name`` of the GPU, or cpu; ``processor`` (its model and vector instructions) for a CPU;
         number of ``threads``; and ``precision``, in words such as "float32".
@@ -93,6 +100,7 @@ def _describe_cpu() -> str:
     """
     # Python's answer, which Linux makes more precise.
     model = platform.processor()
+    # There is no such file on other systems.
     with suppress(OSError, UnicodeDecodeError):
         line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
         model = line[1].strip() if line else model
@@ -123,8 +131,13 @@ class Precision:
         """Return the precision of a configuration; ``auto`` is tf32, or bf16 under ``enable_amp``.
 
         On devices other than CUDA, tf32 becomes fp32: their products have full precision.
+
+        Args:
+            config: configuration, with the options ``precision`` and ``enable_amp``, and the
+                device.
         """
         device, name = config["device"].type, config["precision"]
+        # enable_amp is RecBole's option for half precision, which users of RecBole may have set.
         if name == "auto":
             name = "bf16" if config["enable_amp"] else "tf32"
         if name == "tf32" and device != "cuda":
@@ -176,6 +189,7 @@ def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
         dataset: the dataset; a batch has no more rows than there are held-out targets.
         num_items: number of items that are scored at a time.
     """
+    # A batch has a row of scores, a number for each item, for each target of validation or test.
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32

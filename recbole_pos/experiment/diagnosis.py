@@ -48,7 +48,12 @@ def _find_looking_ahead(model: PosRecommender) -> list[str]:
     A model looks ahead if its states depend on later interactions. Custom are models and position
     schemes (parts that encode positions) whose class is not of this package. A model is not tested
     if it says itself that it is not causal, or reads more of a batch than items and times.
+
+    Args:
+        model: the model, before it is trained; nothing of it is changed.
     """
+    # The custom classes in the model; ``looks_ahead`` then encodes histories, and again with other
+    # later interactions, and returns how much the earlier states differ.
     schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
     classes = {type(module) for module in (model, *schemes)}
     custom = [cls for cls in classes if not cls.__module__.startswith("recbole_pos.")]
@@ -81,6 +86,7 @@ def locate_in_custom_code(error: BaseException) -> str | None:
     Returns:
         The innermost such place, as "mine.py, line 12"; None if there is none.
     """
+    # Where custom code stands: the modules of registered classes, and the folders of their files.
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
@@ -100,6 +106,9 @@ def looks_ahead(model: Any) -> float:
 
     Two short random histories are encoded twice, the second time with other items at other times in
     their newer halves. Neither weights nor random states are changed.
+
+    Args:
+        model: the model, in training or evaluation mode, in which it is left.
 
     Returns:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
@@ -151,6 +160,7 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     Returns:
         A sentence with the likely cause, and what to do.
     """
+    # First the data: all tensors of the batch, by name. Then the weights. Else it was this step.
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
     bad_columns = [
         name

@@ -69,7 +69,8 @@ def evaluate(
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
 
-    # functions are metrics of the ranks that the run has kept
+    # Functions are metrics of the ranks that the run has kept. These count from 0, and a function
+    # gets them counted from 1.
     requested = as_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
@@ -105,7 +106,9 @@ def evaluate(
     # else the best weights are evaluated again
     try:
         experiment = load(folder.path, options=options, dataset=dataset)
-    except CheckpointError as error:  # if data only grew, a slower reading finds those of the run
+    except CheckpointError as error:
+        # The data have changed. If they only grew, a slower reading (``grown``) finds those of the
+        # run among them; where values of attributes are others, too, the error stands.
         experiment = load(folder.path, options=options, dataset=dataset, grown=True)
         if experiment.changed:
             raise error from None
@@ -118,7 +121,12 @@ def evaluate(
 def describe_evaluation(
     run_dir: str | Path, part: str = "test", mask_history: bool | None = None
 ) -> dict[str, Any]:
-    """Return what an evaluation of a run predicts and ranks; arguments as of :func:`evaluate`.
+    """Describe an evaluation of a run for a report: what is predicted, and which items are ranked.
+
+    Args:
+        run_dir: the folder of a run.
+        part: the part whose targets are predicted: test or valid.
+        mask_history: whether items of a user's past are left out; as in the run if None.
 
     Returns:
         ``part``, ``candidates`` (which items are ranked); and of a finished run ``split``,
@@ -130,6 +138,7 @@ def describe_evaluation(
     excludes_seen = masks_history(config) if mask_history is None else mask_history
     candidates = describe_candidates(excludes_seen, config["repeated_targets"])
     facts = {"part": part, "candidates": candidates}
+    # Counts and warnings are in the result, which an unfinished run does not have.
     if not folder.result.is_file():
         return facts
     result = read_result(folder)
@@ -146,7 +155,13 @@ def describe_evaluation(
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
-    """Return ``metrics``, ``topk`` and, as RecBole requires, a ``valid_metric`` among them."""
+    """Return options that evaluate given metrics at given cutoffs.
+
+    RecBole requires that ``valid_metric`` is one of them, so the first is it, such as ndcg@10.
+
+    Returns:
+        ``metrics``, ``topk`` and ``valid_metric``, to win over the options of a run.
+    """
     options: dict[str, Any] = {"metrics": metrics, "topk": cutoffs}
     if metrics and cutoffs:  # the configuration refuses an empty list
         first = str(metrics[0])
@@ -163,7 +178,12 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
 
 
 def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether the ranks of a run trained as ``trained`` suffice for ``config``."""
+    """Return whether the test ranks that a run has kept suffice to compute other metrics.
+
+    Args:
+        trained: configuration that the run was trained and tested with.
+        config: configuration with the metrics, cutoffs and masking of seen items that are asked.
+    """
     metrics = [str(name).lower() for name in config["metrics"]]
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
     # only the dataset tells whether a larger cutoff is above the number of items
@@ -184,6 +204,7 @@ def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | Non
     """
     if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
         return None
+    # The file of ranks may be of another test: then its metrics are not those of the result.
     ranks = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
     test = read_result(folder).test or {}
     values = _compute_metrics(ranks, trained)
@@ -200,6 +221,8 @@ def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
     Returns:
         Metric -> value, such as ``ndcg@10``, as RecBole's evaluator rounds it.
     """
+    # RecBole's form: a row for each target, with 1 in the column of its rank. For example, with a
+    # cutoff of 3 the rank 1 gives [0, 1, 0 | 1], and a rank of 3 or more gives [0, 0, 0 | 1].
     cutoff = max(config["topk"])
     hits = torch.zeros(len(ranks), cutoff + 1, dtype=torch.long)
     hits[:, -1] = 1  # RecBole's last column: number of relevant items

@@ -81,12 +81,15 @@ class EvaluatingTrainer(Trainer):
         if not eval_data:
             return None
 
+        # The weights to evaluate with.
         if load_best_model:
             if model_file is not None or self.best_weights is None:
                 load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
             else:
                 self.load_weights(self.best_weights)
 
+        # RecBole's loop over the batches calls back ``_full_sort_batch_eval`` and the collector,
+        # which read the log and the dataset of this phase.
         dataset = eval_data._dataset
         phase = dataset.phase
         reporter = self.reporter or Reporter(show_progress)
@@ -104,7 +107,11 @@ class EvaluatingTrainer(Trainer):
 
     @property
     def part_size(self) -> int | None:
-        """Number of items scored at a time; None where whole rows are scored."""
+        """Number of items scored at a time; None where whole rows (of all items) are scored.
+
+        Parts are for large catalogues, of models that score by products of a state with the vectors
+        of items, if no metric needs the scores of all items.
+        """
         scores_in_parts = (
             isinstance(self.model, PosRecommender)
             and self.model.scores_by_products
@@ -125,6 +132,8 @@ class EvaluatingTrainer(Trainer):
             The examples, their scores (-inf for items that are not ranked; :class:`RowScores` for
             a large catalogue), and the targets as they came.
         """
+        # Which items are not ranked: none, those that RecBole's loader gives, or those of the
+        # user's history, which ``find_excluded_items`` returns as pairs of example and item.
         self.task.advance()
         interaction, history, positive_u, positive_i = batched_data
         if not masks_history(self.config):
@@ -182,6 +191,7 @@ class RowScores:
 
         A target with the score -inf is no candidate; its rank is the number of items.
         """
+        # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row.
         ids = targets[:, None]
         score, rank = score_and_rank(self.score, Choice(self.items), ids, self.excluded)
         is_candidate = score[:, 0] > -torch.inf
@@ -203,7 +213,9 @@ class TargetCollector(Collector):
     """
 
     def __init__(self, config: Options) -> None:
+        """Note what the metrics of the configuration need: best items, their ids, or ranks."""
         super().__init__(config)
+        # Kept, since ``register`` is changed for batches that are collected here.
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
@@ -232,6 +244,8 @@ class TargetCollector(Collector):
             positive_u: [targets] number of the row of each target.
             positive_i: [targets] item of each target.
         """
+        # Whole rows of scores: RecBole collects what only it knows. Where each row has one target,
+        # they are then put into the form of a large catalogue, so that the rest is the same.
         scores = scores_tensor
         if not isinstance(scores, RowScores):
             has_one_each = len(positive_u) == len(scores) == len(positive_u.unique())
@@ -277,6 +291,7 @@ class TargetCollector(Collector):
         know, are cleared here.
         """
         self.last = super().get_data_struct()
+        # Names with "rec." hold a row for each target; each process has those of its own targets.
         if not current_shard().is_alone:
             collected = self.last._data_dict.items()
             rows = {name: value for name, value in collected if name.startswith("rec.")}
@@ -315,6 +330,8 @@ def make_rank_table(
         interactions of the user; ``age``, seconds since the newest of them; ``popularity``, number
         of training interactions of the item.
     """
+    # Batches may have come in any order, as of several processes. A target has a history, so the
+    # interaction before it in the log is the newest of the same user.
     log = dataset.log
     order = np.argsort(targets, kind="stable")
     targets = targets[order]

@@ -55,6 +55,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
+        """Set the paths of the files in the folder ``path``; nothing is read or created."""
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
@@ -73,6 +74,9 @@ class RunFolder:
             path: the folder, which may exist; saved/<dataset>/<model>/<time>/ if None.
             dataset: name of the dataset.
             model: name of the model.
+
+        Returns:
+            The folder, which exists now and holds no run yet.
 
         Raises:
             UsageError: if it holds a run already, or cannot be created.
@@ -98,7 +102,8 @@ class RunFolder:
     @property
     def is_only_begun(self) -> bool:
         """Whether the folder holds a run that was stopped before an epoch was kept."""
-        # os.path returns False if the name is too long, where pathlib may raise
+        # A run with a result has ended, even if its checkpoint was removed.
+        # os.path returns False if the name is too long, where pathlib may raise.
         has_epoch = os.path.exists(self.checkpoint) or os.path.exists(self.result)
         return os.path.isfile(self.config) and not has_epoch
 
@@ -110,6 +115,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run; it names the modules that its configuration names."""
+        # Plugins: modules of custom models or schemes, which the new process must import again.
         plugins: Any = None
         with suppress(UsageError):  # no configuration, or a damaged one
             plugins = self.read_config().get("plugins")
@@ -123,7 +129,7 @@ class RunFolder:
     def require_unused(self) -> None:
         """Refuse a folder that holds a run already, or a search for options (many runs).
 
-        The message says how to continue it.
+        The message says how to continue it: a run by ``resume``, a search by ``tune``.
         """
         is_search = (self.path / SEARCH).exists()
         if self.holds_run or is_search:
@@ -233,6 +239,7 @@ def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
         model: name of the model.
         prefix: beginning of the folder's name, before the time.
     """
+    # ``lexists`` is also true of a link whose target is gone, where no folder can be made.
     first = Path("saved", dataset, model, f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}")
     path = first
     number = 0
@@ -269,7 +276,7 @@ def find_versions() -> dict[str, str]:
 
 
 def peak_rss_mb() -> float | None:
-    """Return the most memory that this process has used so far, in MB.
+    """Return the most memory (resident set size) that this process has used so far, in MB.
 
     It is None on Windows, where Python cannot ask for it.
     """
@@ -296,6 +303,7 @@ def copy_run(
         with_results: whether to copy the results of its test, too.
         config: options to write in place of the run's; None to keep those.
     """
+    # Of the small files, those that the run has: for example, few runs have vectors of items.
     make_folder(target.path)
     files = [source.config, source.metrics, source.known]
     files += [source.vectors, source.vectors.with_suffix(".txt")]
@@ -383,7 +391,11 @@ def is_unfinished(folder: RunFolder) -> bool:
     That is so if it has no result; or if more epochs were trained than its result counts, since
     it was resumed and stopped again. The best run of a search for options, and .pth files that
     RecBole's own functions wrote (beside which there are no names of items), count as finished.
+
+    Args:
+        folder: folder of the run.
     """
+    # The folder of the best run of a search lies in that of the search, which has the file SEARCH.
     if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
     if not folder.result.is_file():
@@ -397,6 +409,8 @@ def is_unfinished(folder: RunFolder) -> bool:
 
 def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
     """Return the facts that a run reports before its first epoch.
+
+    ``add_sample`` adds the size of the sample of users, if validation is on a sample only.
 
     Args:
         experiment: the model with its data.
@@ -426,7 +440,7 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
     """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
 
     Args:
-        split: summary of the split, with counts of targets that are easy to predict.
+        split: summary of the split: name of a count -> phase -> number, such as of copies.
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """
@@ -444,7 +458,11 @@ def make_result(
         folder: folder of the run.
         test: metrics of the test by name; None if the split has no test targets.
         test_seconds: time that the test took.
+
+    Returns:
+        The content of ``result.json``: metrics, times, counts, and what the run was computed with.
     """
+    # ``progress`` is what the trainer has counted: epochs, times, targets and the best metrics.
     config, progress = experiment.config, experiment.trainer.progress
     split = add_sample(experiment.dataset.split.summary, config)
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
@@ -452,6 +470,7 @@ def make_result(
         phase: 0 if loader is None else loader.num_targets
         for phase, loader in experiment.loaders.items()
     }
+    # In words: which items were ranked for a target.
     candidates = describe_candidates(masks_history(config), config["repeated_targets"])
     return Result(
         model=config["model"],

@@ -59,7 +59,12 @@ def is_launched() -> bool:
 
 
 def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
-    """Return the number of the GPU of each process of this machine, "" for one that uses CPUs."""
+    """Return the number of the GPU of each process of this machine, "" for one that uses CPUs.
+
+    Args:
+        config: configuration, whose ``gpu_id`` names the GPUs, such as "0,1".
+        num_processes: number of processes of this machine; the first as many GPUs are taken.
+    """
     if config["device"].type == "cpu":
         return [""] * num_processes
     gpus = [name.strip() for name in str(config.plain["gpu_id"]).split(",")]
@@ -98,6 +103,8 @@ def run_in_parallel(
     new_run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
 
+    # Start the processes and wait. Of their errors, ours come by the file, and others (a process
+    # that was killed, or could not begin) as the failure that torch's launcher reports.
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
         classes = pack(config["model"])  # of models and schemes that users have registered
@@ -145,10 +152,14 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
         log_folder: folder for the files that torch's launcher writes.
         process_args: arguments of :func:`_run_process`, the same for each process.
 
+    Returns:
+        Rank (number of a process, from 0) -> what :func:`_run_process` returned in it.
+
     Raises:
         ChildFailedError: if a process was lost too often, when the others have ended.
         KeyboardInterrupt: after a signal, when all processes have ended.
     """
+    # Our own message names the error; torch's loggers would add tables and tracebacks.
     for module in ("elastic.multiprocessing.api", "elastic.agent.server.api"):
         # torch would write a table of the processes that fail or that it ends
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
@@ -179,7 +190,11 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Let Python processes that a ``with`` block starts not search the working directory first."""
+    """Let Python processes that a ``with`` block starts not search the working directory first.
+
+    Else a file there that is called like a module, such as a user's ``random.py``, would be
+    imported in its place.
+    """
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"  # of Python 3.11
     try:
@@ -209,7 +224,7 @@ def _run_process(
         plain: options of the whole run.
         run_dir: folder of a new run; None if a run is resumed.
         gpus: GPUs of the processes of this machine, see :func:`list_gpus`.
-        packed: models and schemes that users have registered, see ``config.plugins.pack``.
+        packed: models and schemes that users have registered, as bytes (``config.plugins.pack``).
         error_file: file for the error, which does not exist before.
 
     Returns:
@@ -227,6 +242,7 @@ def _run_process(
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    # A new process knows no models and schemes of users until these are registered again.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     unpack(packed)
@@ -257,6 +273,8 @@ def run_as_rank(
     Returns:
         The result in process 0; None in the others.
     """
+    # The GPU of this process, or its share of the cores. torch has numbered the processes of this
+    # machine by LOCAL_RANK, from 0.
     gpu = gpus[int(os.environ["LOCAL_RANK"])]
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # torch sees no other GPU
@@ -292,6 +310,12 @@ def _count_restarts() -> int:
 def _process_group(backend: str) -> Iterator[int]:
     """Join the group of all processes for a ``with`` block, which gets the rank of this one.
 
+    In the group, processes sum up gradients and wait for each other. A rank is the number of a
+    process, from 0.
+
+    Args:
+        backend: how torch's processes talk: nccl between GPUs, gloo between CPUs.
+
     Raises:
         TrainingError: if another process was lost and torch does not end this one.
     """
@@ -303,6 +327,8 @@ def _process_group(backend: str) -> Iterator[int]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield rank
     except Exception as error:
+        # Only errors of the talk between processes mean that another one was lost; gloo raises
+        # them as plain RuntimeErrors, which are known by their text.
         if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
             raise
         time.sleep(_GRACE)  # torch ends this process, as it reports the one that failed first

@@ -95,7 +95,8 @@ def run(
     config_dict = {**(config_dict or {}), **options}
     name = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
-    if is_launched():  # makes torch count GPUs by NVML, without initialising CUDA
+    # With this, torch counts GPUs without initialising CUDA: each process still chooses its own.
+    if is_launched():
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
     # The configuration: of a new run, or of the interrupted one to resume.
@@ -131,11 +132,14 @@ _RESUME_ONLY = (
 
 
 def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConfig:
-    """Load the configuration of a run to resume.
+    """Load the configuration of an interrupted run, after checking that it can be resumed.
 
     Args:
         folder: folder of the run.
         config_dict: options that win over its own: only epochs, data_path and plugins.
+
+    Returns:
+        The configuration of the run, with these options.
 
     Raises:
         UsageError: if there are other options, the folder holds no run, its precision needs a GPU
@@ -151,13 +155,14 @@ def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConf
 
 
 class NeedsDataset(UsageError):
-    """A call needs the dataset, which is missing; ``missing`` is the subject of the message."""
+    """The error of a call that needs the dataset, whose files were not found."""
 
     def __init__(self, missing: str, config: Options) -> None:
         """Make the message, which says where the dataset was looked for.
 
         Args:
-            missing: what is needed from the dataset, as the subject of the message.
+            missing: what is needed from the dataset, such as "interactions": the message begins
+                with it.
             config: configuration of the run.
         """
         name = config["dataset"]
@@ -178,6 +183,12 @@ class Catalogue:
     has_log = False  # no interactions that a model could check
 
     def __init__(self, config: Options, vocabulary: Vocabulary) -> None:
+        """Set those attributes of a dataset that follow from names and counts.
+
+        Args:
+            config: configuration of the run.
+            vocabulary: names of users and items by id, and their numbers of interactions.
+        """
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
@@ -226,6 +237,9 @@ def load(
         options: options of evaluation, which win over the options of the run.
         dataset: dataset of the run; read from its files if None.
 
+    Returns:
+        The experiment, with which the model can be evaluated and asked for recommendations.
+
     Raises:
         NeedsDataset: if the dataset is missing.
         CheckpointError: if the data that the model was trained on have changed.
@@ -241,8 +255,8 @@ def load(
         _require_dataset(config)
     warn_of_unfinished(folder)
 
-    # The data are read here where ids must be those of the run, or a view is taken of them; else
-    # ``prepare`` reads them.
+    # The data are read here where ids must be those of the run, though its files or an earlier run
+    # might give others, or where a view is taken of them; else ``prepare`` reads them.
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset = dataset if view is None else view(dataset)
@@ -265,6 +279,9 @@ def load_without_data(path: str | Path) -> Experiment:
     Args:
         path: the run folder.
 
+    Returns:
+        The experiment, with the model in evaluation mode.
+
     Raises:
         NeedsDataset: if the model reads more of the data, or the folder has no names.
     """
@@ -272,6 +289,7 @@ def load_without_data(path: str | Path) -> Experiment:
     vocabulary = load_vocabulary(folder, config)
     if vocabulary is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
+    # The model reads the catalogue in place of the dataset and of its training part.
     catalogue: Any = Catalogue(config, vocabulary)
     model = build_model(config, catalogue, catalogue)
     load_best(model, file, vocabulary=vocabulary)
@@ -323,6 +341,7 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
         return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
     folder = RunFolder(path).require()
     config = load_config(folder, options)
+    # A model that was saved with its data has them in the folder of the run.
     if folder.data.is_dir() and "data_path" not in options and not _has_dataset(config):
         config = load_config(folder, {**options, "data_path": str(folder.data)})
     return folder.checkpoint, folder, config
@@ -452,6 +471,7 @@ def update(
     for option in ("init_from", "train_only", "update_from"):
         if options.get(option) is not None:
             raise UsageError(f"{option}: update decides it; leave it out")
+    # A run that was itself made by ``attach`` does not start from its own source again.
     options |= {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
     if new_items is not None:
         options["new_items"] = new_items
@@ -466,7 +486,7 @@ def _run_from(
     settings: AttachArguments | None,
     keywords: dict[str, Any],
 ) -> Result | None:
-    """Start a new run with the configuration of another one.
+    """Start a new run with the configuration of another one, for ``attach`` and ``update``.
 
     Args:
         source: folder of the other run.

@@ -38,8 +38,8 @@ def train(
     Args:
         config: configuration of the run.
         folder: folder of an interrupted run to resume; None for a new run.
-        run_dir: folder of a new run.
-        reporter: reporter of the run.
+        run_dir: folder of a new run; None for one that is named by the time.
+        reporter: prints, and logs as json, how far the run is.
         dataset: a dataset of this configuration; read from files if None.
         report: called with the experiment after every validated epoch, once its checkpoint is
             written, and once if no epoch is left to train.
@@ -108,6 +108,7 @@ def _explained_stops(folder: RunFolder, plugins: list[str] | None) -> Iterator[N
         folder: folder of the run. As long as it has no checkpoint there is nothing to resume.
         plugins: modules of custom models or schemes, which the command must name again.
     """
+    # The checkpoint of the last epoch is whole in both cases: it is replaced only by a whole one.
     try:
         yield
     except KeyboardInterrupt:
@@ -131,6 +132,9 @@ def _train_and_test(
     report: Callable[[Experiment], None] | None,
 ) -> Result:
     """Train and test an experiment, and write and report what comes out.
+
+    The trainer's ``fit`` trains all epochs, validates and writes checkpoints; its ``evaluate`` then
+    tests with the weights of the best epoch.
 
     Args:
         experiment: the model with its data and trainer.
@@ -164,6 +168,7 @@ def _train_and_test(
         if ranks is not None:
             folder.write_ranks(ranks)
 
+    # Write and show the result. A temporary folder is not shown, since it is removed later.
     result = make_result(experiment, folder, test, time.perf_counter() - started)
     write_json(folder.result, asdict(result))
     title = f"{result.model} on {result.dataset}, best epoch {result.best_epoch}"
@@ -182,6 +187,10 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     These are its configuration, the names of users and items by id (the vocabulary, whose digest
     the checkpoint keeps) and, if the model reads them, content vectors of items. A resumed run
     writes them again.
+
+    Args:
+        experiment: the model with its data; its trainer gets the digest (short hash) of the names.
+        folder: folder of the run.
     """
     dataset, plain = experiment.dataset, experiment.config.plain
     if folder.checkpoint.is_file():
@@ -197,7 +206,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
 
 
 def _find_vector_source(plain: dict[str, Any], folder: RunFolder) -> Any:
-    """Return the path of content vectors that a resumed run writes into its configuration.
+    """Return the path of the items' content vectors that a resumed run puts into its config.yaml.
 
     A resumed run reads the vectors from its own folder. Its configuration keeps the path they first
     came from, where runs that repeat or update it read them.
@@ -223,6 +232,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
     facts = make_start_facts(experiment, folder)
     device = facts["device"]
     threads = device["threads"]
+    # The line of the model, such as "FPARec on ml-100k: 943 users, 1,682 items, ...".
     parts = [
         f"{facts['users']:,} users",
         f"{facts['items']:,} items",

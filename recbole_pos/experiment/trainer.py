@@ -59,6 +59,12 @@ class PosTrainer(EvaluatingTrainer):
     """
 
     def __init__(self, config: Options, model: Any) -> None:
+        """Set what RecBole's trainer sets, and what resume, reports and processes need.
+
+        Args:
+            config: configuration of the run.
+            model: the model, on its device.
+        """
         # Trainer.__init__ would open a tensorboard writer in the working directory
         AbstractTrainer.__init__(self, config, model)
         starts = ("init_from", "train_only", "update_from")
@@ -116,7 +122,11 @@ class PosTrainer(EvaluatingTrainer):
         return self.progress.stopped or (num_validated + 1) * epochs_between > self.epochs
 
     def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
-        """Build the optimiser of the trained parameters; Adam and AdamW are fused."""
+        """Build the optimiser of the parameters that are trained (that require a gradient).
+
+        Adam and AdamW are fused: one call updates all parameters, which is faster. Others are built
+        by RecBole, to which ``kwargs`` go.
+        """
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if name not in _FUSED:
@@ -130,7 +140,13 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Return the loader to train with: ``train_data``, or a new one if that is of RecBole."""
+        """Return the loader to train with: ``train_data``, or a new one if that is of RecBole.
+
+        Of several processes, each then yields only its part of every batch (``divide``).
+
+        Args:
+            train_data: the loader that ``fit`` was given.
+        """
         loader = train_data
         if not isinstance(loader, (RowLoader, WindowLoader)):
             requirements = self.adapter.requirements()
@@ -177,6 +193,7 @@ class PosTrainer(EvaluatingTrainer):
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
             log_notices(self.model, trains_every_position)
 
+        # Checkpoints: the writer calls ``capture``, which returns the state of this trainer.
         file = Path(self.saved_model_file)
         if saved and self.run is None:  # without a run folder, in RecBole's, which may be missing
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,6 +201,7 @@ class PosTrainer(EvaluatingTrainer):
         capture_state = functools.partial(capture, self)
         self.writer = CheckpointWriter(file if writes_checkpoints else None, capture_state)
 
+        # The epochs. ``trim_heap`` returns freed memory to the system.
         try:
             while progress.next_epoch < self.epochs and not progress.stopped:
                 epoch = progress.next_epoch
@@ -319,6 +337,8 @@ class PosTrainer(EvaluatingTrainer):
         Returns:
             The loss, a scalar on the model's device. It is not copied to the CPU, which would wait.
         """
+        # A kept gradient, of a large item table, is zeroed in the rows of the last step only, or in
+        # all rows if gradients are clipped.
         self.optimizer.zero_grad()
         if self.kept_gradient is not None:
             self.kept_gradient.clear()
@@ -336,6 +356,8 @@ class PosTrainer(EvaluatingTrainer):
             num_targets = self.shard.num_batch_targets
         watch.add(self._prepare_to_watch(reported_loss), step, batch, num_targets)
 
+        # The scaler multiplies the loss so that small gradients do not become 0 in fp16; gradients
+        # are divided again before they are clipped. In other precisions it does nothing.
         self.scaler.scale(loss).backward()
         if self.clip_grad_norm:
             self.scaler.unscale_(self.optimizer)
@@ -359,6 +381,8 @@ class PosTrainer(EvaluatingTrainer):
 
     def _prepare_to_watch(self, loss: Tensor) -> Tensor | float:
         """Return the loss of a step in the form in which a :class:`LossWatch` takes it.
+
+        A LossWatch adds up losses and ends the training at one that is not finite.
 
         On a CPU it is a number, and the watch stops before weights are spoiled. On a GPU it is a
         tensor, which the watch reads some steps later; until then a fused optimiser is told to skip
@@ -421,6 +445,8 @@ class PosTrainer(EvaluatingTrainer):
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
 
+        # Early stopping: RecBole counts the validations without gain. Before the first there is no
+        # best score, so any is better.
         best_score = progress.best_score
         if best_score is None:
             best_score = -math.inf if self.valid_metric_bigger else math.inf
@@ -446,7 +472,12 @@ class PosTrainer(EvaluatingTrainer):
         load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
-        """Restore the state in a checkpoint; ``train_data`` is the loader that ``fit`` will get."""
+        """Restore the state of a training in a checkpoint, so that ``fit`` continues with it.
+
+        Args:
+            resume_file: the checkpoint, into which the training then goes on to write.
+            train_data: the loader that ``fit`` will get, whose random state is restored, too.
+        """
         restore(self, resume_file, train_data)
         self.saved_model_file = str(resume_file)
         if self.run:
@@ -456,7 +487,14 @@ class PosTrainer(EvaluatingTrainer):
 
 
 def _require_shareable(config: Options, model: Any) -> None:
-    """Raise a UsageError if several processes cannot train a model together."""
+    """Raise a UsageError if several processes, each with a part of a batch, cannot train a model.
+
+    ``targets_meet`` says that a loss compares each target with the others of its batch.
+
+    Args:
+        config: configuration, which names the model.
+        model: the model.
+    """
     reads_later = getattr(model, "targets_meet", False) and model.later_targets is not None
     problem = ""
     if model.type == ModelType.TRADITIONAL:
@@ -488,7 +526,14 @@ class LossWatch:
         self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
 
     def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
-        """Add the scalar loss of a step, the mean over its targets, before its gradient is made."""
+        """Add the loss of a step, before its gradient is made.
+
+        Args:
+            loss: the mean over the targets of the step: a number, or a scalar on any device.
+            step: number of the step in its epoch.
+            batch: the batch, kept until the loss is read, for a message.
+            num_targets: number of targets, by which the loss counts in the mean of the epoch.
+        """
         num_unread = 0
         copied = None
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
@@ -528,6 +573,8 @@ def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int
         step: number of steps before this one, in all epochs.
         num_steps: number of steps of all epochs; read by schedules in ``PER_STEP``.
     """
+    # The rate rises in a straight line during the warm-up; then it falls with every step (cosine,
+    # linear), or is multiplied by ``lr_decay_rate`` every ``lr_decay_step`` epochs.
     schedule = config["lr_scheduler"]
     warmup = config["warmup_steps"]
     highest = config["learning_rate"]

@@ -55,9 +55,17 @@ def apply_start_options(
 def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
     """Freeze all parameters except those of the named position schemes, for ``train_only``.
 
+    A position scheme is a module of the model that encodes positions. A frozen parameter gets no
+    gradient, so that training does not change it.
+
+    Args:
+        model: the model, changed in place.
+        names: names of the schemes that stay trainable, such as ``kernel``.
+
     Raises:
         UsageError: if the model lacks one of them, or none of them has parameters.
     """
+    # Of each name, all modules of its class: a model may have one in every layer.
     trained: set[nn.Parameter] = set()
     missing = []
     for name in names:
@@ -99,7 +107,8 @@ def _load_init_weights(
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
 
-    # Expected from the run are all weights except those of added schemes.
+    # Expected from the run are all weights except those of added schemes. ``_rename_input`` changes
+    # only the names of weights: a single scheme of the input has another place among several.
     present = scheme_names(earlier["position"])
     weights = _rename_input(best_weights, present, model)
     added_names = set(scheme_names(config["position"])) - set(present)
@@ -118,7 +127,10 @@ def _load_init_weights(
 
 
 def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the checkpoint of a run, and its best weights by the name in ``state_dict``."""
+    """Return the checkpoint of a run, and its best weights by the name in ``state_dict``.
+
+    Without a validation there are no best weights; the newest are returned then.
+    """
     state = checkpoint.load(source.checkpoint, ("weights", "best_weights", *checkpoint.IDENTITY))
     return state, (state["best_weights"] or state["weights"])["state_dict"]
 
@@ -175,6 +187,7 @@ def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) ->
         The tensors by their new names; as they are if the run has not exactly one encoding, or the
         model has only one.
     """
+    # The schemes of the run that encode the input, and the new model's module for several of them.
     encodings = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
     prefixes = [
         f"{name}." for name, module in model.named_modules() if isinstance(module, ComposeInput)
@@ -197,6 +210,9 @@ def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) ->
 
 def require_updatable(path: str | Path) -> RunFolder:
     """Return the folder of a run that can be trained further (``update_from``).
+
+    Args:
+        path: folder of the earlier run.
 
     Raises:
         UsageError: if it holds no run, no list of its items by id, or a run that is not finished.
@@ -237,7 +253,8 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
 
-    # Views of the first part of each new weight, as large as the weight of the run.
+    # Views of the first part of each new weight, as large as the weight of the run: of a new weight
+    # [120, 64] and an old one [100, 64] the first 100 rows. What is copied there is in the model.
     new_weights = model.state_dict()
     known_parts = {}
     for name, weight in weights.items():
@@ -253,7 +270,8 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
 
     _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
 
-    # New items, padding counted among the known ones.
+    # New items, padding counted among the known ones. ``has_ids`` is false for a table in which an
+    # item has no trained vector of its own, only one computed from its content.
     num_known = len(vocabulary.tokens[item_field])
     if num_new := dataset.item_num - num_known:
         model.notices.append(
@@ -282,6 +300,7 @@ def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: 
         dataset: the data as they are now.
         source: folder of the earlier run, for the message.
     """
+    # Users of the run have the same ids now; new users follow them.
     before = known.user_counts
     now = dataset.user_counts[: len(before)]
     shrunk = np.flatnonzero((now > 0) & (now < before))
