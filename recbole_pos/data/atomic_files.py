@@ -271,7 +271,7 @@ class TextTable(AtomicFile):
             ValueError: if a cell is not of this kind.
         """
         if kind == "token":
-            return _drop_missing(_number_names(texts))
+            return _drop_missing(texts.dictionary_encode())
         if kind == "float":
             return _parse_numbers(texts)
         return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
@@ -517,26 +517,6 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray:
     values = np.array([*map(_parse_number, encoded.dictionary.to_pylist()), np.nan])
     converted: np.ndarray = values[encoded.indices.fill_null(-1).to_numpy()]
     return converted
-
-
-def _number_names(texts: pa.Array) -> pa.DictionaryArray:
-    """Number the names in a column: give equal names the same code.
-
-    Names that look like whole numbers are converted to integers first, since Arrow numbers integers
-    in two thirds of the time.
-
-    Returns:
-        The column with a code for each cell, and the name of each code.
-    """
-    # Arrow also reads 007 and -0, as 7 and 0, which are other names. Then the integers have fewer
-    # characters, in all, than the names, and the names are numbered as text.
-    with suppress(pa.ArrowInvalid):
-        numbers = texts.cast(pa.int64()).dictionary_encode()
-        names = numbers.dictionary.cast(pa.string())
-        num_digits = compute.sum(compute.binary_length(names).take(numbers.indices))
-        if num_digits.equals(compute.sum(compute.binary_length(texts))):
-            return pa.DictionaryArray.from_arrays(numbers.indices, names)
-    return texts.dictionary_encode()
 
 
 def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
