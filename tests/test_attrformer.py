@@ -12,6 +12,7 @@ import torch
 from shop import (
     RELATIONS,
     SIZES,
+    Cells,
     all_windows,
     encode,
     find,
@@ -392,3 +393,23 @@ def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
     made["inter"]["timestamp:float"] = 5.0
     with pytest.raises(UsageError, match="cross_sequence: random_order"):
         open_shop(write(tmp_path, made), **across)
+
+
+def test_users_are_read_at_the_same_place_from_the_oldest_event(folder: Path) -> None:
+    """Section 3.1.3: by every later event of another user of the country, in any window."""
+    made = open_shop(folder, relations=["country"], top_k=1000)
+    rows, cells = all_windows(made), Cells(made.dataset, tables())
+    order, _, users = find(made.model, rows)
+    place, country = places(rows), [cells.of("user", u, "country") for u in order.user]
+    events = range(len(place))
+    want = {
+        (i, j)
+        for i in events
+        for j in events
+        if order.user[i] != order.user[j] and place[i] == place[j]
+        if country[i] == country[j] is not None and order.rank[j] < order.rank[i]
+    }
+    pairs = zip(users.reader.tolist(), users.source.tolist(), strict=True)
+    assert {(i, j) for i, j in pairs if order.user[i] != order.user[j]} == want
+    left = np.concatenate([np.arange(length)[::-1] for length in rows.lengths])
+    assert any(left[i] != left[j] for i, j in want)  # from the newest event they would be others

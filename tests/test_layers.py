@@ -228,3 +228,21 @@ def test_long_toeplitz_products_by_fft(monkeypatch, t: int) -> None:
     changed = x.detach().clone()
     changed[20:] += 1e6
     assert torch.equal(toeplitz_product(weight, changed)[:20], out[:20])
+
+
+def test_toeplitz_matrix() -> None:
+    """Weight i - j at [i, j]; zeros above the diagonal and past the band."""
+    for t, band in ((1, 1), (5, 2), (7, 7), (3, 9)):
+        weight = torch.randn(band)
+        for i, row in enumerate(toeplitz_matrix(weight, t).tolist()):
+            assert row == [weight[i - j] if 0 <= i - j < band else 0 for j in range(t)]
+
+
+@torch.no_grad()
+def test_a_scheme_without_projections_mixes_the_inputs() -> None:
+    position, _ = composed(["token_mixing"], 2, N, D, {})
+    layer, ctx = MultiHeadAttention(block(output=False), position).eval(), context()
+    x = torch.randn(sum(LENGTHS), D)
+    value = x.view(-1, 2, D // 2)
+    want = position.attend(None, None, value, ctx, layer.attn_dropout).flatten(1)
+    torch.testing.assert_close(layer.attention(x, ctx), want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -130,7 +131,10 @@ def test_attention_equals_its_equation(names: list[str], options: dict, heads: i
     for at in asked:
         assert_equals_reference(position, options, given, context(n=n, at=at))
     if not any(SCHEMES[name].assumes_order for name in names):
-        falling = context(n=n, times=times_of(LENGTHS).flip(0))
+        n, lengths = max(LENGTHS) + mixing.CHUNK, [max(LENGTHS) + mixing.CHUNK, 3]  # several chunks
+        position, options = composed(names, heads, n, d, options)
+        falling = context(lengths, n, times_of(lengths).flip(0))
+        given = qkv(sum(lengths), heads, d)
         assert_equals_reference(position, options, given, falling, rtol=1e-8)
 
 
@@ -425,3 +429,29 @@ def test_schemes_that_cannot_be_used_together_or_by_the_model_are_refused() -> N
     for names in (["parec", "average"], ["nope", "rope"]):
         with pytest.raises(UsageError, match="^position"):
             build_schemes(names, sizes(), defaults(*names), has_attention=True).attention()
+
+
+def test_periods_of_planes_are_in_seconds() -> None:
+    day, year = 86400.0, 365.2425 * 86400
+    position = scheme("calendar_rope", 1, calendar_parts=["day", "week", "year"])
+    assert position.time_periods().tolist() == [pytest.approx([day, 7 * day, year, day / 2])]
+
+
+def test_numbers_that_schemes_start_with() -> None:
+    slopes = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    assert scheme("alibi", 6, d=12).slopes.flatten().tolist() == pytest.approx(slopes)
+    buckets = [reference.t5_bucket(distance, 32, 128) for distance in range(300)]
+    assert scheme("t5", n=300).bucket.tolist() == buckets
+    start = torch.nn.functional.softplus(scheme("kerple", 4).raw_r1).flatten()
+    assert start.tolist() == pytest.approx([(head + 0.5) / 4 for head in range(4)])
+    days = scheme("time_decay", 2).log_reach.exp() / 86400  # where half of it is left
+    assert days.tolist() == pytest.approx([0.05, 100.0])
+
+
+def test_log_bucket() -> None:
+    edges = [math.exp(0.301 * k) for k in range(1, 80)]
+    seconds = [-5.0, 0.0, 0.5, 1.0, 1.35, 60.0, 1.5e9, 1e300, *range(5000)]
+    seconds += [factor * edge for edge in edges for factor in (1 - 1e-9, 1 + 1e-9)]
+    for buckets in (1, 5, 128):
+        want = [reference.log_bucket(s, buckets) for s in seconds]
+        assert time_intervals.find_bucket(torch.tensor(seconds), buckets).tolist() == want
