@@ -13,7 +13,8 @@ from conftest import SMALL, train
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import device, evaluation
+from recbole_pos.experiment import build, device, evaluation
+from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.device import Precision, check_device, describe_device
 
 
@@ -117,6 +118,13 @@ def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
 
 
 # --- what does not fit into memory is refused; what is freed goes back to the system ---
+
+
+def test_weights_that_cannot_fit(tiny, monkeypatch) -> None:
+    """They are refused with their gradients, before anything is trained."""
+    monkeypatch.setattr(build, "get_memory_limit", lambda: 2**10)
+    with pytest.raises(UsageError, match="FPARec: .* memory, for 41 items"):
+        prepare(PosConfig("FPARec", "tiny", None, {"data_path": str(tiny)}))
 
 
 @pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])

@@ -18,6 +18,8 @@ from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import (
+    get_memory_limit,
+    is_memory_error,
     require_scores,
 )
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
@@ -193,6 +195,9 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
     config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)
+        # training keeps a gradient as large as each weight
+        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
+            raise MemoryError
         if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
         return model.to(config["device"])
@@ -223,6 +228,12 @@ def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) 
         dataset: the dataset, whose loaded fields the message lists.
     """
     name = config["model"]
+    if is_memory_error(error):
+        return UsageError(
+            f"{name}: its weights do not fit into the {get_memory_limit() / 2**30:,.3g} GiB of "
+            f"memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "
+            "MAX_ITEM_LIST_LENGTH and the like"
+        )
     if isinstance(error, KeyError):  # its text is the missing field
         loaded = listed(map_fields_to_tables(dataset))
         return UsageError(

@@ -181,6 +181,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
 
 
+def is_memory_error(error: BaseException) -> bool:
+    """Return whether an error is a failed allocation; on a CPU torch raises a RuntimeError."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
 def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
     """Refuse an ``eval_batch_size`` with which the scores of one batch exceed the memory.
 
