@@ -20,12 +20,12 @@ from page import DOCS, RESULTS, Report, in_turns, least, machine, replace_sectio
 from torch import Tensor
 from torch.nn import functional as F
 
-from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.layers.item_table import kept_gradient
 from recbole_pos.layers.losses import full_cross_entropy
 from recbole_pos.layers.sampled import SampledLoss
 from recbole_pos.layers.scalable import scalable_cross_entropy
+from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 ITEMS, D, POSITIONS, ROUNDS = 500_000, 64, 2_000, 2

@@ -17,8 +17,8 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.trainer import LossWatch, PosTrainer
+from recbole_pos.tables.storage import keep_freed_memory
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
 

@@ -16,6 +16,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment import build, device, evaluation
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.device import Precision, check_device, describe_device
+from recbole_pos.tables import storage
 
 
 @pytest.fixture
@@ -142,5 +143,5 @@ def test_gaps_of_the_heap_are_given_back() -> None:
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before = psutil.Process().memory_info().rss
-    device.trim_heap()
+    storage.trim_heap()
     assert psutil.Process().memory_info().rss < before - 20e6 and len(blocks) == 500

@@ -5,11 +5,9 @@ Weights, sums, norms and the optimiser are in float32, and so is evaluation.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -177,9 +175,6 @@ class Precision:
 
 # --- memory ---
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
-_LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
-
 
 def is_memory_error(error: BaseException) -> bool:
     """Return whether an error is a failed allocation; on a CPU torch raises a RuntimeError."""
@@ -203,32 +198,3 @@ def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
             f"eval_batch_size: {num_rows:,} rows of scores for {num_items:,} items are "
             f"{num_bytes / 2**30:,.3g} GiB, more than the memory; give a smaller one"
         )
-
-
-def keep_freed_memory() -> None:
-    """Let glibc's malloc serve blocks up to 32 MB from the heap, and keep the memory they free.
-
-    Otherwise every step maps large blocks from the kernel again, which zeroes each page on first
-    touch: 12% of an epoch at window length 200. This changes the whole process, and does nothing
-    without glibc.
-    """
-    _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    _call_glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def trim_heap() -> None:
-    """Return the free pages of glibc's heap to the system.
-
-    Packed batches differ in size, and the heap keeps the gaps between them: an AttrFormer
-    on MovieLens-1M that uses 0.6 GB had grown to 4 GB after thirty epochs.
-    """
-    _call_glibc("malloc_trim", 0)
-
-
-def _call_glibc(name: str, *args: Any) -> None:
-    """Call a function of glibc; do nothing with another C library."""
-    if sys.platform != "linux":
-        return
-    function = getattr(ctypes.CDLL(None), name, None)
-    if function is not None:
-        function(*args)

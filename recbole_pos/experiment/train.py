@@ -17,11 +17,11 @@ from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call, make_loggers
-from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.evaluation import collect_test_ranks
 from recbole_pos.experiment.folder import Result, RunFolder, make_result, make_start_facts
 from recbole_pos.files import write_json
 from recbole_pos.reporter import Reporter
+from recbole_pos.tables.storage import keep_freed_memory
 
 
 def train(

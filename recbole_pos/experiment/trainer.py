@@ -35,13 +35,14 @@ from recbole_pos.experiment.checkpoint import (
     load_weights,
     restore,
 )
-from recbole_pos.experiment.device import Precision, trim_heap
+from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import explain_loss, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.layers.item_table import KeptGradient, kept_gradient
 from recbole_pos.model.training import make_adapter
 from recbole_pos.reporter import Reporter
+from recbole_pos.tables.storage import trim_heap
 from recbole_pos.values import Options
 
 _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

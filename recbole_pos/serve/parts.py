@@ -28,7 +28,7 @@ import torch
 from recbole_pos.config.arguments import PartArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, UsageError
-from recbole_pos.experiment.device import count_cores, keep_freed_memory
+from recbole_pos.experiment.device import count_cores
 from recbole_pos.experiment.folder import RunFolder, make_folder
 from recbole_pos.experiment.run import Catalogue
 from recbole_pos.files import digest_file, lock_folder, remove_unfinished, write_json
@@ -44,6 +44,7 @@ from recbole_pos.serve.recommend import (
     write_recommendations,
 )
 from recbole_pos.serve.recommender import Recommender
+from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.values import shown
 from recbole_pos.version import __version__
 

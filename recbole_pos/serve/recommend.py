@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment.device import keep_freed_memory
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import atomic_write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
 from recbole_pos.serve.recommender import MODEL, Recommender, warn_of_errors
+from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.values import escape_formula, shown
 
 PART = 1 << 14  # histories of a file that are read at once

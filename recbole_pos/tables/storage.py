@@ -1,9 +1,14 @@
-"""Columns in memory, or in mapped files where they would exceed ``memory_limit``; and the limit."""
+"""The memory of this process: how much it may take, where columns lie, and what malloc keeps.
+
+Columns lie in memory, or in mapped files where they would exceed ``memory_limit``.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +25,8 @@ from recbole_pos.values import shown
 _BYTES_PER_CELL = 24
 _BYTES_PER_SORTED_ROW = 256
 _MIN_SORTED_ROWS, _MAX_SORTED_ROWS = 1 << 10, 1 << 22
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20  # what glibc allows on 64-bit systems
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]B)", re.IGNORECASE)
 
@@ -122,3 +129,32 @@ def get_free_memory() -> int:
     """Return about how many more bytes this process may use."""
     used = psutil.Process().memory_info().rss
     return max(min(psutil.virtual_memory().available, get_memory_limit() - used), 0)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's malloc serve blocks up to 32 MB from the heap, and keep the memory they free.
+
+    Otherwise every step maps large blocks from the kernel again, which zeroes each page on first
+    touch: 12% of an epoch at window length 200. This changes the whole process, and does nothing
+    without glibc.
+    """
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    _call_glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def trim_heap() -> None:
+    """Return the free pages of glibc's heap to the system.
+
+    Packed batches differ in size, and the heap keeps the gaps between them: an AttrFormer
+    on MovieLens-1M that uses 0.6 GB had grown to 4 GB after thirty epochs.
+    """
+    _call_glibc("malloc_trim", 0)
+
+
+def _call_glibc(name: str, *args: Any) -> None:
+    """Call a function of glibc; do nothing with another C library."""
+    if sys.platform != "linux":
+        return
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*args)
