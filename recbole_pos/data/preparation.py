@@ -21,7 +21,7 @@ from recbole_pos.data.cache import Cache
 from recbole_pos.data.dataset import Columns, Dataset, NameIds
 from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
 from recbole_pos.data.identity import HeldOut, Vocabulary, divide_interactions, keep_known_rows
-from recbole_pos.data.interactions import sort_interactions, wrap_read_only
+from recbole_pos.data.interactions import CHUNK_INTERACTIONS, sort_interactions, wrap_read_only
 from recbole_pos.data.loading import Tables, list_files, read_tables
 from recbole_pos.data.targets import find_selected, make_split, read_ties
 from recbole_pos.errors import UsageError
@@ -471,6 +471,10 @@ def _number_column(
     # Replace codes by ids: for each list, or for the column.
     if has_lists:
         return np.split(id_by_code[codes], np.cumsum(column.map(len))[:-1])
+    # Chunk by chunk, since numpy makes int64 of all codes that it gets, 8 bytes for each.
     column_ids = storage.empty(len(codes), np.int64)
-    np.take(id_by_code, codes, out=column_ids, mode="wrap")  # "wrap" reads -1 as the last place
+    for start in range(0, len(codes), CHUNK_INTERACTIONS):
+        chunk = slice(start, start + CHUNK_INTERACTIONS)
+        # The mode "wrap" reads -1 as the last place.
+        np.take(id_by_code, codes[chunk], out=column_ids[chunk], mode="wrap")
     return column_ids
