@@ -380,9 +380,24 @@ def test_predictions_are_rows_of_a_study(
     assert compared.runs.groupby("row").size().to_dict() == {"Pop": 2, "A": 1, "B": 2}
     assert "not finished" not in (tmp_path / "study" / "report.html").read_text()
 
-    def refuse(message: str, **changes: Any) -> None:
+    def refuse(message: str, known: Any = (), **changes: Any) -> None:
         with pytest.raises(UsageError, match=message):
-            recbole_pos.compare({**study, **changes}, run_dir=tmp_path / "other", verbose=False)
+            recbole_pos.compare(
+                {**study, **changes}, run_dir=tmp_path / "other", known=known, verbose=False
+            )
+
+    # Kept ranks stand in for files that are gone, where the split is the same.
+    kept_ranks = tmp_path / "kept"
+    recbole_pos.compare(study, run_dir=tmp_path / "study", pack=kept_ranks, verbose=False)
+    moved = file.rename(tmp_path / "moved.parquet")
+    again = recbole_pos.compare(
+        study, run_dir=tmp_path / "again", known=(kept_ranks,), report=True, verbose=False
+    )
+    pd.testing.assert_frame_equal(again.table, compared.table)
+    pd.testing.assert_frame_equal(again.pairs, compared.pairs)
+    other_split = {**study["base"], "mask_history": True}
+    refuse("not a file", base=other_split, known=(kept_ranks,))
+    moved.rename(file)
 
     refuse("a.parquet has 10 items a request", metrics=["ndcg@20"])
     refuse("leave out all other keys", rows={**study["rows"], "A": {"predictions": "a", "k": 3}})

@@ -198,8 +198,8 @@ def compare(
     # have trained, which are copied instead. A report trains nothing, and only copies those.
     if args.plan:  # the number of seeds is planned from runs that exist, so nothing is trained
         args = replace(args, report=True)
-    judged = judge_rows(plan)  # ranks of the targets in predictions that other systems have made
     packed = [PackedStudy(path) for path in as_list(args.known)]
+    judged = judge_rows(plan, packed)  # ranks of the targets in predictions of other systems
     if packed or not args.report:
         trains = not (args.report or args.dry_run)
         if trains and can_run_here(args.address, args.gpus_per_trial, uses_gpu=True):
@@ -222,7 +222,7 @@ def compare(
     for study in packed:
         reporter.line(str(study))
     if args.pack:
-        num_runs = pack(plan, folder, args.pack)
+        num_runs = pack(plan, folder, args.pack, judged)
         reporter.line(f"{args.pack}: {num_runs} run{'s' * (num_runs != 1)}")
     if not args.report:
         rows = args.rows or plan.rows  # the user was warned of other rows by an earlier call

@@ -42,6 +42,7 @@ from recbole_pos.study.results import (
 )
 from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
+from recbole_pos.study.study_folder import PackedStudy
 from recbole_pos.study.study_report import write_results
 
 _METRICS = ("ndcg", "hit", "mrr")  # metrics by default
@@ -218,7 +219,7 @@ def _make_results(plan: Plan, requests: Requests) -> Results:
     )
 
 
-def judge_rows(plan: Plan) -> Judged:
+def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
     """Find the ranks of the test targets in the files of predictions that rows of a study name.
 
     A row of a study is a configuration. Most are trained, but one may name files of predictions
@@ -226,6 +227,7 @@ def judge_rows(plan: Plan) -> Judged:
 
     Args:
         plan: the study.
+        packed: packed studies (``--known``), which have the ranks of files that are not here.
 
     Returns:
         (row, seed) -> judgement: the ranks of the targets in a file, and what is wrong with it. It
@@ -242,7 +244,14 @@ def judge_rows(plan: Plan) -> Judged:
     # The split is the same for all rows, so read it with the options of the first.
     first_row, _ = next(iter(files))
     requests = make_requests(read_plan_data(plan.make_options(first_row)))
-    return {run: judge(open_predictions(file), requests) for run, file in files.items()}
+    judged = {}
+    for (name, seed), file in files.items():
+        kept = None
+        if not Path(file).exists():
+            found = (study.read_judgement(name, seed, requests) for study in packed)
+            kept = next((judgement for judgement in found if judgement is not None), None)
+        judged[name, seed] = kept or judge(open_predictions(file), requests)
+    return judged
 
 
 def add_judged(results: Results, judged: Judged) -> Results:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.experiment.evaluation import make_rank_table
 from recbole_pos.experiment.folder import Result, RunFolder, make_folder
 from recbole_pos.files import atomic_write, read_capped, write_json
+from recbole_pos.referee.judge import Judgement
+from recbole_pos.referee.requests import Requests
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import digest_requests
 from recbole_pos.study.plan import Plan, Source
+from recbole_pos.study.statistics import compute_gains
 from recbole_pos.study.study_file import make_plan
 
 KNOWN_FROM = "known_from"  # key of a run's facts: name of the packed study that it was taken from
@@ -235,7 +239,8 @@ class PackedStudy:
     run, ``epochs.parquet`` its validation by epoch, and ``ranks.parquet`` a column with the ranks
     of its test targets, in the order of the dataset. There are no weights and no data: users, items
     and times are read from the dataset again. So the folder may be shared where the data may not,
-    and serves only those who have the same data.
+    and serves only those who have the same data. Predictions that another system has made are kept
+    in the same files, by row and seed; so their lists are not needed again.
 
     Attributes:
         path: the folder.
@@ -299,6 +304,33 @@ class PackedStudy:
         # This comes last, since it marks the run as done.
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
 
+    def read_judgement(self, row: str, seed: int, requests: Requests) -> Judgement | None:
+        """Return what the predictions of another system were found to be worth when they were kept.
+
+        Args:
+            row: row of the study (a configuration) that names the predictions.
+            seed: seed of the predictions.
+            requests: the questions of the split at hand, which the predictions must have answered.
+
+        Returns:
+            The ranks of the targets and the counts of faults; None if there are no predictions of
+            this row and seed, or if they answer the requests of another split.
+        """
+        name = _name_predictions(row, seed)
+        facts = self.fits.get(name)
+        if facts is None or facts["split"] != requests.digest:
+            return None
+        self.used.add(name)
+        ranks = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
+        return Judgement(
+            facts["file"],
+            requests,
+            ranks.dropna().to_numpy(np.int64),
+            facts["length"],
+            facts["num_rows"],
+            facts["counts"],
+        )
+
     def __str__(self) -> str:
         """Return a sentence on how many of the runs belong to the present study."""
         summary = f"{self.path}: {len(self.used)} of its {len(self.fits)} runs are of this study"
@@ -307,7 +339,17 @@ class PackedStudy:
         return summary
 
 
-def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
+def _name_predictions(row: str, seed: int) -> str:
+    """Return the name of another system's predictions in a packed study; digests are of runs."""
+    return f"{row}, seed {seed}"
+
+
+def pack(
+    plan: Plan,
+    folder: StudyFolder,
+    path: str | Path,
+    judged: Mapping[tuple[str, int], Judgement],
+) -> int:
     """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
 
     Others who have the same data can then compare with these runs (``--known``) and need not train
@@ -317,9 +359,11 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
         plan: the study.
         folder: folder of the study.
         path: folder to write into.
+        judged: (row, seed) -> ranks and faults of predictions that other systems have made, which
+            are kept as well.
 
     Returns:
-        The number of runs.
+        The number of runs, and of files of predictions.
 
     Raises:
         UsageError: if no run is finished.
@@ -340,6 +384,22 @@ def pack(plan: Plan, folder: StudyFolder, path: str | Path) -> int:
             epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
+    for (row, seed), judgement in judged.items():
+        name = _name_predictions(row, seed)
+        ranks[name] = pd.Series(judgement.ranks).astype("Int32")
+        facts[name] = {
+            "row": row,
+            "seed": seed,
+            "file": Path(judgement.name).name,  # without its folder on this machine
+            "split": judgement.requests.digest,
+            "length": judgement.length,
+            "num_rows": judgement.num_rows,
+            "counts": judgement.counts,
+            "test": {
+                metric: round(float(compute_gains(judgement.ranks, metric).mean()), 6)
+                for metric in plan.metrics
+            },
+        }
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
 
