@@ -40,12 +40,7 @@ def anchors(session: list[int]) -> tuple[set[int], set[int]]:
 
 
 def message_weights(
-    session: list[int],
-    with_anchors: bool,
-    overlap: str,
-    self_weight: float,
-    mean: bool,
-    counted: bool = True,
+    session: list[int], with_anchors: bool, mean: bool = False, counted: bool = True
 ) -> tuple[dict, dict]:
     """N'_in and N'_out: item -> {sender: weight}."""
     into: dict[int, dict[int, float]] = {item: {} for item in session}
@@ -56,14 +51,8 @@ def message_weights(
     for side, senders in zip((into, out), anchors(session), strict=True):
         for item in side if with_anchors else ():
             for anchor in senders:
-                edge, distance = side[item].get(anchor, 0), steps(session, anchor)[item]
-                if anchor == item:
-                    weight = edge + self_weight
-                elif not edge:
-                    weight = distance
-                else:
-                    weight = {"distance": distance, "edge": edge, "sum": edge + distance}[overlap]
-                side[item][anchor] = weight
+                if anchor != item:
+                    side[item][anchor] = steps(session, anchor)[item]
         for found in side.values():
             total = sum(found.values())
             if mean and total:
@@ -117,12 +106,11 @@ def set2set(rows: Tensor, readout) -> Tensor:
     return both
 
 
-def fgnn(model, session: list[int], with_anchors: bool, overlap: str) -> Tensor:
+def fgnn(model, session: list[int], with_anchors: bool) -> Tensor:
     """[d] z of one session."""
-    into, _ = message_weights(session, with_anchors, overlap, 0.0, False)
+    into, _ = message_weights(session, with_anchors)
     x = {item: model.item_embedding.weight[item] for item in session}
     for item in x:
-        into[item] = {sender: weight for sender, weight in into[item].items() if weight}
         into[item].setdefault(item, 1)
     for number, layer in enumerate(model.graph_layers):
         x = {item: state.clamp(min=0) if number else state for item, state in x.items()}
@@ -138,13 +126,13 @@ def transformer(x: Tensor, layer) -> Tensor:
     return feed.LayerNorm(x + feed.dense_2(feed.dense_1(x).relu()))
 
 
-def posrec(model, session: list[int], options: dict) -> Tensor:
+def posrec(model, session: list[int], with_anchors: bool) -> Tensor:
     """[d] h of one session (equation 10), of a model with one head, post-norm and LDPE."""
     table, last = model.position_embedding[0].weight, len(session) - 1
     half = table.size(1) // 2
     x = {item: model.item_embedding.weight[item] for item in session}
     for layer in model.graph_layers:
-        x = graph_layer(x, message_weights(session, **options), layer)
+        x = graph_layer(x, message_weights(session, with_anchors), layer)
     items = list(x)
     rows = []
     for item in items:

@@ -86,8 +86,8 @@ def attend(
 
 def block(**changes: Any) -> BlockOptions:
     sizes = {"hidden_size": D, "inner_size": D, "n_heads": 2, "layer_norm_eps": 1e-8}
-    dropout = {"hidden_dropout": 0.0, "attn_dropout": 0.0}
-    given = {"activation": "gelu", "norm": "pre", "bias": True, "output": True, **sizes, **dropout}
+    dropout = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
+    given = {"hidden_act": "gelu", "norm": "pre", "bias": True, "output": True, **sizes, **dropout}
     return BlockOptions(**{**given, **changes})
 
 

@@ -21,8 +21,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.cli.parser import split_options
 from recbole_pos.config.options import OPTIONS
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.model import recbole_models
-from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.model.models import BASELINES, MODELS, RECBOLE_GENERAL, RECBOLE_SEQUENTIAL
 from recbole_pos.position.build import describe
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.yaml_files import ROOT, read_yaml
@@ -183,7 +182,7 @@ def test_compare_fails_if_a_run_failed(monkeypatch, capsys) -> None:
 LISTED = {
     name: get_first_paragraph(model.__doc__) for name, model in {**MODELS, **BASELINES}.items()
 }
-LISTED |= {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
+LISTED |= {**RECBOLE_SEQUENTIAL, **RECBOLE_GENERAL}
 
 
 @pytest.mark.parametrize("width", [40, 200])

@@ -116,10 +116,6 @@ def vector(embed: Any, cell: Any, ids: dict[str, int] | None, column: np.ndarray
         rows = [embed.table[ids[name]] for name in names]
         return sum(rows) / len(rows)
     known = column[np.isfinite(column)]
-    if hasattr(embed, "edges"):
-        count = len(embed.table) - 1
-        edges = [np.quantile(known, place / count) for place in range(1, count)]
-        return embed.table[1 + sum(float(cell) >= edge for edge in edges)]
     z = (float(cell) - known.mean()) / known.std()
     waves = [math.sin(2 * math.pi * c * z) for c in embed.frequency.tolist()]
     waves += [math.cos(2 * math.pi * c * z) for c in embed.frequency.tolist()]
@@ -137,11 +133,9 @@ def fuse(fusion: Any, x: Tensor, vectors: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("numbers", ["periodic", "binned"])
 @pytest.mark.parametrize("fusion", ["sum", "concat_mlp"])
-def test_vectors_of_items_and_of_interactions(made: Callable, numbers: str, fusion: str) -> None:
-    bins = {"numeric_bins": 3} if numbers == "binned" else {}
-    experiment = made(feature_fusion=fusion, numeric_embedding=numbers, **bins)
+def test_vectors_of_items_and_of_interactions(made: Callable, fusion: str) -> None:
+    experiment = made(feature_fusion=fusion)
     model, dataset = experiment.model, experiment.dataset
     cells, ids = shop.Cells(dataset, tables()), dataset.field2token_id
 
@@ -382,7 +376,6 @@ WEB = {"channel": ["web"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("PosSASRec", {"event_features": ["brand"]}, "item_features"),
     ("PosSASRec", {"normalize_field": ["price"]}, "normalize_field"),
-    ("PosSASRec", {"item_features": ["brand"], "numeric_bins": 9}, "numeric_embedding: binned"),
     ("PosSASRec", {**dict.fromkeys(FEATURES), "feature_fusion": "concat_mlp"}, "feature_fusion"),
     ("SASRec", {"user_features": None, "event_features": None}, "the plugin's models"),
     ("PosRec", {}, "event_features"),

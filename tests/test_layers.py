@@ -108,7 +108,7 @@ def test_the_weights_that_are_shown_are_those_of_the_layer(name: str) -> None:
     [*(("transformer", n) for n in ("t5", *REPLACING)), ("hstu", "t5"), ("ligr", "nope")],
 )
 def test_dropout_in_training_only(kind: str, name: str) -> None:
-    for where in ("hidden_dropout", "attn_dropout"):
+    for where in ("hidden_dropout_prob", "attn_dropout_prob"):
         layer = BLOCKS[kind](block(**{where: 0.5}), composed([name], 2, N, D, {})[0])
         x, ctx = torch.randn(sum(LENGTHS), D), context()
         assert not torch.equal(layer(x, ctx), layer(x, ctx))
@@ -165,7 +165,7 @@ def test_learned_biases_of_any_shape(monkeypatch, kind: str, shape: tuple[int, .
 @pytest.mark.parametrize("elements", [9 * 50, 9 * 50 - 1, 2 * 50])
 def test_dropout_on_weights(monkeypatch, elements: int, name: str, causal: bool) -> None:
     """In one chunk, two and several: output and gradients are those of weights times the mask."""
-    options = block(attn_dropout=0.4, causal=causal)
+    options = block(attn_dropout_prob=0.4, causal=causal)
     layer = BLOCKS["transformer"](options, Compose({name: scheme(name, 2, n=5)}))
     shake(layer)
     attention = layer.multi_head_attention

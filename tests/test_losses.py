@@ -194,36 +194,6 @@ def test_values_that_are_no_numbers_end_in_the_loss(monkeypatch) -> None:
     assert scalable.bucket_cross_entropy(hidden, weight, targets, buckets, 9, 4).isnan()
 
 
-def test_sce_under_autocast_and_by_seed() -> None:
-    hidden, weight, targets, _ = (t.detach() for t in example(m=200, items=500))
-    hidden, weight = hidden.bfloat16(), weight.float()
-
-    def compute(seed: int, given: Tensor) -> Tensor:
-        torch.manual_seed(seed)
-        options = {**PAPER, "bucket_size_y": 5}
-        return scalable.scalable_cross_entropy(given, weight, targets, **options)
-
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = compute(1, hidden)
-    assert rounded.dtype == torch.float32
-    assert rounded == compute(1, hidden.float()) != compute(2, hidden.float())
-
-
-@pytest.mark.parametrize("mix_x", [True, False])
-def test_recommended_sizes_and_directions(monkeypatch, mix_x: bool) -> None:
-    """2 sqrt(m) rounded up where nothing is given; mixtures lie in the span of the positions."""
-    seen = []
-    monkeypatch.setattr(scalable, "bucket_cross_entropy", lambda *given: seen.append(given))
-    _, weight, targets, _ = example(m=30)
-    hidden = torch.zeros(30, 6, dtype=torch.float64)
-    hidden[:, 2] = torch.randn(30)
-    for changed in ({}, {"n_buckets": 3, "bucket_size_x": 4}):
-        options = {**PAPER, "mix_x": mix_x, **changed}
-        scalable.scalable_cross_entropy(hidden, weight, targets, **options)
-    assert [(*given[3].shape, *given[4:]) for given in seen] == [(11, 6, 11, 256), (3, 6, 4, 256)]
-    assert ((seen[0][3] != 0).any(0).tolist() == [False] * 2 + [True] + [False] * 3) == mix_x
-
-
 # Several targets of a state
 
 

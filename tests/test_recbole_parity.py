@@ -21,7 +21,7 @@ from reference_graph import SESSIONS
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.model.models import BUILTIN_GENERAL, CAUSAL_BUILTINS
+from recbole_pos.model.models import CAUSAL_BUILTINS, RECBOLE_GENERAL
 from recbole_pos.model.training import compute_every_state, make_adapter
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def builtin_options(folder: Path, model: str, **options: Any) -> dict[str, Any]:
     """What a model of RecBole reads: histories but for FPMC, attributes of items where it can."""
     given = {"data_path": str(folder), **options}
-    if model not in (*BUILTIN_GENERAL, "FPMC"):
+    if model not in (*RECBOLE_GENERAL, "FPMC"):
         given["MAX_ITEM_LIST_LENGTH"] = 12
     if model in ("SASRecF", "GRU4RecF", "FDSA"):
         given["load_col"] = {"inter": ["user_id", "item_id", "timestamp"], "item": "*"}
@@ -268,21 +268,17 @@ def test_without_their_additions_they_are_recboles(
     torch.testing.assert_close(*(model.predict(test) for model in models))
 
 
-@pytest.mark.parametrize(
-    ("model", "overlap"), [("SRGNN", "distance"), ("GCSAN", "edge"), ("SRGNN", "sum")]
-)
-def test_graphs_with_anchors_equal_loops(experiment, double, model: str, overlap: str) -> None:
+@pytest.mark.parametrize(("model", "sizes"), [("SRGNN", STAMP), ("GCSAN", SASREC)])
+def test_graphs_with_anchors_equal_loops(experiment, double, model: str, sizes: dict) -> None:
     """Edges of weight 1 and anchors of their distances, both divided by their sum."""
-    options = {"anchor_overlap": overlap, "anchor_self_weight": 0.5}
-    options |= STAMP if model == "SRGNN" else SASREC
-    net = scatter(experiment(f"Anchored{model}", **options).model)
+    net = scatter(experiment(f"Anchored{model}", **sizes).model)
     alias, weights, items = net._get_slice(padded(ALL)[0])[:3]
     n = items.size(1)
     assert weights.shape == (len(ALL), n, 2 * n)
     for row, session in enumerate(ALL):
         place = {int(items[row, alias[row, t]]): int(alias[row, t]) for t in range(len(session))}
         assert set(place) == set(session)
-        want = reference.message_weights(session, True, overlap, 0.5, True, counted=False)
+        want = reference.message_weights(session, True, mean=True, counted=False)
         want = torch.cat([reference.matrix(side, place, n) for side in want], 1)
         torch.testing.assert_close(weights[row], want)
 

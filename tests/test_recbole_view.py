@@ -19,7 +19,7 @@ import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.recbole_view import make_views, read_view
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.model.models import BUILTIN_GENERAL
+from recbole_pos.model.models import RECBOLE_GENERAL
 
 # Loss of the first epoch, and NDCG@20 of the test, of each model when its dataset was a subclass of
 # RecBole's, which loaded the same files.
@@ -76,7 +76,7 @@ def options_of(model: str, folder: Path) -> dict[str, Any]:
     given: dict[str, Any] = {"data_path": str(folder), "topk": [5, 20], "valid_metric": "NDCG@5"}
     if model not in ("Pop", "ItemKNN"):
         given["epochs"] = 2
-    if model not in (*BUILTIN_GENERAL, "FPMC"):
+    if model not in (*RECBOLE_GENERAL, "FPMC"):
         given["MAX_ITEM_LIST_LENGTH"] = 12
     if model in WITH_ATTRIBUTES:
         given |= {"load_col": {"inter": INTER, "item": "*"}, "selected_features": ["class"]}
@@ -96,7 +96,7 @@ def test_models_train_evaluate_and_are_saved(folder: Path, tmp_path: Path, model
     first_epoch = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first_epoch["loss"] == pytest.approx(loss, rel=1e-3, abs=1e-4)
     assert result.test["ndcg@20"] == pytest.approx(ndcg, abs=0.03)
-    assert result.candidates.startswith("items not" if model in BUILTIN_GENERAL else "all items")
+    assert result.candidates.startswith("items not" if model in RECBOLE_GENERAL else "all items")
     loaded = recbole_pos.load(run)
     again = loaded.trainer.evaluate(loaded.loaders["test"], load_best_model=False)
     assert dict(again) == result.test

@@ -211,10 +211,8 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
         ([{"feild": "brand"}], "keys field, .*feild"),
         (["brand", {"field": "brand"}], "'brand'"),
         ([{"field": "time", "scope": "batch"}], "time.*: scope: .*found batch"),
-        ([{"field": "brand", "scales": [1]}], "brand: scales: .*categorical"),
         ([{"field": "price", "scales": [0]}], "price: scales: .*above 0"),
         ([{"field": "price", "within": "weight"}], "price: within: .*'weight' is a float"),
-        ([{"field": "price", "within": "brnd"}], "price: within: field 'brnd'"),
         (["user_id"], "user_id: .*not of the ids"),
     ],
     ids=str,
@@ -222,24 +220,6 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
 def test_bad_declarations(opened, relations, message: str) -> None:
     with pytest.raises(UsageError, match=f"^relations: .*{message}"):
         read_relations(relations, opened.dataset)
-
-
-def test_an_attribute_that_nothing_has_is_refused(tmp_path: Path) -> None:
-    """A file whose ids do not match the others' looks like that, too."""
-    made = tables()
-    made["item"]["brand:token"] = ""
-    with pytest.raises(UsageError, match="^relations: .*'brand'"):
-        open_shop(write(tmp_path, made), relations=["brand"])
-
-
-def test_a_field_that_is_not_loaded_says_how_to_load_it(tmp_path: Path) -> None:
-    folder = write(tmp_path, tables())
-    for options, message in (
-        ({"load_col": {**LOAD, "item": ["item_id", "price"]}}, r"\[item_id, price, brand\]"),
-        ({"unused_col": {"item": ["brand"]}}, "unused_col: item"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            open_shop(folder, **options)
 
 
 def test_scope_sequence_of_an_item_field(tmp_path: Path) -> None:

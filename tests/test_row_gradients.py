@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import CROSS_ENTROPY
 
-from recbole_pos.distributed import Shard
 from recbole_pos.layers import chunks, scalable
 from recbole_pos.layers.item_table import ItemTable, kept_gradient, takes_rows
 from recbole_pos.model import training
@@ -67,7 +66,6 @@ def test_a_step_writes_what_a_dense_gradient_has() -> None:
         ("FPARec", {"clip_grad_norm": {"max_norm": 0.01}, "weight_decay": 0.1}),
         ("PosSASRec", {"augmentation": "prefix", "learner": "sgd", "train_batch_size": 128}),
         ("AttrFormer", CROSS_ENTROPY["AttrFormer"]),
-        ("FPARec", {"loss_type": "gBCE", "train_batch_size": 128}),
         ("PosRec", {"loss_type": "in_batch", "train_batch_size": 128}),
     ],
 )
@@ -87,20 +85,6 @@ def test_training_ends_with_the_same_bits(experiment, monkeypatch, model: str, o
         weights.append(made.model.state_dict())
     for name, own in weights[0].items():
         assert torch.equal(own, weights[1][name]), name
-
-
-def test_which_tables_are_kept(experiment, monkeypatch) -> None:
-    """Large ones, of which a step touches some rows, that are trained, in one process."""
-    assert experiment("FPARec", loss_type="SCE").trainer.adapter.find_kept_table() is None
-    monkeypatch.setattr(training, "LARGE", 0)
-    assert experiment("FPARec").trainer.adapter.find_kept_table() is None
-    made = experiment("FPARec", loss_type="SCE")
-    assert made.trainer.adapter.find_kept_table() is made.model.item_embedding.weight
-    made.trainer.shard = Shard(0, 2)
-    with made.trainer.steps_in_rows():
-        assert made.trainer.kept_gradient is None
-    made.model.item_embedding.weight.requires_grad_(False)
-    assert made.trainer.adapter.find_kept_table() is None
 
 
 @pytest.mark.parametrize("kept", [True, False])

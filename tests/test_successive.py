@@ -23,7 +23,7 @@ from recbole_pos.data.recbole_view import read_view
 from recbole_pos.data.splits import TEST, TRAIN, VALID
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.model.models import BUILTIN_GENERAL
+from recbole_pos.model.models import RECBOLE_GENERAL
 
 NUMBERS = [0.7, 0.85]
 GT = {"split": {"GT": NUMBERS}}
@@ -158,7 +158,7 @@ def test_training_sees_nothing_that_is_held_out(
     made = experiment(model, data_path=str(write_atomic(frame, tmp_path)), **given, **options)
     log, part = made.dataset.log, made.dataset.part
     assert trained_items(made) == set(log.items[part == TRAIN].tolist())
-    firsts = 0 if model in BUILTIN_GENERAL else len(set(log.users[part == TRAIN].tolist()))
+    firsts = 0 if model in RECBOLE_GENERAL else len(set(log.users[part == TRAIN].tolist()))
     assert made.loaders["train"].num_targets == (part == TRAIN).sum() - firsts
 
 

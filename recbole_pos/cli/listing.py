@@ -19,12 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from recbole_pos.errors import UsageError
-from recbole_pos.model import recbole_models
 from recbole_pos.model.models import (
     ADDED,
     BASELINES,
     MODELS,
     OURS,
+    RECBOLE_GENERAL,
+    RECBOLE_SEQUENTIAL,
     UNTRAINED,
     explain_unknown,
     list_runnable,
@@ -47,7 +48,7 @@ def list_models() -> None:
     for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
         source = ADDED.added[name].cls.__module__ if name in ADDED else US
         rows.append((name, source, read_summary(OURS, name)))
-    from_recbole = {**recbole_models.SEQUENTIAL, **recbole_models.GENERAL}
+    from_recbole = {**RECBOLE_SEQUENTIAL, **RECBOLE_GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     print_table(("model", "from", "what it is"), rows)
 

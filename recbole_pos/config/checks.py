@@ -18,7 +18,7 @@ from recbole_pos.config.options import Option, find_inner
 from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import LOSSES, is_on_our_base
+from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
 from recbole_pos.plain import to_plain
 from recbole_pos.values import check_choice, nearest, shown
 
@@ -250,8 +250,8 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    # CE, the first of LOSSES, takes no negatives either; check_together has refused them.
-    if loss in LOSSES[1:] and has_negatives:
+    # CE takes no negatives either; check_together has refused them.
+    if loss in PARTIAL_LOSSES and has_negatives:
         how = "; negatives says how many" if "negatives" in config else ""
         raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
     if is_pairwise and not has_negatives and loss not in LOSSES:

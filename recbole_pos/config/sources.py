@@ -21,7 +21,14 @@ from typing import Any
 
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED, LOSSES, MODELS, TABLES, is_on_our_base, list_runnable
+from recbole_pos.model.models import (
+    ADDED,
+    MODELS,
+    PARTIAL_LOSSES,
+    TABLES,
+    is_on_our_base,
+    list_runnable,
+)
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
@@ -78,7 +85,7 @@ def plugin_defaults(
             defaults.update(values)
 
     loss = loss_type or model_defaults.get("loss_type")
-    if loss in LOSSES and loss != "CE" and is_on_our_base(model):
+    if loss in PARTIAL_LOSSES and is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
     return {**defaults, **model_defaults}
 
@@ -113,8 +120,8 @@ def describe_readers(option: str) -> str:
     if schemes:
         return f"it is read with position: {listed(schemes)}"
 
-    # CE, the first loss, has no options.
-    losses = [name for name in LOSSES[1:] if option in read_yaml(ROOT / "loss" / f"{name}.yaml")]
+    loss_files = {name: ROOT / "loss" / f"{name}.yaml" for name in PARTIAL_LOSSES}
+    losses = [name for name, file in loss_files.items() if option in read_yaml(file)]
     if losses:
         return f"it is read with loss_type: {listed(losses)}"
 

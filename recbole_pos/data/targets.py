@@ -89,11 +89,6 @@ class LaterTargets:
         self.targets = torch.from_numpy(np.flatnonzero(split.find_targets(TRAIN)))
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
-    def move(self, device: torch.device) -> None:
-        """Copy the columns to a device, on which :meth:`find_next` works from now on."""
-        self.items, self.users = self.items.to(device), self.users.to(device)
-        self.targets, self.weights = self.targets.to(device), self.weights.to(device)
-
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next n training targets of the same user, at or after given interactions.
 
@@ -108,9 +103,14 @@ class LaterTargets:
             weights: [k, n] how much each target counts: ``weights`` of this object, and 0 where the
                 user has fewer than n targets left.
         """
+        # the first call moves the columns to the device; later ones find them there
+        device = rows.device
+        self.items, self.users = self.items.to(device), self.users.to(device)
+        self.targets, self.weights = self.targets.to(device), self.weights.to(device)
+
         # places in ``targets``: of the first one at or after each row, and of the n - 1 that follow
         first = torch.searchsorted(self.targets, rows)
-        places = first[:, None] + torch.arange(len(self.weights), device=rows.device)
+        places = first[:, None] + torch.arange(len(self.weights), device=device)
 
         # beyond the end of ``targets``, or beyond the targets of the user, there are none
         exists = places < len(self.targets)

@@ -239,9 +239,9 @@ def _compute_weights(scaled_q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     return (scaled_q @ k.mT).add_(bias).softmax(-1, dtype=dtype).to(k.dtype)
 
 
-def select_rows(bias: Any, rows: slice) -> Any:
-    """Return the bias [1 or b, ...] of some sequences of the batch, which may share it, or None."""
-    return bias if bias is None or len(bias) == 1 else bias[rows]
+def select_rows(bias: Tensor, rows: slice) -> Tensor:
+    """Return the bias [1 or b, ...] of some sequences of the batch, which may share one."""
+    return bias if len(bias) == 1 else bias[rows]
 
 
 def biased_attention(

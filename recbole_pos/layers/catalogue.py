@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recbole_pos.errors import UsageError
+from recbole_pos.layers.hooks import require_result
 
 PART = 1 << 15  # items that are scored at once
 GROUP = 64  # columns of a group in ``_select_in_groups``, which compares their maxima first
@@ -175,17 +175,12 @@ def require_scores(scores: Any, num_rows: int, num_items: int, model: Any) -> Te
         UsageError: if a custom model gives anything else; another order of numbers would be ranked
             as if they were scores.
     """
-    if isinstance(scores, Tensor) and scores.is_floating_point():
-        is_complete = scores.numel() == num_rows * num_items
-        if is_complete and (scores.dim() == 1 or scores.size(0) == num_rows):
-            return scores.reshape(num_rows, num_items)
-    # say what was returned instead
-    is_tensor = isinstance(scores, Tensor)
-    found = f"{scores.dtype} {list(scores.shape)}" if is_tensor else type(scores).__name__
-    raise UsageError(
-        f"{type(model).__name__}.full_sort_predict: expected floating-point scores of all items "
-        f"[{num_rows}, {num_items}], found {found}"
-    )
+    shape = num_rows, num_items
+    if isinstance(scores, Tensor) and scores.numel() == num_rows * num_items:
+        # numbers of other histories first would be mistaken for scores: the rows must be first
+        if scores.dim() == 1 or len(scores) == num_rows:
+            scores = scores.reshape(shape)
+    return require_result(scores, torch.float64, shape, model, "full_sort_predict")
 
 
 def _select_in_groups(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,7 @@ def iterate_chunks(num_rows: int, row_elements: int, device: torch.device) -> It
 
 
 def compute_in_chunks(
-    function: Callable[..., Tensor],
-    tensors: Sequence[Tensor | None],
-    row_elements: int,
+    function: Callable[..., Tensor], tensors: Sequence[Tensor | None], row_elements: int
 ) -> Tensor:
     """Return ``function(*tensors)``, computed for a chunk of rows at a time.
 
@@ -68,7 +66,7 @@ def compute_in_chunks(
     if torch.compiler.is_compiling() or len(rows) <= rows_per_chunk:
         return function(*tensors)
 
-    # each tensor as a list of its chunks; one without rows of its own is the same in every chunk
+    # the chunks of each tensor; one that all rows share, or None, is the same in every chunk
     num_chunks = -(-len(rows) // rows_per_chunk)  # rounded up
     chunks = [
         (x,) * num_chunks if x is None or len(x) == 1 else x.split(rows_per_chunk) for x in tensors

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, embedding_bag
 
-from recbole_pos.layers.item_table import ItemPart
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
 FREQUENCIES = 16  # k of ``PeriodicField``
@@ -117,32 +116,6 @@ class PeriodicField(nn.Module):
         return vectors.masked_fill(is_missing[:, None], 0)
 
 
-class BinnedField(TokenField):
-    """A vector for each of ``num_bins`` bins of numbers, see :class:`PeriodicField`."""
-
-    numeric = True
-    edges: Tensor
-
-    def __init__(self, numbers: np.ndarray, num_bins: int, size: int, std: float) -> None:
-        """Find the edges of bins that hold equally many of the numbers, and create their vectors.
-
-        Args:
-            numbers: [n] finite numbers to fit; empty if a checkpoint gives the edges.
-            num_bins: number of bins.
-            size: d, size of the vectors.
-            std: standard deviation of fresh vectors.
-        """
-        super().__init__(num_bins + 1, size, std)  # row 0 is for a missing number
-        # quantiles: with 4 bins those at 1/4, 2/4, 3/4
-        edges = np.quantile(numbers if len(numbers) else [0.0], np.arange(1, num_bins) / num_bins)
-        self.register_buffer("edges", torch.from_numpy(edges).to(torch.get_default_dtype()))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return vectors [m, d] of numbers [m]; a number at an edge belongs to the bin above it."""
-        bins = torch.bucketize(values.to(self.edges), self.edges, right=True) + 1
-        return super().forward(bins.masked_fill(values.isnan(), 0))
-
-
 class FeatureFusion(nn.Module):
     """Join vectors F_1 to F_k of fields with a vector x.
 
@@ -224,7 +197,7 @@ class EventFeatures(nn.Module):
         return self.fusion(x, vectors)
 
 
-class ItemFeatures(ItemPart):
+class ItemFeatures(nn.Module):
     """Join the fields of items with their vectors.
 
     Args:

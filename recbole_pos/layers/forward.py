@@ -165,8 +165,8 @@ class MultiHeadAttention(nn.Module):
         self.dense = nn.Linear(d, d, bias=bias) if options.output else None
         self.position = position
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
-        self.out_dropout = Dropout(options.hidden_dropout)
-        self.attn_dropout = Dropout(options.attn_dropout)
+        self.out_dropout = Dropout(options.hidden_dropout_prob)
+        self.attn_dropout = Dropout(options.attn_dropout_prob)
         self.pre_norm = options.norm == "pre"
         self.causal = options.causal
 
@@ -211,19 +211,19 @@ class MultiHeadAttention(nn.Module):
             q, k and v, [m, h, e] each. A query or key that the scheme does not need is None; a
             value that it does not project is x itself, cut into heads.
         """
+        # the layers that exist, in one product
         layers = self.projections
-        # results of the layers that exist, in the order query, key, value
-        projected = iter(self.project_jointly(x, layers).unbind(1) if layers else ())
-        query = None if self.query is None else next(projected)
-        key = None if self.key is None else next(projected)
-        if self.value is None:
-            return query, key, x.view(x.size(0), self.n_heads, self.head_size)
-        return query, key, next(projected)
+        joint = self.project_jointly(x, list(layers.values())).unbind(1) if layers else ()
+        heads = dict(zip(layers, joint, strict=True))
+
+        unprojected = x.view(x.size(0), self.n_heads, self.head_size)
+        return heads.get("query"), heads.get("key"), heads.get("value", unprojected)
 
     @property
-    def projections(self) -> list[nn.Linear]:
-        """The layers that the scheme needs among query, key and value, in this order."""
-        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
+    def projections(self) -> dict[str, nn.Linear]:
+        """The layers among query, key and value that the scheme needs, by name, in this order."""
+        layers = {"query": self.query, "key": self.key, "value": self.value}
+        return {name: layer for name, layer in layers.items() if layer is not None}
 
     def project_jointly(self, x: Tensor, layers: list[nn.Linear]) -> Tensor:
         """Apply several linear layers to x [m, d] in one matrix product: [m, layers, h, e]."""
@@ -251,9 +251,8 @@ class MultiHeadAttention(nn.Module):
         position = self.position
         query, key = position.rotate(query, key, batch)
         key, value = position.mix_keys(key, batch), position.mix_values(value, batch)
-        # the three as one tensor, so that they are padded at once
-        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
-        q, k, v = block.transpose(1, 3).unbind(2)
+        # where all histories are equally long, padding copies nothing
+        q, k, v = (batch.pad(x, "start").transpose(1, 2) for x in (query, key, value))
         return q, k, v, position.bias(q, k, batch)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
@@ -299,8 +298,8 @@ class FeedForward(nn.Module):
         self.dense_1 = nn.Linear(options.hidden_size, options.inner_size)
         self.dense_2 = nn.Linear(options.inner_size, options.hidden_size)
         self.LayerNorm = nn.LayerNorm(options.hidden_size, eps=options.layer_norm_eps)
-        self.dropout = Dropout(options.hidden_dropout)
-        self.activation = ACTIVATIONS[options.activation]
+        self.dropout = Dropout(options.hidden_dropout_prob)
+        self.activation = ACTIVATIONS[options.hidden_act]
         self.pre_norm = options.norm == "pre"
 
     def forward(self, a: Tensor) -> Tensor:
@@ -323,10 +322,10 @@ class BlockOptions:
         hidden_size: d.
         inner_size: inner size of the feed-forward network.
         n_heads: h, a divisor of d.
-        hidden_dropout: dropout on sub-layer outputs.
-        attn_dropout: dropout on attention weights. In dot-product attention any value above 0 rules
-            out torch's fused kernel: on CPU attention is then slower, most for long windows.
-        activation: name in ``ACTIVATIONS``.
+        hidden_dropout_prob: dropout on sub-layer outputs.
+        attn_dropout_prob: dropout on attention weights. In dot-product attention any value above 0
+            rules out torch's fused kernel: on CPU attention is then slower, most for long windows.
+        hidden_act: name in ``ACTIVATIONS`` of the feed-forward network's activation.
         norm: ``pre`` normalises the input of a sub-layer, ``post`` the sum with the residual.
         bias: whether query, key and value have a bias.
         output: whether a linear layer (``dense``) follows the heads.
@@ -337,13 +336,13 @@ class BlockOptions:
     hidden_size: int
     inner_size: int
     n_heads: int
-    hidden_dropout: float
-    attn_dropout: float
-    activation: str
+    hidden_dropout_prob: float
+    attn_dropout_prob: float
+    hidden_act: str
     norm: str
+    layer_norm_eps: float
     bias: bool
     output: bool
-    layer_norm_eps: float
     causal: bool = True
 
     @classmethod
@@ -351,17 +350,9 @@ class BlockOptions:
         """Return the options of a model's layers.
 
         Args:
-            config: RecBole's configuration, under whose keys most options stand.
+            config: RecBole's configuration, which has most options under their names here.
             **fixed: options without a key there: ``bias``, ``output`` and, if False, ``causal``.
         """
-        return cls(
-            hidden_size=config["hidden_size"],
-            inner_size=config["inner_size"],
-            n_heads=config["n_heads"],
-            hidden_dropout=config["hidden_dropout_prob"],
-            attn_dropout=config["attn_dropout_prob"],
-            activation=config["hidden_act"],
-            norm=config["norm"],
-            layer_norm_eps=config["layer_norm_eps"],
-            **fixed,
-        )
+        keys = "hidden_size inner_size n_heads hidden_dropout_prob attn_dropout_prob hidden_act"
+        keys += " norm layer_norm_eps"
+        return cls(**{key: config[key] for key in keys.split()}, **fixed)

@@ -45,7 +45,7 @@ class PointwiseAttention(MultiHeadAttention):
     scale and shift, ``bias`` is for f1 and f2, and sizes and fresh weights are the backbone's.
 
     Args:
-        options: options of the block; ``inner_size`` and ``activation`` are not used.
+        options: options of the block; ``inner_size`` and ``hidden_act`` are not used.
         position: the scheme of this layer, which cannot replace attention.
 
     Raises:
@@ -91,15 +91,18 @@ class PointwiseAttention(MultiHeadAttention):
         query, key, value, gate = self._project_gated(x)
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
 
+        # to [1 or b, 1 or h, t, t]: a bias of fewer dimensions is the same for all sequences
+        while bias is not None and bias.dim() < 4:
+            bias = bias[None]
+
         # dropout falls on all weights at once; without it they are computed chunk by chunk
-        if bias is not None:
-            bias = bias[(None,) * (4 - bias.dim())]  # [1 or b, 1 or h, t, t]
         n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v
         else:
-            mix = functools.partial(_mix_values, n=n)
-            out = compute_in_chunks(mix, (q, k, v, bias), q.size(1) * batch.width**2)
+            # the weights of a few sequences at a time, not [b, h, t, t] of the whole batch
+            mix_values = functools.partial(_mix_values, n=n)
+            out = compute_in_chunks(mix_values, (q, k, v, bias), q.size(1) * batch.width**2)
 
         # back from padded blocks to [m, d], and the gate
         out = self.gate_norm(batch.unpad(out.transpose(1, 2), "start").reshape(x.shape))
@@ -108,7 +111,7 @@ class PointwiseAttention(MultiHeadAttention):
 
     def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d]."""
-        product = self.project_jointly(self.LayerNorm(x), [*self.projections, self.gate])
+        product = self.project_jointly(self.LayerNorm(x), [*self.projections.values(), self.gate])
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
@@ -162,7 +165,7 @@ class GatedFeedForward(nn.Module):
         self.dense_2 = nn.Linear(inner, d, bias=False)
         self.gate = nn.Linear(d, d)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
-        self.dropout = Dropout(options.hidden_dropout)
+        self.dropout = Dropout(options.hidden_dropout_prob)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the gated sub-layer, [m, d] to [m, d]."""
@@ -172,7 +175,7 @@ class GatedFeedForward(nn.Module):
 
 
 def build_ligr_layer(options: BlockOptions, position: AttentionPosition) -> TransformerLayer:
-    """Build LiGR's layer: gated attention and feed-forward network; not by ``activation``."""
+    """Build LiGR's layer: gated attention and feed-forward network; ``hidden_act`` is not read."""
     return TransformerLayer(GatedAttention(options, position), GatedFeedForward(options))
 
 

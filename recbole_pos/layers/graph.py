@@ -175,9 +175,7 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     return shortest[:, :n].masked_fill(nodes.padding[row], 0)
 
 
-def weigh_neighbours(
-    graph: SessionGraph, edges: Tensor, anchors: Anchors | None, overlap: str, self_weight: float
-) -> Tensor:
+def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None) -> Tensor:
     """Return weights of the messages a node receives, N'_in and N'_out (PosRec, equation 7).
 
     A node receives messages from the nodes before it (N_in) and after it (N_out) in the session,
@@ -185,17 +183,13 @@ def weigh_neighbours(
 
     The paper (Qiu et al., TOIS 2021) adds anchors to the neighbours of every node, "the distance"
     being the weight between an anchor and other nodes. It leaves open an anchor that is a neighbour
-    by an edge of weight w (at distance 1), and the anchor itself (at distance 0). By default an
-    anchor counts once, with its distance, and sends nothing to itself. Messages are sums, as in
-    equation 7.
+    by an edge, too, and the anchor itself. Here an anchor counts once, with its distance, and to
+    itself it sends what an edge from the node to itself would, mostly nothing.
 
     Args:
         graph: graphs of b sessions.
         edges: [b, n, n] weight of the edge from node i to node j; 0 for no edge.
         anchors: their anchors, or None for the edges only.
-        overlap: weight of an anchor that is a neighbour: its ``distance`` (1), its ``edge`` (w), or
-            the ``sum`` of both (w + 1).
-        self_weight: weight of an anchor's message to itself; 0 as its distance.
 
     Returns:
         Weights [b, 2, n, n] to node i (row) from node j (column), by N_in and by N_out.
@@ -205,33 +199,13 @@ def weigh_neighbours(
     if anchors is None:
         return weights
 
-    # what each anchor sends to the nodes of its session: by edges, and by its distance
+    # what each of the a anchors sends to the nodes of its session: by distance, where it has one
     row, index = graph.nodes.row[anchors.node], graph.nodes.index[anchors.node]
-    sending = weights.transpose(2, 3)  # [b, 2, from, to], a view
-    by_edge = sending[row, :, index]  # [a, 2, n]
     is_anchor = torch.stack((anchors.into, anchors.out), 1)[:, :, None]
-    by_distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)
-
-    # where an anchor is a neighbour, both its edge and its distance could count
-    if overlap == "sum":
-        joined = by_edge + by_distance
-    elif overlap == "distance":
-        joined = torch.where(by_distance > 0, by_distance, by_edge)
-    else:
-        joined = torch.where(by_edge > 0, by_edge, by_distance)
-    if self_weight:  # a self-transition is an edge to another appearance, not this message
-        itself = torch.arange(index.size(0), device=index.device), slice(None), index
-        joined[itself] = by_edge[itself] + self_weight * is_anchor[:, :, 0]
-    sending[row, :, index] = joined  # in place in ``weights``
+    distance = (anchors.distance[:, None] * is_anchor).to(weights.dtype)  # [a, 2, n]
+    sending = weights.transpose(2, 3)  # [b, 2, from, to], a view: written in place in ``weights``
+    sending[row, :, index] = torch.where(distance > 0, distance, sending[row, :, index])
     return weights
-
-
-def average_weights(weights: Tensor) -> Tensor:
-    """Return weights [b, 2, n, n] divided by the sum of what a node receives, as in SR-GNN.
-
-    Nodes of N_in and of N_out are averaged separately.
-    """
-    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
 
 
 class PGGNN(nn.Module):

@@ -73,9 +73,14 @@ class PositionScheme(nn.Module):
     def __init__(self, dimensions: Dimensions | None = None) -> None:
         super().__init__()
 
-    # nothing, by default: a scheme has parameters of its own in every layer
     def share_with(self, first: Any) -> None:
-        """Take over the parameters that layers share from this scheme in the first layer."""
+        """Replace own parameters by those of the first layer, if layers share any.
+
+        By default they share none, and nothing happens.
+
+        Args:
+            first: the same scheme as it was built for the first layer.
+        """
 
 
 class InputPosition(PositionScheme):

@@ -23,28 +23,15 @@ LARGE = 32 * 2**20  # bytes of a table: smaller blocks stay in the process when 
 _kept: list[KeptGradient] = []
 
 
-class ItemPart(nn.Module):
-    """Base of modules that add to item vectors."""
-
-    def forward(self, vectors: Tensor, items: Tensor | None) -> Tensor:
-        """Return the vectors [m, d] of items [m] with this part added.
-
-        If ``items`` is None they are those of all items, in the order of their ids.
-        """
-        raise NotImplementedError
-
-    def extend(self, vectors: np.ndarray) -> None:
-        """Add as many items as there are content vectors [k, c], behind the others."""
-        raise NotImplementedError
-
-
 class ItemTable(nn.Embedding):
     """Item vectors, read at the input (``table(items)``) and by scores (``vectors``).
 
     Without parts it is torch's embedding, with a gradient by rows under ``kept_gradient``.
 
     Attributes:
-        parts: modules that add to the rows, by name and in this order.
+        parts: modules that add to the rows, by name and in this order. ``part(vectors, items)``
+            returns the vectors of some items, or of all if ``items`` is None, with something added;
+            ``part.extend(vectors)`` adds as many items as there are content vectors [k, c].
         has_ids: whether every id has a vector; else only parts make the vectors of items.
         start: ids [k] and the vectors [k, up to d] that their rows start with, or None.
     """

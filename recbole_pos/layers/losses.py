@@ -87,10 +87,12 @@ def _compute_loss_and_gradients(
             grad_logits = grad_logits.to(factor_type)
         if grad_states is not None:
             write_product(grad_logits, rounded_vectors, out=grad_states[rows])
-        if grad_vectors is not None:
+        if grad_vectors is not None and factor_type is None:
+            grad_vectors.addmm_(grad_logits.t(), chunk_states / m)
+        elif grad_vectors is not None:
             # rounded factors are not divided by m before the end: float16 would underflow
-            scaled = chunk_states / m if factor_type is None else chunk_states
-            add_product(grad_vectors, grad_logits.t(), scaled)
+            product = torch.empty_like(grad_vectors)
+            grad_vectors += write_product(grad_logits.t(), chunk_states, out=product)
 
     # the loss is a mean over m positions
     if grad_states is not None:
@@ -304,13 +306,6 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     if left.is_cuda and _MIXED and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
-
-
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Add left @ right to ``total`` in place and return it; see :func:`write_product`."""
-    if left.dtype == total.dtype:
-        return total.addmm_(left, right)
-    return total.add_(write_product(left, right, torch.empty_like(total)))
 
 
 def dirichlet_prior(counts: Tensor) -> Tensor:

@@ -79,31 +79,33 @@ class SampledLoss:
     cumulative: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the distribution q that negatives are sampled from, out of the counts of items.
+        """Compute the probability q of each item to be sampled as a negative.
 
-        Negatives are items against which the item to predict is trained. With ``negative_sampler``
-        uniform every item has the same chance, with popularity one by counts + 1. With ``in_batch``
-        the negatives are the targets of the batch, so q is proportional to how often an item is a
-        target. ``log_q`` is for the corrections, ``cumulative`` for sampling.
+        A negative is a wrong item, with which the loss compares the item to predict, the target.
+        ``negative_sampler: uniform`` gives every item the same q. ``popularity`` makes it
+        proportional to the item's ``counts`` + 1. Under ``in_batch`` the negatives are the targets
+        of the batch, so q is proportional to ``counts``, how often an item is a target.
+
+        The attributes that are set are ``log_q`` [items], which corrects the logits of negatives,
+        and ``cumulative`` [items], the running sum of the weights, from which items are sampled.
         """
+        # the loss in_batch has no sampler of its own to choose
         if self.loss_type == "in_batch":
             self.negative_sampler = "in_batch"
-        counts = self.counts.double()
-        weights = {
-            "uniform": torch.ones_like(counts),
-            "popularity": counts + 1,
-            "in_batch": counts,
-        }[self.negative_sampler]
-        weights[0] = 0  # padding is not an item
+
+        weights = self.counts.double()  # of each item, proportional to q
+        if self.negative_sampler == "uniform":
+            weights = torch.ones_like(weights)
+        elif self.negative_sampler == "popularity":
+            weights = weights + 1  # so that an item without interactions has a chance, too
+        weights[0] = 0  # item 0 is padding
         total = weights.sum()
-        weights[1:].clamp_(min=1)  # log 0 is avoided; items that are no target are never negatives
+
+        # An item that is never a target has the weight 0 under in_batch. It is never a negative
+        # either, so its q is not read; 1 instead of 0 keeps its logarithm finite.
+        weights[1:].clamp_(min=1)
         self.log_q = (weights / total).log()
         self.cumulative = weights.cumsum(0)
-
-    def move(self, device: torch.device) -> None:
-        """Move ``log_q`` and ``cumulative`` to a device."""
-        self.log_q = self.log_q.to(device)
-        self.cumulative = self.cumulative.to(device)
 
     def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
         """Sample negatives, and return the mean loss of the targets against them.
@@ -119,6 +121,9 @@ class SampledLoss:
         Returns:
             Scalar.
         """
+        # the first call moves the tables to the device; later ones find them there
+        self.log_q = self.log_q.to(states.device)
+        self.cumulative = self.cumulative.to(states.device)
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)
@@ -190,12 +195,12 @@ class SampledLoss:
         # the rows of the item table that the gradient has, and the places of the items among them
         distinct = items if log_repeats is None else items[0]  # with in_batch groups are equal
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
+        row_indices = rows, target_index, item_index.expand_as(items)
 
         # in the type of the item vectors, even under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
             states, target_terms = states.to(vectors.dtype), target_terms.to(vectors.dtype)
             shifts = None if shifts is None else shifts.to(vectors.dtype)
-            row_indices = rows, target_index, item_index.expand_as(items)
             return _SharedNegatives.apply(
                 states, vectors, targets, items, target_terms, shifts, beta, *row_indices
             )

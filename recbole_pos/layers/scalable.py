@@ -11,8 +11,7 @@ Reference:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -230,45 +229,6 @@ class _RunningTopK:
         self.least = self.best.amin(1, keepdim=True)
 
 
-class _Buckets(NamedTuple):
-    """Positions and items of buckets, with the tensors that give their logits.
-
-    Attributes:
-        states, vectors: [m, d] and [items, d].
-        targets: [m] int64 item of each position.
-        positions, items: [n, x] and [n, y] positions and items of each of n buckets.
-    """
-
-    states: Tensor
-    vectors: Tensor
-    targets: Tensor
-    positions: Tensor
-    items: Tensor
-
-    def iterate_chunks(self) -> Iterator[slice]:
-        """Yield slices of buckets, as many as the logits and vectors of a chunk allow."""
-        n, x = self.positions.shape
-        y, d = self.items.size(1), self.states.size(1)
-        return iterate_chunks(n, max(x * y, x * d, y * d), self.states.device)
-
-    def compute_logits(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the products of positions and items that are in the same bucket.
-
-        Args:
-            chunk: which c of the buckets.
-
-        Returns:
-            States [c, x, d], item vectors [c, y, d] and logits [c, x, y]. A logit is -inf where the
-            item is the target of the position, whose logit is computed elsewhere.
-        """
-        positions, items = self.positions[chunk], self.items[chunk]
-        chunk_states = F.embedding(positions, self.states)
-        columns = F.embedding(items, self.vectors)
-        logits = chunk_states @ columns.mT
-        logits.masked_fill_(items[:, None] == self.targets[positions][..., None], -torch.inf)
-        return chunk_states, columns, logits
-
-
 class _BucketCrossEntropy(EarlyGradients):
     """Losses of all buckets, then gradients of the losses that are the largest of a position."""
 
@@ -277,12 +237,12 @@ class _BucketCrossEntropy(EarlyGradients):
     @staticmethod
     def forward(
         ctx: Any,
-        states: Tensor,  # [m, d] states
-        vectors: Tensor,  # [items, d] item vectors
-        targets: Tensor,  # [m] items
-        positions: Tensor,  # [n, x] of each bucket
-        items: Tensor,  # [n, y] of each bucket
-        rows: Tensor | None,  # this and the next two: results of ``index_rows``
+        states: Tensor,
+        vectors: Tensor,
+        targets: Tensor,
+        positions: Tensor,
+        items: Tensor,
+        rows: Tensor | None,
         target_index: Tensor,
         item_index: Tensor,
     ) -> Tensor:
@@ -292,18 +252,29 @@ class _BucketCrossEntropy(EarlyGradients):
         position's target among the target and the items. Of several buckets the largest loss
         counts, and positions in no bucket do not count.
 
+        Args:
+            ctx: torch's context of the function.
+            states: [m, d] state of each position.
+            vectors: [items, d] item vectors.
+            targets: [m] int64 item of each position.
+            positions, items: [n, x] and [n, y] positions and items of each of n buckets.
+            rows, target_index, item_index: the rows of the item table that the gradient has, and
+                the places of targets and items among them (``index_rows``).
+
         Returns:
             Scalar.
         """
-        buckets = _Buckets(states, vectors, targets, positions, items)
         target_vectors = F.embedding(targets, vectors)  # faster than vectors[targets]
         target_logit = (states * target_vectors).sum(1)
+        # buckets are taken as many at a time as the logits and vectors of a chunk allow
+        (n, x), y, d = positions.shape, items.size(1), states.size(1)
+        chunks = list(iterate_chunks(n, max(x * y, x * d, y * d), states.device))
 
         # With z the logits, lse their log-sum-exp without the target and z_t that of the target,
         # the loss is log(1 + exp(lse - z_t)).
         losses = target_logit[positions]
-        for chunk in buckets.iterate_chunks():
-            _, _, logits = buckets.compute_logits(chunk)
+        for chunk in chunks:
+            _, _, logits = _compute_logits(states, vectors, targets, positions[chunk], items[chunk])
             losses[chunk] = logits.logsumexp(2) - losses[chunk]
         losses = losses.logaddexp(losses.new_zeros(()))
 
@@ -312,72 +283,58 @@ class _BucketCrossEntropy(EarlyGradients):
         largest.scatter_reduce_(0, positions.flatten(), losses.flatten(), "amax")
         is_covered = largest != -torch.inf  # the position is in a bucket
         num_covered = is_covered.sum()
+        loss = (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(states.dtype)
 
-        # the gradients of these losses: of the targets, then of the other items
+        # the gradients of these losses to the targets' logits, and from there on
         needs_states, needs_vectors = ctx.needs_input_grad[:2]
-        grad_states = grad_vectors = None
-        if needs_states or needs_vectors:
-            grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
-            if needs_states:
-                grad_states = grad_logit * target_vectors
-            if needs_vectors:
-                shape = len(vectors if rows is None else rows), vectors.size(1)
-                grad_vectors = vectors.new_zeros(shape)
-                grad_vectors.index_add_(0, target_index, grad_logit * states)
-            share = _share_gradient(losses, largest, positions) / num_covered
-            log_sum_exp = losses + target_logit[positions]
-            _add_gradients(buckets, log_sum_exp, share, grad_states, grad_vectors, item_index)
+        grad_logit = (torch.where(is_covered, torch.expm1(-largest), 0) / num_covered)[:, None]
+        grad_states = grad_logit * target_vectors if needs_states else None
+        grad_vectors = None
+        if needs_vectors:
+            num_rows = len(vectors if rows is None else rows)
+            grad_vectors = vectors.new_zeros(num_rows, d)
+            grad_vectors.index_add_(0, target_index, grad_logit * states)
+
+        # The gradient of a position's largest loss goes to the bucket that has it; buckets with
+        # equally large ones share it, as in torch's amax.
+        is_largest = (losses == largest[positions]).to(losses.dtype)
+        num_largest = torch.zeros_like(largest)
+        num_largest.index_add_(0, positions.flatten(), is_largest.flatten())
+        share = is_largest / num_largest.clamp(min=1)[positions] / num_covered
+
+        # The gradient to the logit of an item is its probability times that share.
+        log_sum_exp = losses + target_logit[positions]
+        for chunk in chunks:
+            chunk_states, columns, logits = _compute_logits(
+                states, vectors, targets, positions[chunk], items[chunk]
+            )
+            grad = logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
+            if grad_states is not None:
+                position = positions[chunk].flatten()
+                grad_states.index_add_(0, position, (grad @ columns).flatten(0, 1))
+            if grad_vectors is not None:
+                item_rows = item_index[chunk].flatten()
+                grad_vectors.index_add_(0, item_rows, (grad.mT @ chunk_states).flatten(0, 1))
         EarlyGradients.keep(ctx, grad_states, grad_vectors, rows, vectors.shape)
-        return (largest[is_covered].sum(dtype=torch.float64) / num_covered).to(states.dtype)
+        return loss
 
 
-def _share_gradient(losses: Tensor, largest: Tensor, positions: Tensor) -> Tensor:
-    """Return how much of the gradient of a position's largest loss each loss in a bucket gets.
-
-    Losses of one position in different buckets are compared. The largest one gets 1, the others 0;
-    two that are equally large get 1/2 each, as in torch's amax.
+def _compute_logits(
+    states: Tensor, vectors: Tensor, targets: Tensor, positions: Tensor, items: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the products of positions and items that are in the same bucket.
 
     Args:
-        losses: [n, x] losses of x positions in each of n buckets.
-        largest: [m] the largest loss of each position.
-        positions: [n, x] int64 position of each loss.
+        states, vectors: [m, d] states of all positions and [items, d] vectors of all items.
+        targets: [m] int64 item that each position predicts.
+        positions, items: [c, x] and [c, y] positions and items of each of c buckets.
 
     Returns:
-        [n, x].
+        States [c, x, d], item vectors [c, y, d] and logits [c, x, y]. A logit is -inf where the
+        item is the target of the position, whose logit is computed elsewhere.
     """
-    is_largest = (losses == largest[positions]).to(losses.dtype)
-    ties = torch.zeros_like(largest)
-    ties.index_add_(0, positions.flatten(), is_largest.flatten())
-    return is_largest / ties.clamp(min=1)[positions]
-
-
-def _add_gradients(
-    buckets: _Buckets,
-    log_sum_exp: Tensor,
-    share: Tensor,
-    grad_states: Tensor | None,
-    grad_vectors: Tensor | None,
-    item_index: Tensor,
-) -> None:
-    """Add the gradients that come from the items of buckets to those of states and vectors.
-
-    A bucket holds x positions and y items. The gradient to the logit of an item is its probability,
-    exp(logit - log_sum_exp), times the share of the position's gradient that this bucket has.
-
-    Args:
-        buckets: positions and items of the buckets.
-        log_sum_exp: [n, x] of the logits of each position in a bucket.
-        share: [n, x] how much of the gradient of its position a loss gets.
-        grad_states, grad_vectors: [m, d] and [rows, d], changed in place; None if not needed.
-        item_index: [n, y] rows of the buckets' items in ``grad_vectors``.
-    """
-    for chunk in buckets.iterate_chunks():
-        chunk_states, columns, logits = buckets.compute_logits(chunk)
-        # the logits are overwritten by their gradient
-        logits.sub_(log_sum_exp[chunk][..., None]).exp_().mul_(share[chunk][..., None])
-        if grad_states is not None:
-            position = buckets.positions[chunk].flatten()
-            grad_states.index_add_(0, position, (logits @ columns).flatten(0, 1))
-        if grad_vectors is not None:
-            item_rows = item_index[chunk].flatten()
-            grad_vectors.index_add_(0, item_rows, (logits.mT @ chunk_states).flatten(0, 1))
+    bucket_states = F.embedding(positions, states)
+    bucket_vectors = F.embedding(items, vectors)
+    logits = bucket_states @ bucket_vectors.mT
+    logits.masked_fill_(items[:, None] == targets[positions][..., None], -torch.inf)
+    return bucket_states, bucket_vectors, logits

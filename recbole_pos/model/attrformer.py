@@ -53,7 +53,7 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.relations.lookup import BatchRelations, PackedSequences, RelationLookup
 from recbole_pos.relations.tables import TIME, read_relations
-from recbole_pos.values import Options, is_number, shown
+from recbole_pos.values import Options, shown
 
 MOST_EVENTS = 1 << 16  # interactions of histories that are encoded at once
 
@@ -101,14 +101,6 @@ class AttrFormer(PosSASRec):
                     f"{shown(config[key])}. Set chunking: False for it"
                 )
 
-        # relations of users are read by layers that aggregate; say so if there is none
-        user_fields = [relation.field for relation in self.declared if relation.is_of_users]
-        if user_fields and not any(layer.aggregates for layer in self.trm_encoder.layer):
-            self.notices.append(
-                f"relations: {', '.join(user_fields)} of users is read by no layer: user_layers is "
-                f"{config['user_layers']}, counted from 1, and n_layers {config['n_layers']}"
-            )
-
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
@@ -147,18 +139,19 @@ class AttrFormer(PosSASRec):
             seconds=self.time_unit,
             default_self_relation=float(config["user_update"] == "replace"),
         )
-        self.notices += self.lookup.notices
 
         # Only the nearest interactions of a sequence are compared by time: times must not fall.
         if self.relates_times:
             require_order(dataset.log, "relations: time", "leave the time out of relations")
-        # the clock of times has not been checked yet if no position scheme reads times
-        if not self.needs_time and (self.relates_times or self.lookup.clock == "time_respecting"):
+        # ``check_clock`` refuses times from which nothing can be learned. The base class has called
+        # it already if a position scheme reads times.
+        unit = config["timestamp_unit"]
+        if self.relates_times and not self.needs_time:
+            instead = "leave the time out of relations"
+            self.notices += check_clock(dataset.log, unit, instead=instead)
+        elif self.lookup.clock == "time_respecting" and not self.needs_time:
             instead = "set cross_sequence: random_order"
-            if self.relates_times:
-                instead = "leave the time out of relations"
-            unit, across = config["timestamp_unit"], not self.relates_times
-            self.notices += check_clock(dataset.log, unit, instead=instead, across=across)
+            self.notices += check_clock(dataset.log, unit, instead=instead, across=True)
 
         # up to bank_size users with training interactions, sampled by the seed
         users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])
@@ -200,10 +193,12 @@ class AttrFormer(PosSASRec):
         They must if a position scheme or a relation reads times, or if histories are related to
         training interactions of other users that happened earlier.
         """
-        if self.lookup.clock == "time_respecting" and self.inference == "training_bank":
-            # not with ``batch``: users from outside have no training interactions to be read
-            return True
-        return self.needs_time or (self.relates_times and self.inference != "none")
+        # not with ``inference_relations: batch``: users from outside have no training interactions
+        reads_bank_by_time = (
+            self.lookup.clock == "time_respecting" and self.inference == "training_bank"
+        )
+        relates_times = self.relates_times and self.inference != "none"
+        return self.needs_time or relates_times or reads_bank_by_time
 
     def average_losses(
         self, states: Tensor, vectors: Tensor, targets: Tensor, target_weights: Tensor
@@ -219,9 +214,8 @@ class AttrFormer(PosSASRec):
         Returns:
             Scalar.
         """
-        return posterior_loss(
-            states, vectors, targets, target_weights, self.prior, self.prior_weight
-        )
+        prior = self.prior, self.prior_weight
+        return posterior_loss(states, vectors, targets, target_weights, *prior)
 
     # --- training: the rows of a batch read each other ---
 
@@ -246,10 +240,10 @@ class AttrFormer(PosSASRec):
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
-        # queries of None: one after every interaction
-        is_source = np.full(len(events), batch.targets is not None and batch.queries is None)
-        if batch.targets is not None and batch.queries is not None:
-            is_source[batch.queries.cpu().numpy()] = True
+        is_source = np.zeros(len(events), dtype=bool)
+        if batch.targets is not None:
+            followed = batch.take_queries(torch.arange(len(events), device=batch.items.device))
+            is_source[followed.cpu().numpy()] = True
         return self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), is_source, self.linked)
 
     def _relate(
@@ -409,9 +403,7 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
     """
     betas, prior_weight = config["future_weights"], config["prior_weight"]
-    is_list = isinstance(betas, (list, tuple)) and len(betas) > 0
-    is_falling = is_list and all(map(is_number, betas)) and list(betas) == sorted(betas)[::-1]
-    if not is_falling or betas[0] <= 0 or betas[-1] < 0:
+    if not betas or betas[0] == 0 or list(betas) != sorted(betas, reverse=True):
         raise UsageError(
             "future_weights: expected weights of the next items, the first above 0 and none above "
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"

@@ -32,7 +32,7 @@ from recbole_pos.layers.scalable import scalable_cross_entropy
 from recbole_pos.layers.sequence_batch import Features, SequenceBatch
 from recbole_pos.model.content import add_content
 from recbole_pos.model.side_features import build_event_features, build_item_features, has_log
-from recbole_pos.values import SECONDS, Options, shown
+from recbole_pos.values import SECONDS, Options, check_choice
 
 _NUM_PARTS = 8  # into which rows are split by length to be encoded
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -58,9 +58,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     if kind == "SCE":
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
-    if kind not in SAMPLED:
-        names = ", ".join(("CE", "SCE", *SAMPLED))
-        raise UsageError(f"loss_type: {shown(kind)} is not one of {names}")
+    check_choice("loss_type", kind, ("CE", "SCE", *SAMPLED))
 
     # Sampled losses read how often each item occurs. A run that is loaded for serving has no
     # interactions, and does not train: any counts will do.
@@ -121,9 +119,9 @@ class PosRecommender(SequentialRecommender):
         if num_targets > 1 and has_log(dataset):
             self.later_targets = LaterTargets(dataset.split, [1 / num_targets] * num_targets)
 
-        # item vectors, which content may replace or extend, and which restricts the loss to some
+        # item vectors; content vectors may be added to them or take their place
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
-        self.register_buffer("candidates", None, persistent=False)
+        self.register_buffer("candidates", None, persistent=False)  # ``add_content`` may set it
         self.content_source: Any = None  # files of content that a run needs to be loaded
         self.item_attributes: list[str] = []  # fields of items that schemes read
         # ``add_content`` adds vectors of texts or images, if the options give any
@@ -135,25 +133,6 @@ class PosRecommender(SequentialRecommender):
         if (item_features := build_item_features(config, dataset)) is not None:
             self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Apply ``fn`` to all tensors, as torch does to move or cast a model, for example.
-
-        The tables of the loss and of the targets are no buffers: they are moved to the device of
-        the item vectors here, so that no training step has to.
-
-        Args:
-            fn: function that torch applies to all tensors.
-            recurse: whether it is applied to modules within this one, too.
-
-        Returns:
-            The model.
-        """
-        super()._apply(fn, recurse)
-        for tables in (self.loss, self.later_targets):
-            if isinstance(tables, (SampledLoss, LaterTargets)):
-                tables.move(self.item_embedding.weight.device)
-        return self
 
     def init_weights(self) -> None:
         """Initialise linear layers and embeddings by a normal distribution, biases by zero.

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.item_vectors import read_vectors
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.item_table import ItemPart
 from recbole_pos.values import Options
 
 _SHRINK = 1e-3  # share of the mean variance added to all, so that empty directions stay small
@@ -41,7 +40,7 @@ _TINY = 1e-12  # against division by zero
 _ROWS = 1 << 14  # items that are transformed at a time
 
 
-class TrainedItemMask(ItemPart):
+class TrainedItemMask(nn.Module):
     """Zero the id vectors of items without a training interaction (t_i of the table above)."""
 
     is_trained: Tensor
@@ -58,7 +57,7 @@ class TrainedItemMask(ItemPart):
         self.is_trained = nn.functional.pad(self.is_trained, (0, 0, 0, len(vectors)))
 
 
-class Content(ItemPart):
+class Content(nn.Module):
     """Add MLP(c_i) of the table above.
 
     Args:
@@ -138,13 +137,15 @@ class Statistics:
         Returns:
             [n, c or k] float32.
         """
-        keeps_size = np.ndim(self.matrix) == 0 or len(set(self.matrix.shape)) == 1
-        out = values if keeps_size else np.zeros((len(values), self.matrix.shape[1]), np.float32)
+        is_scale = np.ndim(self.matrix) == 0
+        out = values
+        if not is_scale and self.matrix.shape[1] != values.shape[1]:
+            out = np.zeros((len(values), self.matrix.shape[1]), np.float32)
         for start in range(0, len(values), _ROWS):
             chunk = values[start : start + _ROWS].astype(np.float64)
             has_content = chunk.any(1)
             centred = chunk[has_content] - self.mean
-            scaled = centred * self.matrix if np.ndim(self.matrix) == 0 else centred @ self.matrix
+            scaled = centred * self.matrix if is_scale else centred @ self.matrix
             out[start : start + _ROWS][has_content] = scaled
         return out
 
@@ -212,22 +213,37 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     Raises:
         UsageError: if the vectors cannot be read, or fit no item.
     """
-    use, has_vectors = config["item_vectors_use"], bool(config["item_vectors"])
+    table, use = model.item_embedding, config["item_vectors_use"]
     if use == "init":
-        if has_vectors:  # else a trained run is loaded, whose weights include them
+        if config["item_vectors"]:  # else a trained run is loaded, whose weights include them
             _start_from_content(model, config, dataset)
         # by default (None) id vectors are trained, whereas content vectors are not
-        model.item_embedding.weight.requires_grad_(config["item_vectors_train"] is not False)
-    if use == "init" or not has_vectors:
+        table.weight.requires_grad_(config["item_vectors_train"] is not False)
+        return
+    if not config["item_vectors"]:
         return
 
-    # items that never occur in training: not candidates of the loss, and without a vector of ids
+    # the loss chooses among padding and the items that occur in training
     is_trained = dataset.popularity > 0  # [n]
     if not is_trained[1:].all():
-        _limit_candidates(model, is_trained)
+        model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
+        rows = torch.zeros(len(is_trained), dtype=torch.int64)
+        rows[model.candidates] = torch.arange(len(model.candidates))
+        model.register_buffer("candidate_rows", rows, persistent=False)
+
+    # other items have no vector of their id; with ``replace`` no item has one
     if use == "add":
-        model.item_embedding.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
-    _add_content_part(model, config, dataset)
+        table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
+    else:
+        table.drop_ids()
+
+    # the function of the content, which is scaled or whitened by the items that occur in training
+    model.content_source = config["item_vectors"]
+    values = _read_content(model, config, dataset)
+    statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
+    values = statistics.transform(values)
+    is_trainable = bool(config["item_vectors_train"])
+    table.parts["content"] = Content(statistics, values, config["hidden_size"], is_trainable)
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
@@ -262,42 +278,9 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
     table.write_start()
 
 
-def _add_content_part(model: Any, config: Options, dataset: Dataset) -> None:
-    """Add to the item vectors of a model a trained function of the items' content, or replace them.
-
-    Content vectors c_i, of texts for example, are scaled or whitened by the items with a training
-    interaction; the function is an MLP. It becomes one of the parts of the item table, modules that
-    add to its vectors.
-
-    Args:
-        model: a model with an ``item_embedding``, which is changed.
-        config: options; ``item_vectors_use`` is ``add`` or ``replace``.
-        dataset: training part of a dataset.
-    """
-    model.content_source = config["item_vectors"]
-    values = _read_content(model, config, dataset)
-    whiten = config["item_vectors_whiten"]
-    statistics = Statistics.from_vectors(values, dataset.popularity > 0, whiten)
-    if config["item_vectors_use"] == "replace":
-        # no vector of an item's id: content alone makes its vector
-        model.item_embedding.drop_ids()
-    values = statistics.transform(values)
-    is_trainable = bool(config["item_vectors_train"])
-    part = Content(statistics, values, config["hidden_size"], is_trainable)
-    model.item_embedding.parts["content"] = part
-
-
 def _read_content(model: Any, config: Options, dataset: Dataset) -> np.ndarray:
     """Return the content vectors [n, c] of items; add notices to ``model``."""
     item_tokens = dataset.field2id_token[dataset.iid_field]
     values, notices = read_vectors(config["item_vectors"], item_tokens, dataset.iid_field)
     model.notices += notices
     return values
-
-
-def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
-    """Let training choose among padding and the items that are ``is_trained`` [n]."""
-    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
-    rows = torch.zeros(len(is_trained), dtype=torch.int64)
-    rows[model.candidates] = torch.arange(len(model.candidates))
-    model.register_buffer("candidate_rows", rows, persistent=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, cast
 
 from recbole_pos.errors import UsageError
-from recbole_pos.model import recbole_models
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import (
     ROOT,
@@ -44,13 +42,13 @@ MODELS = Registry(
 BASELINES = Registry(
     "model",
     {
-        "SPop": "recbole_pos.model.session_baselines:SPop",
-        "SessionKNN": "recbole_pos.model.session_baselines:SessionKNN",
-        "TransitionGraph": "recbole_pos.model.session_baselines:TransitionGraph",
-        "RecentPop": "recbole_pos.model.time_baselines:RecentPop",
-        "TALE": "recbole_pos.model.time_baselines:TALE",
-        "SessionBPR": "recbole_pos.model.session_baselines:SessionBPR",
-        "SessionFPMC": "recbole_pos.model.session_baselines:SessionFPMC",
+        "SPop": "recbole_pos.model.baselines:SPop",
+        "SessionKNN": "recbole_pos.model.baselines:SessionKNN",
+        "TransitionGraph": "recbole_pos.model.baselines:TransitionGraph",
+        "RecentPop": "recbole_pos.model.baselines:RecentPop",
+        "TALE": "recbole_pos.model.baselines:TALE",
+        "SessionBPR": "recbole_pos.model.baselines:SessionBPR",
+        "SessionFPMC": "recbole_pos.model.baselines:SessionFPMC",
         "FGNN": "recbole_pos.model.posrec:FGNN",
         "EncodedSTAMP": "recbole_pos.model.recbole_variants:EncodedSTAMP",
         "EncodedSASRec": "recbole_pos.model.recbole_variants:EncodedSASRec",
@@ -60,31 +58,69 @@ BASELINES = Registry(
     folder="model",
 )
 
-# The values of ``loss_type`` of the plugin's models, whose options are in ``properties/loss/``.
-LOSSES = tuple("CE SCE BCE gBCE sampled_softmax in_batch".split())
+# Values of ``loss_type`` that compare a target with some items only, which the loss chooses itself.
+# Their options are in ``properties/loss/``.
+PARTIAL_LOSSES = ("SCE", "BCE", "gBCE", "sampled_softmax", "in_batch")
+# All values of ``loss_type`` of the plugin's models.
+LOSSES = ("CE", *PARTIAL_LOSSES)
 
-# RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py).
-BUILTIN_SEQUENTIAL = list(recbole_models.SEQUENTIAL)
-BUILTIN_GENERAL = list(recbole_models.GENERAL)
-# Of these, causal ones: no state is made of newer interactions.
+# RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py),
+# with a line about each: models of histories, then models of users and items without order.
+RECBOLE_SEQUENTIAL: dict[str, str] = {
+    "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
+    "GRU4Rec": "A recurrent network over the history (Tan et al., DLRS 2016).",
+    "BERT4Rec": "Self-attention both ways, fills in masked interactions (Sun et al., CIKM 2019).",
+    "SRGNN": "A gated graph network over a session, read by attention (Wu et al., AAAI 2019).",
+    "NARM": "A recurrent network, its states weighted by attention (Li et al., CIKM 2017).",
+    "STAMP": "Attention by a session's mean and its last item (Liu et al., KDD 2018).",
+    "GCSAN": "SRGNN's graph network, then self-attention (Xu et al., IJCAI 2019).",
+    "FPMC": "Users by items, plus transitions from the last item (Rendle et al., WWW 2010).",
+    "SASRecF": "SASRec with attributes of items at the input (selected_features); no paper.",
+    "LightSANs": "Self-attention to a few latent interests (Fan et al., SIGIR 2021).",
+    "FEARec": "Self-attention in time and frequency, contrastive (Du et al., SIGIR 2023).",
+    "CORE": "A weighted mean of items, compared by cosine (Hou et al., SIGIR 2022).",
+    "GRU4RecF": "A recurrent network each for items and attributes (Hidasi et al., RecSys 2016).",
+    "FDSA": "Self-attention each over items and attributes (Zhang et al., IJCAI 2019).",
+    "NextItNet": "Dilated causal convolutions over the history (Yuan et al., WSDM 2019).",
+    "Caser": "Convolutions over the newest interactions and a user's vector (Tang et al., WSDM "
+    "2018).",
+    "SHAN": "Attention to the long history, then to the newest items (Ying et al., IJCAI 2018).",
+    "HGN": "Gates that choose features, then interactions, for each user (Ma et al., KDD 2019).",
+    "SINE": "A user's active interests from a large pool (Tan et al., WSDM 2021).",
+    "RepeatNet": "A recurrent network that repeats an item or not (Ren et al., AAAI 2019).",
+    "NPE": "A user's taste plus how items go together (Nguyen et al., IJCAI 2018).",
+    "FOSSIL": "Similarity of items plus a Markov chain (He et al., ICDM 2016).",
+}
+RECBOLE_GENERAL: dict[str, str] = {
+    "Pop": "The most popular items, the same for all users; without a paper.",
+    "ItemKNN": "The items most similar to those of the user (Aiolli et al., RecSys 2013).",
+    "BPR": "A vector for each user and item, from pairs of items (Rendle et al., UAI 2009).",
+}
+
+_NO_USE = "RecBole's computation does not use it"
+# Options that a model of RecBole's takes and does not read, and why not.
+RECBOLE_UNREAD: dict[str, dict[str, str]] = {
+    "BERT4Rec": {"target_events": "it learns masked interactions of every kind"},
+    "CORE": {"initializer_range": _NO_USE},
+    "FEARec": dict.fromkeys(
+        "n_heads attn_dropout_prob lmd lmd_sem fredom fredom_type std".split(), _NO_USE
+    ),
+    "FPMC": {"MAX_ITEM_LIST_LENGTH": "it knows the last item of a history only"},
+    "SINE": {"reg_loss_ratio": _NO_USE},
+}
+# Models of RecBole's with parameters for each user, which cannot score new users.
+READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
+# Models of RecBole's that are causal: no state is made of newer interactions.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
 # Models that count, and have no parameters for gradients to change.
 UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph RecentPop TALE".split()
-# Kinds of models by which an option may be read, as the table of options names them.
-KINDS_OF_MODELS = (
-    "custom models",
-    "the plugin's models",
-    "models of histories",
-    "models trained by gradients",
-    "models with a time-aware scheme",
-)
 
 
 def _find_owner(name: str) -> str | None:
     """Return who has the name of a model, ``US`` or RecBole; None if it is free."""
     if name in MODELS or name in BASELINES:
         return US
-    return "RecBole" if name in BUILTIN_SEQUENTIAL or name in BUILTIN_GENERAL else None
+    return "RecBole" if name in RECBOLE_SEQUENTIAL or name in RECBOLE_GENERAL else None
 
 
 # Custom models (register_model).
@@ -97,7 +133,7 @@ OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]
 
 def list_built_in() -> list[str]:
     """Return the names of the plugin's models and of RecBole's."""
-    return [*MODELS, *BASELINES, *BUILTIN_SEQUENTIAL, *BUILTIN_GENERAL]
+    return [*MODELS, *BASELINES, *RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL]
 
 
 def list_runnable() -> list[str]:
@@ -115,7 +151,8 @@ def is_on_our_base(model: str) -> bool:
 def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
     """Return of which kinds a model is, which decides the options that it can read.
 
-    A model that a user has registered counts as one that reads histories: it may.
+    The table of options (``options.yaml``) says of an option by which kinds of models it is read. A
+    model that a user has registered counts as one that reads histories and times: it may.
 
     Args:
         model: name of the model.
@@ -123,37 +160,49 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
         schemes: names of its position schemes, of which time-aware ones read when a request comes.
 
     Returns:
-        Some of ``KINDS_OF_MODELS``, such as "the plugin's models".
+        Kinds, such as "the plugin's models".
     """
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
-    # an answer for each of ``KINDS_OF_MODELS``, in their order
-    answers = (
-        is_custom,
-        is_ours,
-        model_type.name == "SEQUENTIAL" or is_custom,
-        model_type.name != "TRADITIONAL" and model not in UNTRAINED,
-        is_custom or (is_ours and reads_time),
-    )
-    return {kind for kind, is_one in zip(KINDS_OF_MODELS, answers, strict=True) if is_one}
+    is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
+    kinds = {
+        "custom models": is_custom,
+        "the plugin's models": is_ours,
+        "models of histories": is_custom or model_type.name == "SEQUENTIAL",
+        "models trained by gradients": is_trained,
+        "models with a time-aware scheme": is_custom or (is_ours and reads_time),
+    }
+    return {kind for kind, is_one in kinds.items() if is_one}
 
 
-def find_unread_options(model: str) -> dict[str, str]:
-    """Return the options for all models that one model does not read, and why not.
+def find_unread_options(model: str) -> Mapping[str, str]:
+    """Return which of the options that every model accepts one model never reads, and why.
 
-    Giving such an option to the model is refused with the reason. Classes of the plugin and of
-    users name them in their attribute ``refuses``; for RecBole's they are in
-    ``recbole_models.UNREAD``.
+    For example, a model that knows only the last item of a history does not read
+    ``MAX_ITEM_LIST_LENGTH``. A user who gives it for this model would see no effect, so the run is
+    refused with the reason.
 
     Args:
         model: name of the model.
 
     Returns:
-        Reason by name of the option.
+        Name of each such option -> the reason, as a sentence for the user.
     """
+    # classes of the plugin and of users say so themselves, in an attribute that they may lack
     if model in OURS:
-        return dict(getattr(OURS[model], "refuses", {}))
-    return recbole_models.UNREAD.get(model, {})
+        return getattr(OURS[model], "refuses", {})
+    # RecBole's classes cannot
+    return RECBOLE_UNREAD.get(model, {})
+
+
+def reads_users(name: str, model_class: type) -> bool:
+    """Return whether a model can score only the users it was trained with, not any history.
+
+    Args:
+        name: name of the model.
+        model_class: class of the model, whose attribute ``reads_users`` decides if it has one.
+    """
+    return bool(getattr(model_class, "reads_users", name in READ_USERS))
 
 
 def is_served(model: str) -> bool:
@@ -191,7 +240,7 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
         recbole_pos.run("Deep", "ml-100k", config_dict={"n_layers": 4})
     """
     _require_recommender(model)
-    # the module that calls, which other processes import to register the model again
+    # the module of the caller, one frame up, which other processes import to register the model
     module = find_importing_module(sys._getframe(1))
     # called from no module, as in a notebook: the class's own, if it can be imported from there
     if module is None and defaults is None and name in (None, model.__name__):
@@ -243,18 +292,10 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
     # the plugin's own models are there already
-    if _find_owner(name) == US and import_path(OURS[name]) == import_path(model):
-        if registered is None:
-            return
-
-    # RecBole finds its models by lower-case names of files: another one would be hidden by its own
-    is_recboles = model.__module__.partition(".")[0] == "recbole"
-    if not is_recboles and name.lower() in _find_recbole_models():
-        raise UsageError(
-            f"model {shown(name)}: RecBole has a model of this name; give {import_path(model)} "
-            f"another one, as in register_model({model.__name__}, name='My{name}')"
-        )
-
+    is_ours = _find_owner(name) == US and import_path(OURS[name]) == import_path(model)
+    if is_ours and registered is None:
+        return
+    # the defaults of the classes that it extends, then its own
     find_registration = ADDED.find_registration
     defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))
@@ -312,13 +353,6 @@ def _read_shipped(model: type) -> dict[str, Any]:
         if name := registry.find_name(model):
             return registry.defaults(name)
     return {}
-
-
-@functools.cache
-def _find_recbole_models() -> frozenset[str]:
-    """Return the names of RecBole's models in lower case."""
-    files = (find_recbole_properties().parent / "model").glob("*_recommender/[!_]*.py")
-    return frozenset(file.stem for file in files)
 
 
 def explain_unknown(name: str) -> str:

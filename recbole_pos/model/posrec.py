@@ -28,7 +28,6 @@ from recbole_pos.layers.graph import (
     Anchors,
     GRUSet2Set,
     SessionGraph,
-    average_weights,
     weigh_neighbours,
 )
 from recbole_pos.layers.hooks import Dimensions
@@ -53,16 +52,22 @@ class GraphRecommender(PosRecommender):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
-
-    def build_graphs(self, batch: SequenceBatch) -> tuple[SessionGraph, Anchors | None]:
-        """Return the graphs of a batch's sessions, and their anchors if the model has any."""
-        graph = SessionGraph.build(batch)
-        return graph, Anchors.build(graph) if self.anchors else None
+        self.has_anchors = config["anchors"]
 
     def prepare(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return a batch on the host with its graphs as ``extras``."""
-        return replace(batch, extras=self.build_graphs(batch))
+        """Return a batch whose ``extras`` are the graphs of its sessions, and their anchors.
+
+        Anchors are items that send messages to all others of the session, or None if the model has
+        none. In training the host calls this before the step.
+
+        Args:
+            batch: sessions; one that is prepared already is returned as it is.
+        """
+        if batch.extras is not None:
+            return batch
+        graph = SessionGraph.build(batch)
+        anchors = Anchors.build(graph) if self.has_anchors else None
+        return replace(batch, extras=(graph, anchors))
 
 
 class PosRec(GraphRecommender):
@@ -107,13 +112,11 @@ class PosRec(GraphRecommender):
         )
 
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
-        self.self_weight = float(config["anchor_self_weight"])
-        self.averages_messages = config["messages"] == "mean"
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         self.trm_encoder = TransformerEncoder(
             build_transformer_layer(options, Compose({})) for _ in range(config["n_layers"])
         )
-        self.dropout = Dropout(options.hidden_dropout)
+        self.dropout = Dropout(options.hidden_dropout_prob)
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 
@@ -130,25 +133,19 @@ class PosRec(GraphRecommender):
         Returns:
             [b, d].
         """
-        # the host has made the graphs before the step, in ``prepare``; a batch without them gets
-        # them now
-        # made before the step, or now
-        graph, anchors = batch.extras or self.build_graphs(batch)
+        graph, anchors = self.prepare(batch).extras
         nodes = graph.nodes
 
         # X' after the graph layers (equations 7 and 8)
         x = self.embed(nodes)  # [k, d]
-        weights = weigh_neighbours(
-            graph, graph.transitions, anchors, self.overlap, self.self_weight
-        )
-        weights = (average_weights(weights) if self.averages_messages else weights).to(x)
+        weights = weigh_neighbours(graph, graph.transitions, anchors).to(x)
         for layer in self.graph_layers:
             x = layer(x, weights, nodes)
 
         # H = Transformer(X' + P) (equation 9)
         encoded = x
-        # each encoding depends on the interactions before the node's first and after its last
-        # appearance
+        # an encoding depends on how many interactions are before the node's first appearance, on
+        # how many after its last one, and on the length of the session
         length = batch.lengths[nodes.row]
         for scheme in cast("Iterable[PositionEncoding]", self.position_embedding):
             encoded = encoded + scheme.rows(graph.first, graph.age, length)
@@ -205,10 +202,7 @@ class FGNN(GraphRecommender):
         Returns:
             [b, d].
         """
-        # the host has made the graphs before the step, in ``prepare``; a batch without them gets
-        # them now
-        # made before the step, or now
-        graph, anchors = batch.extras or self.build_graphs(batch)
+        graph, anchors = self.prepare(batch).extras
         weights = self.compute_weights(graph, anchors)
         x = self.embed(graph.nodes)
         for layer_index, layer in enumerate(self.graph_layers):
@@ -230,8 +224,8 @@ class FGNN(GraphRecommender):
         Returns:
             [b, n, n], with n nodes in the largest session.
         """
-        by_side = weigh_neighbours(graph, graph.transitions, anchors, self.overlap, self_weight=0.0)
-        incoming = by_side[:, 0]  # from nodes before; FGNN does not attend to nodes after
+        # FGNN attends to the nodes before (N_in), not to those after
+        incoming, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)
 
         # an edge of weight 1 from every node to itself, padding too, unless it has one
         is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)

@@ -29,12 +29,7 @@ from recbole.model.sequential_recommender.stamp import STAMP
 from torch import Tensor, nn
 
 from recbole_pos.data.dataset import Dataset
-from recbole_pos.layers.graph import (
-    Anchors,
-    SessionGraph,
-    average_weights,
-    weigh_neighbours,
-)
+from recbole_pos.layers.graph import Anchors, SessionGraph, weigh_neighbours
 from recbole_pos.layers.hooks import Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import build_row_encodings
@@ -95,51 +90,41 @@ class ZeroPositionEmbedding(nn.Module):
         return 0.0
 
 
-class EncodedSTAMP(_Trimmed, STAMP):
+class _Encoded(_Trimmed):
+    """Mixin that adds the encodings of the option ``position`` to the items of a session."""
+
+    item_embedding: nn.Embedding
+
+    def __init__(self, config: Options, dataset: Dataset) -> None:
+        """Build RecBole's model, then wrap its item vectors in one that adds encodings.
+
+        Args:
+            config: options of the model; ``position`` names the encodings.
+            dataset: training part of a dataset.
+        """
+        super().__init__(config, dataset)
+        dimensions = Dimensions(
+            max_length=self.max_seq_length,
+            hidden_size=self.item_embedding.embedding_dim,
+            n_heads=1,
+            initializer_range=config["initializer_range"],
+        )
+        schemes = build_row_encodings(config["position"], dimensions, config)
+        self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
+
+
+class EncodedSTAMP(_Encoded, STAMP):
     """RecBole's STAMP with encodings of positions added to the session's items (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
-    item_embedding: nn.Embedding
 
-    def __init__(self, config: Options, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
-        schemes = _build_encodings(config, self.max_seq_length, self.embedding_size)
-        self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
-
-
-class EncodedSASRec(_Trimmed, SASRec):
+class EncodedSASRec(_Encoded, SASRec):
     """RecBole's SASRec with other encodings of positions than its own (Qiu et al.,
     "Exploiting Positional Information for Session-based Recommendation", TOIS 2021, Table 3)."""
 
-    item_embedding: nn.Embedding
-
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        schemes = _build_encodings(config, self.max_seq_length, self.hidden_size)
-        self.item_embedding = EncodedEmbedding(self.item_embedding, schemes)
         self.position_embedding = ZeroPositionEmbedding()
-
-
-def _build_encodings(config: Options, max_length: int, d: int) -> nn.ModuleList:
-    """Build the position schemes that a model adds to its input, from the option ``position``.
-
-    A position scheme is a module that tells a model about the order of interactions.
-
-    Args:
-        config: options of the model and of its schemes.
-        max_length: most interactions of a history.
-        d: size of the vectors.
-
-    Returns:
-        Modules whose ``rows`` gives the encodings of positions.
-    """
-    dimensions = Dimensions(
-        max_length=max_length,
-        hidden_size=d,
-        n_heads=1,
-        initializer_range=config["initializer_range"],
-    )
-    return build_row_encodings(config["position"], dimensions, config)
 
 
 class _Anchored(_Trimmed):
@@ -147,8 +132,7 @@ class _Anchored(_Trimmed):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
-        self.anchors, self.overlap = config["anchors"], config["anchor_overlap"]
-        self.self_weight = float(config["anchor_self_weight"])
+        self.has_anchors = config["anchors"]
 
     def _get_slice(self, item_seq: Tensor) -> tuple[Tensor, ...]:
         """Return the graphs of sessions in the form of RecBole's method, without its slow loop.
@@ -165,20 +149,18 @@ class _Anchored(_Trimmed):
         lengths = is_real.sum(1)
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)
         graph = SessionGraph.build(batch)
-        anchors = Anchors.build(graph) if self.anchors else None
-        edges = graph.transitions.clamp(max=1)
-        weights = weigh_neighbours(graph, edges, anchors, self.overlap, self.self_weight)
-        weights = average_weights(weights).to(self.item_embedding.weight)
+        anchors = Anchors.build(graph) if self.has_anchors else None
+        weights = weigh_neighbours(graph, graph.transitions.clamp(max=1), anchors)
+        # divided by the sum of what a node receives, by each side, as SR-GNN does
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo().tiny)
+        weights = weights.to(self.item_embedding.weight)
         incoming, outgoing = weights.unbind(1)
 
         # the node of each interaction, back in padded rows
         alias = torch.zeros_like(item_seq)
         alias[batch.row, batch.index] = graph.nodes.index[graph.alias]
-        return (
-            alias,
-            torch.cat((incoming, outgoing), 2),
-            graph.nodes.pad(graph.nodes.items, "start"),
-        )
+        items = graph.nodes.pad(graph.nodes.items, "start")
+        return alias, torch.cat((incoming, outgoing), 2), items
 
 
 class AnchoredSRGNN(_Anchored, SRGNN):

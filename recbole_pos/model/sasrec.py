@@ -17,11 +17,7 @@ from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import check_clock, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
-from recbole_pos.layers.forward import (
-    BlockOptions,
-    TransformerEncoder,
-    encode_by_attention,
-)
+from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, encode_by_attention
 from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
@@ -81,7 +77,7 @@ class PosSASRec(PosRecommender):
 
         # of the input with post-norm, of the output with pre-norm (FPARec, equation 9)
         self.LayerNorm = nn.LayerNorm(d, eps=options.layer_norm_eps)
-        self.dropout = Dropout(options.hidden_dropout)
+        self.dropout = Dropout(options.hidden_dropout_prob)
         self.pre_norm = options.norm == "pre"
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from recbole_pos.data.attributes import read_feature_names, read_features
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
-from recbole_pos.layers.features import (
-    BinnedField,
-    EventFeatures,
-    ItemFeatures,
-    PeriodicField,
-    TokenField,
-)
+from recbole_pos.layers.features import EventFeatures, ItemFeatures, PeriodicField, TokenField
 from recbole_pos.values import Options
 
 
@@ -71,14 +65,13 @@ def _build_embeddings(
 ) -> dict[str, nn.Module]:
     """Build the module that embeds the values of each field as vectors.
 
-    Tokens, such as brands, get a learned vector each; numbers are embedded in bins or by waves.
+    Tokens, such as brands, get a learned vector each; numbers are embedded by sines and cosines.
 
     Args:
-        config: options; ``numeric_embedding`` says how numbers are embedded: in bins, or by sines
-            and cosines.
+        config: options of the model.
         dataset: has the tokens of fields.
-        columns: values [n] or [n, s] of each field, to which bins or standardisation of numbers are
-            fitted; None if they are not known, as when a run is loaded.
+        columns: values [n] or [n, s] of each field, by which numbers are standardised; None if they
+            are not known, as when a run is loaded.
 
     Returns:
         Module by name of the field.
@@ -93,9 +86,5 @@ def _build_embeddings(
             continue
 
         numbers = np.empty(0) if column is None else column.double().numpy()
-        numbers = numbers[np.isfinite(numbers)]
-        if config["numeric_embedding"] == "binned":
-            embeddings[name] = BinnedField(numbers, config["numeric_bins"], size, std)
-        else:
-            embeddings[name] = PeriodicField(numbers, size)
+        embeddings[name] = PeriodicField(numbers[np.isfinite(numbers)], size)
     return embeddings

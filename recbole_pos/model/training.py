@@ -58,14 +58,14 @@ class NativeAdapter(RecBoleAdapter):
     def requirements(self) -> BatchRequirements:
         """Return what batches the model needs, as its attributes say.
 
-        They are windows of histories without padding, with times, requests (when the next item is
-        asked for) or rows of the log where the model reads them. ``prepare`` and ``pack`` are
-        functions that the loader calls on the host, while the device trains on the batch before:
-        the first computes what a model reads beside the batch, such as graphs, the second makes
-        batches of RecBole's rows.
+        A window is a part of a history, without padding, in which many items are targets. Windows
+        have times, requests (when the next item is asked for) or rows of the log where the model
+        reads them. ``prepare`` and ``pack`` are functions that the loader calls on the host, while
+        the device trains on the batch before: the first computes what a model reads beside the
+        batch, such as graphs, the second makes batches of RecBole's rows.
         """
         model = self.model
-        # a custom loss of rows may read fields that a packed batch does not have
+        # a user's loss of rows may read fields that a packed batch does not have
         has_own_row_loss = type(model).calculate_loss is not PosRecommender.calculate_loss
         return BatchRequirements(
             windows=True,
@@ -82,8 +82,7 @@ class NativeAdapter(RecBoleAdapter):
 
     def _pack_rows(self, rows: Interaction) -> SequenceBatch:
         """Return RecBole's rows as a batch, prepared on the host."""
-        batch: SequenceBatch = self.model.prepare(self.model.pack(rows))
-        return batch
+        return self.model.prepare(self.model.pack(rows))
 
     def can_compile(self) -> bool:
         model, config = self.model, self.config
@@ -95,7 +94,7 @@ class NativeAdapter(RecBoleAdapter):
         """Return the loss of the model as a function of a batch.
 
         A user's class may define the loss of rows (``calculate_loss``), that of windows
-        (``window_loss``), or none; the class furthest down that defines one decides.
+        (``window_loss``), or none. Of several classes that define one the most derived decides.
 
         Args:
             packed: whether batches are windows, with many targets, and not rows with one each.
@@ -107,21 +106,24 @@ class NativeAdapter(RecBoleAdapter):
             UsageError: for windows if a user's class defines ``calculate_loss``, the loss of rows,
                 and inherits ``window_loss``: training would not use what it defines.
         """
-        # the most derived class that defines one of both
-        losses = {"window_loss", "calculate_loss"}
-        newest = next(cls for cls in type(self.model).__mro__ if vars(cls).keys() & losses)
-        if packed and "window_loss" not in vars(newest):
-            raise UsageError(
-                f"augmentation: {newest.__name__} defines calculate_loss, the loss of rows with "
-                "one target; set augmentation: prefix, or define window_loss, the loss of windows"
-            )
-        return self._window_loss if packed else self._row_loss
+        if not packed:
+            return self._row_loss
+        # Python looks a method up in these classes in this order: the model's, then its bases
+        for cls in type(self.model).__mro__:
+            if "window_loss" in vars(cls):
+                break
+            if "calculate_loss" in vars(cls):
+                raise UsageError(
+                    f"augmentation: {cls.__name__} defines calculate_loss, the loss of rows with "
+                    "one target; set augmentation: prefix, or define window_loss, that of windows"
+                )
+        return self._window_loss
 
-    def _row_loss(self, rows: Any) -> Tensor:
-        """Return the loss of rows, which the loader packs as windows for a device."""
-        is_packed = isinstance(rows, SequenceBatch)
-        loss: Tensor = (self.model.window_loss if is_packed else self.model.calculate_loss)(rows)
-        return loss
+    def _row_loss(self, rows: Interaction | SequenceBatch) -> Tensor:
+        """Return the loss of rows; for a device the loader has made windows of them."""
+        if isinstance(rows, SequenceBatch):
+            return self.model.window_loss(rows)
+        return self.model.calculate_loss(rows)
 
     def find_kept_table(self) -> nn.Parameter | None:
         """Return the table of item vectors if its gradient should be kept from step to step.
@@ -132,10 +134,10 @@ class NativeAdapter(RecBoleAdapter):
         Returns:
             The weights [items, d], or None.
         """
-        embedding = self.model.item_embedding
-        if not isinstance(embedding, ItemTable) or embedding.parts:  # more than a table of ids
+        table: Any = self.model.item_embedding
+        if not isinstance(table, ItemTable) or table.parts:  # more than a table of ids
             return None
-        weight: nn.Parameter = self.model.item_embedding.weight
+        weight: Any = table.weight
         is_large_on_cpu = weight.nbytes > LARGE and weight.device.type == "cpu"
         touches_few_rows = self.config["loss_type"] != "CE"  # cross-entropy touches all of them
         return weight if weight.requires_grad and is_large_on_cpu and touches_few_rows else None
@@ -194,10 +196,10 @@ def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
     """
     items = batch.pad(batch.items, "start")  # padded on the right, as RecBole's histories
 
-    def gather_all(output: Tensor, _newest: Tensor) -> Tensor:
-        return batch.take_queries(batch.unpad(output, "start"))
-
-    model.gather_indexes = gather_all  # hides the method of the class
+    # An attribute of the object hides the method of its class. RecBole's takes the output of the
+    # last layer [b, t, d] and the index of the newest interaction; this one returns the states at
+    # all queries.
+    model.gather_indexes = lambda output, newest: batch.take_queries(batch.unpad(output, "start"))
     try:
         return model(items, batch.lengths)
     finally:
@@ -266,6 +268,6 @@ def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
     # RecBole's own class, not a custom one of the same name
-    is_recboles = type(model).__module__.startswith("recbole.model.")
-    adapter_class = ADAPTERS.get(type(model).__name__) if is_recboles else None
-    return (adapter_class or RecBoleAdapter)(config, model)
+    if type(model).__module__.startswith("recbole.model."):
+        return ADAPTERS.get(type(model).__name__, RecBoleAdapter)(config, model)
+    return RecBoleAdapter(config, model)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,11 +23,6 @@ from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
 
 SUFFIXES = (".inter", ".item", ".user")  # RecBole's files of interactions, items and users
-# What a recipe may raise for a file that is damaged, or another than it expects.
-_UNREADABLE = (
-    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, SyntaxError),
-    *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
-)
 
 
 def build(
@@ -62,16 +55,15 @@ def build(
     reporter = Reporter(verbose)
     folder = Path(data_path) / name
     paths = [Path(file) for file in files]
-    _require_files(public, paths)  # all are given, and exist
+    _require_files(public, paths)
     if list_dataset_files(folder, name) and not overwrite:
         raise UsageError(f"data: {folder} holds a dataset already; --overwrite replaces it")
 
     # Read the raw files. Some editions of a dataset lack the values of a column, which is left out.
     tables = _read_raw(public, paths, reporter)
-    filled: set[str] = set()
-    for frame in (tables.interactions, tables.items, tables.users):
-        if frame is not None:
-            filled |= {column for column in frame if any(map(bool, frame[column].dropna()))}
+    frames = [x for x in (tables.interactions, tables.items, tables.users) if x is not None]
+    # columns with a value; an empty list is none
+    filled = {name for frame in frames for name in frame if frame[name].dropna().map(bool).any()}
 
     # Convert them in a temporary folder, then let the result replace the dataset in one step.
     user, item, time = tables.interactions.columns[:3]
@@ -93,8 +85,8 @@ def build(
             verbose=False,
         )
         with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
-            for suffix in SUFFIXES:
-                if (file := Path(temporary) / name / f"{name}{suffix}").is_file():
+            for file in Path(temporary, name).iterdir():
+                if file.suffix in SUFFIXES:
                     shutil.move(file, new_folder / file.name)
             shutil.copyfile(public.yaml, new_folder / public.yaml.name)
 
@@ -158,7 +150,7 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
     with reporter.task(f"reading {names}"):
         try:
             return RECIPES[public.recipe](*files)
-        except _UNREADABLE as error:
+        except Exception as error:  # of any kind, where a file is damaged or another one
             raise UsageError(
                 f"data: {names} cannot be read as {' '.join(public.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"

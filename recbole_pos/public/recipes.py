@@ -56,28 +56,24 @@ def read_movielens(file: Path) -> Tables:
     Returns:
         Ratings as interactions; movies with title, year and genres; users in MovieLens-1M.
     """
+    columns = {
+        "ratings": ["user_id", "item_id", "rating", "timestamp"],
+        "movies": ["item_id", "title", "genres"],
+        "users": ["user_id", "gender", "age", "occupation", "zip_code"],
+    }
+    frames: dict[str, pd.DataFrame] = {}
     with zipfile.ZipFile(file) as archive:
-        members = {Path(name).name: name for name in archive.namelist()}
-
-        def read_member(stem: str, columns: list[str]) -> pd.DataFrame:
-            """Return a table of the archive as a frame of text.
-
-            Args:
-                stem: name of its file without the suffix, which is .csv, or .dat in MovieLens-1M.
-                columns: names for its columns, in the place of a header.
-            """
-            if f"{stem}.csv" in members:
-                with archive.open(members[f"{stem}.csv"]) as member:
-                    return _read_cells(member, names=columns, header=0)
-            # A separator of several characters would need pandas' slow parser.
-            text = archive.read(members[f"{stem}.dat"]).decode("latin-1").replace("::", "\t")
-            return _read_cells(io.StringIO(text), names=columns, sep="\t", quoting=csv.QUOTE_NONE)
-
-        ratings = read_member("ratings", ["user_id", "item_id", "rating", "timestamp"])
-        items = read_member("movies", ["item_id", "title", "genres"])
-        users = None
-        if "users.dat" in members:
-            users = read_member("users", ["user_id", "gender", "age", "occupation", "zip_code"])
+        for name in archive.namelist():
+            stem, suffix = Path(name).stem, Path(name).suffix
+            if stem in columns and suffix == ".csv":
+                with archive.open(name) as member:
+                    frames[stem] = _read_cells(member, names=columns[stem], header=0)
+            elif stem in columns and suffix == ".dat":
+                # A separator of several characters would need pandas' slow parser.
+                text = io.StringIO(archive.read(name).decode("latin-1").replace("::", "\t"))
+                plain = {"sep": "\t", "quoting": csv.QUOTE_NONE}
+                frames[stem] = _read_cells(text, names=columns[stem], **plain)
+    ratings, items, users = frames["ratings"], frames["movies"], frames.get("users")
 
     # "Toy Story (1995)" becomes the title "Toy Story" and the year "1995".
     title_and_year = items["title"].str.extract(r"^(?P<title>.*?)\s*\((?P<year>\d{4})\)\s*$")
@@ -87,8 +83,8 @@ def read_movielens(file: Path) -> Tables:
         genre=items["genres"].replace("(no genres listed)", "").str.split("|"),
     ).drop(columns="genres")
 
-    kinds = dict.fromkeys(("title", "release_year", "gender", "age", "occupation"), "token")
-    kinds |= {"zip_code": "token", "genre": "token_seq", "rating": "float"}
+    kinds = dict.fromkeys(["title", "release_year", *columns["users"][1:]], "token")
+    kinds |= {"genre": "token_seq", "rating": "float"}
     return Tables(ratings[[*_COLUMNS, "rating"]], items, users, kinds)
 
 
@@ -229,11 +225,17 @@ def read_zvuk(plays: Path) -> Tables:
     return Tables(interactions.assign(timestamp=_to_seconds(raw["datetime"]))[_COLUMNS])
 
 
-# Name in the yaml of a dataset, such as movielens -> function that reads its files.
+# Name in the yaml of a dataset -> function that reads its files.
 RECIPES: dict[str, Callable[..., Tables]] = {
-    recipe.__name__.removeprefix("read_"): recipe
-    for recipe in (read_movielens, read_amazon, read_yelp, read_diginetica)
-    + (read_yoochoose, read_gowalla, read_foursquare, read_yambda, read_zvuk)
+    "movielens": read_movielens,
+    "amazon": read_amazon,
+    "yelp": read_yelp,
+    "diginetica": read_diginetica,
+    "yoochoose": read_yoochoose,
+    "gowalla": read_gowalla,
+    "foursquare": read_foursquare,
+    "yambda": read_yambda,
+    "zvuk": read_zvuk,
 }
 
 

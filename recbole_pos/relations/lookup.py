@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,9 +34,8 @@ from recbole_pos.relations.tables import (
     TIME,
     Relation,
     RelationTable,
-    build_table,
     build_user_table,
-    describe_empty,
+    relate_classes,
 )
 
 
@@ -82,17 +81,14 @@ class PackedSequences:
         The chains of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1 become
         0, 0, 1, 2, 3, so that no row of one is taken for the past of a row of the other.
         """
-        next_chain = self.chain[-1] + 1 if len(self.chain) else 0
-        other = replace(other, chain=other.chain + next_chain)
-
-        names = [field.name for field in fields(self)]
-        joined = {name: np.append(getattr(self, name), getattr(other, name)) for name in names}
-        return PackedSequences(**joined)
-
-    @property
-    def row(self) -> np.ndarray:
-        """[m] int64 row of each interaction."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+        next_chain = self.chain.max(initial=-1) + 1
+        return PackedSequences(
+            np.append(self.events, other.events),
+            np.append(self.lengths, other.lengths),
+            np.append(self.chain, other.chain + next_chain),
+            np.append(self.is_source, other.is_source),
+            np.append(self.is_predicted, other.is_predicted),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,13 +116,10 @@ class TableRelation:
             lookup: the log, how many relations to keep, and whether other users are read.
             order: which interactions of the batch each one may read.
         """
-        # the class of each interaction, 0 for none: a history from outside the log has no fields
-        group = self.table.group
-        if self.is_of_items:
-            group = group[lookup.items[events]]
-        else:
-            group = take_or_fill(group, events, 0)
-
+        # the class of each interaction, 0 for none: a history from outside the log has no fields,
+        # and the index of its interactions is past the last one of the log
+        entities = lookup.items[events] if self.is_of_items else events
+        group = take_or_fill(self.table.group, entities, 0)
         across_users = self.across_users and lookup.across_users
         return top_relations(self.table, group, order, lookup.top_k, across_users)
 
@@ -175,11 +168,14 @@ class NumberRelation:
             lookup: the log, and how many relations to keep.
             order: which interactions belong to one sequence (``order.chain``).
         """
-        values = self.read_numbers(events, lookup)
         # positions and times never fall along a user's history, so only the nearest are compared
-        is_rising = self.origin in (POSITION, TIME)
         return top_differences(
-            values, order.chain, lookup.top_k, self.scales, self.max_back, is_rising
+            self.read_numbers(events, lookup),
+            order.chain,
+            lookup.top_k,
+            self.scales,
+            self.max_back,
+            is_rising=self.origin in (POSITION, TIME),
         )
 
 
@@ -275,12 +271,11 @@ class RelationLookup:
         # for validation and test: ``train_end`` is the row after the user's last of training.
         num_trained = np.bincount(users[is_trained], minlength=len(self.offsets) - 1)
         self.train_end = self.offsets[:-1] + num_trained
-        self.notices: list[str] = []  # to report before training
 
         of_users = [relation for relation in relations if relation.is_of_users]
         of_heads = [relation for relation in relations if not relation.is_of_users]
         self.heads = [self._build_relation(relation, dataset) for relation in of_heads]
-        self.user_table = build_user_table(of_users, dataset, self.notices)
+        self.user_table = build_user_table(of_users, dataset)
 
     def _build_relation(
         self, relation: Relation, dataset: Dataset
@@ -289,25 +284,21 @@ class RelationLookup:
 
         Positions, times and number fields of interactions are compared by their difference in
         every batch. For all other fields the relation of two values is computed here, once, into a
-        table. A field without any value adds a message to ``notices``.
+        table.
 
         Args:
             relation: a relation of the option ``relations``, not one of users.
             dataset: where the values of its field are read.
         """
-        origin, scales = relation.table, relation.scales
+        origin = relation.table  # file of the field, or position or time
         if origin in (POSITION, TIME):
-            return NumberRelation(origin, scales, self.max_length)
-
+            return NumberRelation(origin, relation.scales, self.max_length)
         if origin == "inter" and relation.kind == "numerical":
             values = read_column(relation.field, origin, dataset)
-            if not np.isfinite(values).any():
-                self.notices.append(describe_empty(relation, dataset))
-            return NumberRelation(origin, scales, self.max_length, values)
+            return NumberRelation(origin, relation.scales, self.max_length, values)
 
-        table = build_table(relation, dataset, self.notices)
-        across_users = relation.scope == "batch"
-        return TableRelation(table, across_users, is_of_items=origin == "item")
+        table = RelationTable.from_matrix(*relate_classes(relation, dataset))
+        return TableRelation(table, relation.scope == "batch", is_of_items=origin == "item")
 
     def with_histories(
         self, items: np.ndarray, lengths: np.ndarray, times: np.ndarray | None
@@ -403,9 +394,8 @@ class RelationLookup:
 
         events = gather_index(start, sizes)
         is_source = np.full(len(events), is_bank)
-        return PackedSequences(
-            events, lengths, chain, is_source, np.full(len(lengths), not is_bank)
-        )
+        is_predicted = np.full(len(lengths), not is_bank)
+        return PackedSequences(events, lengths, chain, is_source, is_predicted)
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
         """Return the training histories that predictions for other users read (the bank).
@@ -435,7 +425,8 @@ class RelationLookup:
             rows: the sequences of the batch, with m interactions.
             rng: generator of the random arrival times.
         """
-        events, row = rows.events, rows.row
+        events = rows.events
+        row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)  # of each interaction
         if self.clock == "time_respecting":
             arrival = self.times[events]
         else:
@@ -594,4 +585,4 @@ def _stack(
     reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
     source = np.concatenate([edges.source for edges in heads])
     weight = np.concatenate([_normalise(edges, m) for edges in heads])
-    return SparseProduct.build(reader, source, weight, len(heads) * m, m, device, dtype)
+    return SparseProduct.build(reader, source, weight, (len(heads) * m, m), device, dtype)

@@ -23,18 +23,14 @@ class SparseProduct:
     twentieth of the time of torch's own sparse product on a CPU.
 
     Attributes:
-        index, weight: [E] column and value of each entry, row by row.
-        offset: [rows] index of the first entry of each row.
-        back_index, back_weight: [E] row and value of each entry, column by column.
-        back_offset: [cols] index of the first entry of each column.
+        by_row: column and value of each of the E entries, row by row, [E] both, and the index of
+            the first entry of each row [rows].
+        by_column: row and value of each entry, column by column, and the index of the first entry
+            of each column [cols].
     """
 
-    index: Tensor
-    offset: Tensor
-    weight: Tensor
-    back_index: Tensor
-    back_offset: Tensor
-    back_weight: Tensor
+    by_row: tuple[Tensor, Tensor, Tensor]
+    by_column: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
     def build(
@@ -42,38 +38,31 @@ class SparseProduct:
         row: np.ndarray,
         col: np.ndarray,
         weight: np.ndarray,
-        num_rows: int,
-        num_cols: int,
+        shape: tuple[int, int],
         device: torch.device,
         dtype: torch.dtype,
     ) -> SparseProduct:
-        """Build the sparse matrix [num_rows, num_cols] from its E entries that are not zero.
+        """Build a sparse matrix from its E entries that are not zero.
 
         Args:
             row, col, weight: [E] row, column and value of each entry, sorted by row.
-            num_rows, num_cols: shape of the matrix.
+            shape: numbers of rows and columns.
             device: where the tensors of the matrix are put.
             dtype: type of the values.
 
         Returns:
             The entries by row, for the product, and once more by column, for its gradient.
         """
-
-        def compute_offsets(index: np.ndarray, size: int) -> Tensor:
-            """Return [size] the index of the first entry of each row (or column)."""
-            # rows 0, 0, 2 of a matrix with 3 rows: counts 2, 0, 1 give the offsets 0, 2, 2
-            counts = np.bincount(index, minlength=size)
-            return torch.from_numpy(np.cumsum(counts) - counts).to(device)
-
         by_col = np.argsort(col, kind="stable")
-        return cls(
-            torch.from_numpy(col).to(device),
-            compute_offsets(row, num_rows),
-            torch.from_numpy(weight).to(device, dtype),
-            torch.from_numpy(row[by_col]).to(device),
-            compute_offsets(col, num_cols),
-            torch.from_numpy(weight[by_col]).to(device, dtype),
-        )
+        sorted_entries = (row, col, weight), (col[by_col], row[by_col], weight[by_col])
+        parts = []
+        for (major, minor, values), size in zip(sorted_entries, shape, strict=True):
+            # rows 0, 0, 2 of a matrix with 3 rows: counts 2, 0, 1 give the first entries 0, 2, 2
+            counts = np.bincount(major, minlength=size)
+            first = torch.from_numpy(np.cumsum(counts) - counts).to(device)
+            index = torch.from_numpy(minor).to(device)
+            parts.append((index, torch.from_numpy(values).to(device, dtype), first))
+        return cls(*parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product [rows, d] with x [cols, d]."""
@@ -86,20 +75,19 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: SparseProduct) -> Tensor:
         ctx.matrix = matrix
-        return _sum_rows(matrix.index, matrix.offset, matrix.weight, x)
+        return _sum_rows(x, *matrix.by_row)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        matrix = ctx.matrix
-        return _sum_rows(matrix.back_index, matrix.back_offset, matrix.back_weight, grad), None
+        return _sum_rows(grad, *ctx.matrix.by_column), None
 
 
-def _sum_rows(index: Tensor, offset: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+def _sum_rows(x: Tensor, index: Tensor, weight: Tensor, first: Tensor) -> Tensor:
     """Return the product [rows, d] of a sparse matrix with x [cols, d].
 
-    ``index`` and ``weight`` [E] are column and value of each entry, row by row, and ``offset``
+    ``index`` and ``weight`` [E] are column and value of each entry, row by row, and ``first``
     [rows] says which entry is the first of each row.
     """
     weight = weight.to(x.dtype)
-    return F.embedding_bag(index, x.contiguous(), offset, mode="sum", per_sample_weights=weight)
+    return F.embedding_bag(index, x.contiguous(), first, mode="sum", per_sample_weights=weight)

@@ -9,9 +9,9 @@ are built once (scipy.sparse) and looked up in every batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Relation:
         return self.table == "user"
 
 
-def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
+def read_relations(entries: Sequence[Any], dataset: Dataset) -> list[Relation]:
     """Read the option ``relations``, which says by which fields interactions are related.
 
     Args:
@@ -82,10 +82,6 @@ def read_relations(entries: Any, dataset: Dataset) -> list[Relation]:
     Raises:
         UsageError: for what is not a relation of a loaded field, or for a field given twice.
     """
-    if not isinstance(entries, (list, tuple)):
-        raise UsageError(
-            f"relations: expected a list such as [{{field: brand}}], found {shown(entries)}"
-        )
     relations: list[Relation] = []
     for entry in entries:
         relation = _read_entry(entry, dataset)
@@ -108,8 +104,8 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
         UsageError: if a key, field, scope, condition or scale is not possible.
     """
     entry = {"field": entry} if isinstance(entry, str) else entry
-    unknown = [key for key in entry if key not in KEYS] if isinstance(entry, Mapping) else []
-    if unknown or not isinstance(entry, Mapping) or not isinstance(entry.get("field"), str):
+    has_field = isinstance(entry, Mapping) and isinstance(entry.get("field"), str)
+    if not has_field or set(entry) - set(KEYS):
         raise UsageError(
             f"relations: expected entries such as {{field: brand}}, with the keys "
             f"{', '.join(KEYS)}; found {shown(entry)}"
@@ -117,9 +113,8 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
     field = entry["field"]
     location = f"relations: {field}"
-    table = _find_table(field, dataset)
+    table, kind = _find_source(field, dataset)
     field = dataset.time_field if table == TIME else field
-    kind = _find_kind(field, table, dataset, location)
 
     scope = entry.get("scope", "batch" if table in TABLES else "sequence")
     check_choice(f"{location}: scope", scope, ("sequence", "batch"))
@@ -135,52 +130,39 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     return Relation(field, kind, scope, table, within, scales)
 
 
-def _find_table(field: str, dataset: Dataset) -> str:
-    """Return where the values of a field come from.
+def _find_source(field: str, dataset: Dataset) -> tuple[str, str]:
+    """Return which table has the values of a field, and whether they are categories or numbers.
 
     Args:
-        field: name of a field, as given in the option ``relations``.
-        dataset: says which fields exist, and in which file.
+        field: name of a field, as given in the option ``relations``. A field of the dataset is
+            preferred to the built-in ones, time and position.
+        dataset: says which fields exist, in which file and of which type.
 
     Returns:
-        The file of the dataset that has it (item, user or inter); ``TIME`` for the time field; or
-        the name itself for the built-in fields time and position. If the dataset has a field of
-        that name, it is taken instead of the built-in one.
+        The file of the dataset that has it (item, user or inter), or ``TIME`` or ``POSITION``; and
+        ``categorical`` for tokens or ``numerical`` for floats.
 
     Raises:
-        UsageError: if there is no such field.
+        UsageError: if there is no such field, if it is an id of users or items or of another type,
+            or if it is always empty.
     """
     table = map_fields_to_tables(dataset).get(field)
-    if table is not None:
-        return TIME if field == dataset.time_field else table
-    if field in (POSITION, TIME):
-        return field
-    raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
+    if table is None and field in (POSITION, TIME):
+        return field, "numerical"
+    if table is None:
+        raise UsageError(f"relations: {explain_not_loaded(field, dataset, (POSITION, TIME))}")
+    if field == dataset.time_field:
+        return TIME, "numerical"
 
-
-def _find_kind(field: str, table: str, dataset: Dataset, location: str) -> str:
-    """Return whether a field is ``categorical`` (tokens) or ``numerical`` (floats), by its type.
-
-    Args:
-        field: name of the field.
-        table: where it comes from, see :func:`_find_table`; position and time are numerical.
-        dataset: has the types of fields.
-        location: where the user has given the field, for the message.
-
-    Raises:
-        UsageError: for ids of users or items, other types, and fields that are always empty.
-    """
-    if table in (POSITION, TIME):
-        return "numerical"
     kinds = {"token": "categorical", "token_seq": "categorical", "float": "numerical"}
     field_type = dataset.kinds[field]
     if field in (dataset.uid_field, dataset.iid_field) or field_type not in kinds:
         raise UsageError(
-            f"{location}: relations are made of token, token_seq or float fields, and not of the "
-            f"ids of users or items; the field has type {field_type}"
+            f"relations: {field}: relations are made of token, token_seq or float fields, and not "
+            f"of the ids of users or items; the field has type {field_type}"
         )
     require_values(field, dataset, "relations: ")
-    return kinds[field_type]
+    return table, kinds[field_type]
 
 
 def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> str | None:
@@ -220,7 +202,7 @@ def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[flo
         scales: a number above 0, a list of such, or None for the default: an hour and a day in
             seconds for times, 1 for other numbers.
         kind: kind of the field; a categorical one has no differences and no scales.
-        table: where the field comes from, see :func:`_find_table`.
+        table: where the field comes from: a file of the dataset, ``TIME`` or ``POSITION``.
         location: where the user has given it, for the message.
 
     Raises:
@@ -311,14 +293,15 @@ def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     rows = np.sort(rows, 1)
 
     # equal rows are a class; an empty row first, so that entities without a token get class 0
-    rows = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
+    rows = np.pad(rows, ((1, 0), (0, 0)))
     classes, group = np.unique(rows, axis=0, return_inverse=True)
 
-    # the matrix, from the places of tokens that are no padding
+    # the matrix has an entry for each token of a class that is no padding
     class_index, column_index = np.nonzero(classes)
     token = classes[class_index, column_index]
-    shape = len(classes), int(token.max(initial=0)) + 1
-    hot = sp.csr_matrix((np.ones(len(token)), (class_index, token)), shape=shape)
+    num_tokens = int(token.max(initial=0)) + 1
+    entries = np.ones(len(token)), (class_index, token)
+    hot = sp.csr_matrix(entries, shape=(len(classes), num_tokens))
     return group.reshape(-1)[1:], hot
 
 
@@ -339,8 +322,8 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     return (hot @ hot.T).tocsr()
 
 
-def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """Return how many tokens the two classes of each pair share.
+def count_shared_tokens(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """Return how many tokens the two classes of each pair share (AttrFormer, equation 10).
 
     A class is one set of tokens, such as the categories of an item. Pairs are taken
     ``PAIRS_AT_ONCE`` at a time, which bounds the memory.
@@ -352,19 +335,17 @@ def dot_products(hot: sp.csr_matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray
     Returns:
         [n] float64.
     """
-    products = []
-    # one round even without pairs, so that there is something to join
-    for start in range(0, max(len(i), 1), PAIRS_AT_ONCE):
+    num_shared = np.empty(len(i))
+    for start in range(0, len(i), PAIRS_AT_ONCE):
         pairs = slice(start, start + PAIRS_AT_ONCE)
-        products.append(hot[i[pairs]].multiply(hot[j[pairs]]).sum(1))
-    return np.asarray(np.concatenate(products)).reshape(-1)
+        in_both = hot[i[pairs]].multiply(hot[j[pairs]])  # 1 for each shared token
+        num_shared[pairs] = np.asarray(in_both.sum(1)).ravel()
+    return num_shared
 
 
 def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
     """Return exp(-|z_i - z_j| / r_norm), the mean over all r_norm (equation 10, appendix A.2)."""
-    difference = np.abs(difference)
-    terms = [np.exp(-difference / scale) for scale in scales]
-    return sum(terms[1:], terms[0]) / len(terms)
+    return sum(np.exp(-np.abs(difference) / scale) for scale in scales) / len(scales)
 
 
 def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -472,21 +453,7 @@ def _require_few_pairs(pairs: float, name: str) -> None:
         )
 
 
-def build_table(relation: Relation, dataset: Dataset, notices: list[str]) -> RelationTable:
-    """Return the table of classes of a field and how they are related (AttrFormer, equation 10).
-
-    Args:
-        relation: an entry of the option ``relations``, but not a numerical one of interactions,
-            which has no table.
-        dataset: dataset with the fields and the log.
-        notices: messages to show before training; one is added if the field has no values.
-    """
-    return RelationTable.from_matrix(*_relate_classes(relation, dataset, notices))
-
-
-def build_user_table(
-    relations: Sequence[Relation], dataset: Dataset, notices: list[str]
-) -> RelationTable | None:
+def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> RelationTable | None:
     """Return the table of R^U, the mean of all relations of users (AttrFormer, section 3.1.3).
 
     Users that agree in all attributes are one class, so that the mean is one matrix over classes. A
@@ -495,7 +462,6 @@ def build_user_table(
     Args:
         relations: the entries of the option ``relations`` that are of users, such as gender, age.
         dataset: dataset with the fields.
-        notices: messages to show before training; one is added for a field without values.
 
     Returns:
         The table, or None without relations of users.
@@ -503,96 +469,62 @@ def build_user_table(
     if not relations:
         return None
     # classes [users] and relations [classes, classes] by each attribute
-    groups, matrices = zip(*(_relate_classes(r, dataset, notices) for r in relations), strict=True)
+    by_attribute = [relate_classes(relation, dataset) for relation in relations]
     # classes by all attributes together
-    group, joint = join_classes(groups)
+    group, joint = join_classes([classes for classes, _ in by_attribute])
+
+    # two joint classes are related by an attribute as their classes of this attribute are
     name = " and ".join(relation.field for relation in relations)
     total = sp.csr_matrix((len(joint), len(joint)))
-    # the users of two joint classes are related by this field as their classes are
-    for classes, matrix in zip(joint.T, matrices, strict=True):
+    for classes, (_, matrix) in zip(joint.T, by_attribute, strict=True):
         total = total + spread_matrix(classes, matrix, name)
-    # the mean over fields
     return RelationTable.from_matrix(group, total / len(relations))
 
 
-def _relate_classes(
-    relation: Relation, dataset: Dataset, notices: list[str]
-) -> tuple[np.ndarray, sp.csr_matrix]:
+def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp.csr_matrix]:
     """Sort entities into classes by the value of a field, and relate the classes (equation 10).
 
-    Token fields are related by how many tokens two classes share, numbers by exp(-difference).
-    With a condition (``within``) only entities that share it, too, are related.
+    A class is all items, users or interactions with the same value, such as a brand. Classes of
+    tokens are related by how many tokens they share, numbers by exp(-difference). With a condition
+    (``within``), such as price within category, entities must share a token of a second field, too.
 
     Args:
         relation: an entry of the option ``relations``.
         dataset: where the values of its fields are read.
-        notices: messages to show before training; one is added if nothing is related.
 
     Returns:
         [entities] int64 class of each item, user or interaction, 0 for none; and the sparse matrix
         [classes, classes] of relations.
     """
     column = read_column(relation.field, relation.table, dataset)
-    relate: Callable[[np.ndarray, np.ndarray], np.ndarray]  # classes [n] and [n] to relations [n]
-    if relation.kind == "categorical":
-        group, hot = number_token_sets(column)
-        relate = partial(dot_products, hot)
+    is_categorical = relation.kind == "categorical"
+    if is_categorical:
+        group, tokens = number_token_sets(column)
     else:
-        group, values = number_values(column)
+        group, numbers = number_values(column)
 
-        def relate(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-            return similarity(values[i] - values[j], relation.scales)
+    # without a condition all pairs of classes are related at once
+    if relation.within is None:
+        if is_categorical:
+            return group, relate_categorical(tokens, relation.field)
+        return group, relate_numerical(numbers, relation.scales, relation.field)
 
-    # ``relate`` is for chosen pairs; without a condition all pairs are related at once
-    if relation.within is not None:
-        condition = read_column(relation.within, relation.table, dataset)
-        group, matrix = _relate_within(relation, group, condition, relate)
-    elif relation.kind == "categorical":
-        matrix = relate_categorical(hot, relation.field)
-    else:
-        matrix = relate_numerical(values, relation.scales, relation.field)
-    if not matrix.nnz:
-        notices.append(describe_empty(relation, dataset))
-    return group, matrix
-
-
-def _relate_within(
-    relation: Relation,
-    group: np.ndarray,
-    condition: np.ndarray,
-    relate: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Relate entities by one field, but only those that share a value of a second one, too.
-
-    Args:
-        relation: an entry of the option ``relations`` with ``within``, such as price within
-            category.
-        group: [entities] int64 class of each entity by the first field (its price), 0 for none.
-        condition: [entities] or [entities, s] tokens of the second field (its categories).
-        relate: returns the relations [n] of pairs of classes [n] and [n] by the first field.
-
-    Returns:
-        [entities] int64 joint classes, which are combinations of price and categories, and the
-        sparse matrix [joint classes, joint classes] of relations.
-    """
-    condition_group, tokens = number_token_sets(condition)
+    # with one, a joint class is a combination of a price and categories, for example
+    condition = read_column(relation.within, relation.table, dataset)
+    condition_group, condition_tokens = number_token_sets(condition)
     group, joint = join_classes([group, condition_group])
 
-    # the pairs of joint classes that share a category
-    shares_token = relate_categorical(tokens, str(relation.within))
-    related = spread_matrix(joint[:, 1], shares_token, relation.field).tocoo()
-
-    # their relation by price, where both have one
-    i, j = joint[related.row, 0], joint[related.col, 0]
+    # the pairs of joint classes that share a category, where both have a price
+    shares_token = relate_categorical(condition_tokens, relation.within)
+    pairs = spread_matrix(joint[:, 1], shares_token, relation.field).tocoo()
+    i, j = joint[pairs.row, 0], joint[pairs.col, 0]
     is_known = (i > 0) & (j > 0)
-    entries = relate(i[is_known], j[is_known]), (related.row[is_known], related.col[is_known])
-    return group, sp.csr_matrix(entries, shape=related.shape)
+    i, j = i[is_known], j[is_known]
 
-
-def describe_empty(relation: Relation, dataset: Dataset) -> str:
-    """Return the notice for a relation whose field has no value in any row that is used."""
-    both = f" and {relation.within}" if relation.within else ""
-    return (
-        f"relations: {relation.field} relates nothing, as if it were not given: no line of "
-        f"{dataset.dataset_name}.{relation.table} whose id occurs has {relation.field}{both}"
-    )
+    # and how their prices are related
+    if is_categorical:
+        strength = count_shared_tokens(tokens, i, j)
+    else:
+        strength = similarity(numbers[i] - numbers[j], relation.scales)
+    places = pairs.row[is_known], pairs.col[is_known]
+    return group, sp.csr_matrix((strength, places), shape=pairs.shape)

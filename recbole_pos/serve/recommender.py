@@ -29,7 +29,7 @@ from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
 from recbole_pos.layers.catalogue import Choice, Scores
-from recbole_pos.model.recbole_models import reads_users
+from recbole_pos.model.models import reads_users
 from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
