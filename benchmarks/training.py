@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ import torch
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.loaders import WindowLoader
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.trainer import LossWatch, PosTrainer
+from recbole_pos.experiment.diagnosis import LossWatch
+from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.tables.storage import keep_freed_memory
 
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
@@ -50,7 +50,7 @@ def make_step(trainer: PosTrainer, loss: Callable[[Any], Any]) -> Callable[[Any]
         loss: function of a batch that returns its loss.
     """
     # The watch raises an error at a loss that is not finite, which names the number of the step.
-    watch, numbers = LossWatch(partial(trainer._refuse_loss, 0)), itertools.count()
+    watch, numbers = LossWatch(trainer.model, 0, trainer.learning_rate), itertools.count()
     return lambda batch: trainer._step(loss, batch, watch, next(numbers))
 
 

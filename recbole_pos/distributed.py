@@ -7,8 +7,10 @@ sums or gathers tensors of all processes. torch.distributed must have a process 
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -292,3 +294,20 @@ def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     dist.all_gather_object(received, rows)
     names = dict.fromkeys(name for tensors in received for name in tensors)
     return {name: torch.cat([each[name] for each in received if name in each]) for name in names}
+
+
+@contextmanager
+def keep_working_directory_out() -> Iterator[None]:
+    """Let Python processes that a ``with`` block starts not search the working directory first.
+
+    Else a file there that is called like a module, such as a user's ``random.py``, would be
+    imported in its place. Before Python 3.11 this has no effect.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before

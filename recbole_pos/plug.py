@@ -187,14 +187,14 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
         CheckpointError: if it is no such file, or of a model whose data RecBole would not split as
             the plugin has split them.
     """
+    from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.errors import CheckpointError
     from recbole_pos.experiment import checkpoint
-    from recbole_pos.experiment.checkpoint import make_config
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 
-    state = checkpoint.load(file, ("config", "weights", "best_weights"))
-    config = make_config(state, file)
+    state = checkpoint.load(file)
+    config = PosConfig(config_dict=state["config"], strict=False)
     if not is_served(config["model"]):
         raise CheckpointError(
             f"{file} is of {config['model']}, trained by recbole-pos on its own split, which "

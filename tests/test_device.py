@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import small
@@ -26,8 +25,7 @@ from recbole_pos.config.options import find_option
 from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.experiment.trainer import LATE
-from recbole_pos.inspect.attention import average_attention
+from recbole_pos.experiment.diagnosis import LATE
 from recbole_pos.model.models import BASELINES, MODELS, UNTRAINED
 from recbole_pos.position.schemes import SCHEMES
 
@@ -233,12 +231,3 @@ def test_batches_are_made_where_the_log_is(tiny: Path, monkeypatch, options: dic
         copied = list(fresh.iterate_batches(ELSEWHERE, "never"))
         assert [len(batch) for batch in copied] == [len(batch) for batch in near]
         assert torch.equal(copied[-1].items.cpu(), near[-1].items)
-
-
-def test_what_inspect_reads(tiny: Path, monkeypatch) -> None:
-    """Attention of a model elsewhere comes back as numpy arrays."""
-    with elsewhere(monkeypatch):
-        for options in ({"position": ["cape"]}, {"block": "hstu"}):
-            made = there("PosSASRec", tiny, **options)
-            weights, _ = average_attention(made.model, made.loaders["test"])
-            assert all(np.isfinite(layer).all() for layer in weights)

@@ -104,8 +104,7 @@ def test_excluding_seen_items_gives_the_hits_of_the_lists_that_users_would_get(r
     assert model.evaluate(["Hit"], [5]).attrs["candidates"] == "all items"
     assert main(["evaluate", str(run), "--mask_history=true"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"{len(hits)} targets, ranked among items not in the user's past" in printed
-    assert f"{repeats} of them repeated" in printed and "which are excluded" in printed
+    assert f"{len(hits)} targets" in printed and f"{repeats} of them repeated" in printed
 
 
 def test_data_that_have_grown(run, tmp_path: Path) -> None:
@@ -193,19 +192,18 @@ def test_equal_scores_have_one_order(monkeypatch, part, cutoff) -> None:
     assert collector.data_struct.get("rec.topk").tolist() == hits
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 1, 1]], ids=["one target", "two targets"])
-def test_scores_that_are_no_numbers_are_not_ranked(rows) -> None:
+def test_scores_that_are_no_numbers_are_not_ranked() -> None:
     options = {"model": "Mine", "topk": [2], "device": "cpu", "eval_args": {"mode": "full"}}
     collector = TargetCollector({"metrics": ["Hit"], **options})
     scores = torch.randn(3, 9)
     scores[1, 4] = torch.nan
     with pytest.raises(UsageError, match="^Mine: .*NaN"):
-        collector.eval_batch_collect(scores, None, torch.tensor(rows), torch.tensor([1, 2, 3]))
+        collector.eval_batch_collect(scores, None, torch.arange(3), torch.tensor([1, 2, 3]))
 
 
-@pytest.mark.parametrize("items", [5, 255, 300, 3000])
+@pytest.mark.parametrize("items", [5, 255, 3000])
 @pytest.mark.parametrize("k", [1, 7])
-@pytest.mark.parametrize("levels", [0, 2, 50])
+@pytest.mark.parametrize("levels", [0, 2])
 def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
     """In parts whose rests are groups of one, of all, and of columns that are left out; of equal
     scores, of which there are many where there are few levels, the lower ids."""
@@ -249,13 +247,10 @@ def test_scores_in_parts_give_the_same_run(
         assert by_parts.called == (part == 5)
     assert tests[1] == pytest.approx(tests[0], abs=1e-6)
     pd.testing.assert_frame_equal(*ranks)
-
-
-def test_metrics_of_all_scores_get_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "PART", 5)
-    monkeypatch.setattr(evaluation, "products", None)
-    given = {**SMALL, "data_path": str(tiny), "epochs": 1, "metrics": ["NDCG", "GAUC"]}
-    assert "gauc" in recbole_pos.run("FPARec", "tiny", None, given, verbose=False).test
+    by_parts.reset_mock()  # a metric of all scores gets them
+    given |= {"metrics": ["NDCG", "GAUC"], "valid_metric": "GAUC", "topk": [5]}
+    assert "gauc" in recbole_pos.run(model, "tiny", None, given, verbose=False).test
+    assert not by_parts.called
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import ray
 
 from recbole_pos.config.arguments import CompareArguments, require_shares
 from recbole_pos.runs.cluster import choose_resources, count_concurrent_runs
-from recbole_pos.runs.resources import Resources
+from recbole_pos.runs.worker import Resources
 
 
 def node(cpus: int, gpus: int, alive: bool = True) -> dict[str, Any]:

@@ -97,19 +97,3 @@ def test_layers_are_given_what_predictions_give_them(folder: Path, double) -> No
     assert all(torch.equal(found, want) for (found, _), want in zip(inputs, seen, strict=True))
     is_real = torch.arange(rows["timestamp_list"].size(1)) < batch.lengths[:, None]
     assert torch.equal(batch.times, rows["timestamp_list"][is_real])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("inference", ["batch", "none"])
-def test_a_history_does_not_depend_on_its_batch(folder: Path, double, inference: str) -> None:
-    made = shop.open_shop(folder, inference_relations=inference)
-    model = shop.shaken(made)
-    layers = find_attention_layers(model)
-    rows = made.loaders["valid"]._dataset[np.arange(6)]
-    together = compute_layer_inputs(model, layers, rows)
-    _, batch = together[0]
-    assert (batch.extras.heads is None) == (inference == "none")
-    for row in range(6):
-        alone = compute_layer_inputs(model, layers, rows[row : row + 1])
-        for (x, _), (one, _) in zip(together, alone, strict=True):
-            torch.testing.assert_close(x[batch.row == row], one)

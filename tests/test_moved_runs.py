@@ -86,31 +86,30 @@ def test_what_needs_no_data(here, moved) -> None:
         alone.recommend(users=["u9"])
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "needs_data"),
-    [
+@pytest.mark.filterwarnings("ignore::recbole_pos.errors.RunWarning")
+def test_models_that_read_more_say_why(tmp_path) -> None:
+    for model, options, needs_data in (
         ("SASRec", {}, False),
-        ("TORoPE", {"n_heads": 2}, False),
         ("AttrFormer", {"relations": ["time"]}, True),
         ("SessionKNN", {}, True),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::recbole_pos.errors.RunWarning")
-def test_models_that_read_more_say_why(tmp_path, model, options, needs_data) -> None:
-    run = train_elsewhere(tmp_path, model, **options)
-    history = {"items": ["i1", "i2"], "times": [1.5e9, 1.6e9]}
-    if needs_data:
-        with pytest.raises(UsageError, match="interactions.*data_path"):
-            recbole_pos.Recommender.load(run)
-    for data_path in (tmp_path / "now",) if needs_data else (None, tmp_path / "now"):
-        found = recbole_pos.Recommender.load(run, data_path).recommend(histories=[history], k=3)
-        assert len(found) == 3
+    ):
+        folder = tmp_path / model
+        run, data = train_elsewhere(folder, model, **options), folder / "now"
+        history = {"items": ["i1", "i2"], "times": [1.5e9, 1.6e9]}
+        if needs_data:
+            with pytest.raises(UsageError, match="interactions.*data_path"):
+                recbole_pos.Recommender.load(run)
+        for data_path in (data,) if needs_data else (None, data):
+            model = recbole_pos.Recommender.load(run, data_path)
+            assert len(model.recommend(histories=[history], k=3)) == 3
 
 
 def test_other_data_are_refused(here, tmp_path) -> None:
     data = write_atomic(make_log(seed=1), tmp_path / "other")
     config = Path("run/config.yaml").read_text()
     assert main(["evaluate", "run", "--mask_history", "true", "--data_path", str(data)]) == 2
+    with pytest.raises(CheckpointError, match="other data"):
+        recbole_pos.run(resume="run", data_path=str(data), epochs=2, verbose=False)
     assert Path("run/config.yaml").read_text() == config
 
 

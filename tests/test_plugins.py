@@ -23,8 +23,8 @@ from recbole_pos.cli.main import main
 from recbole_pos.config import plugins
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import launch
 from recbole_pos.experiment.build import prepare
 from recbole_pos.model.models import ADDED, ensure_registered
 from recbole_pos.model.sasrec import FPARec, PosSASRec
@@ -332,7 +332,7 @@ def test_processes_import_nothing_from_the_working_directory(stranger: Path, who
     if whole:
         run_python(SCRIPT, "run", "--resume", ".", "--nproc=2")
     else:
-        with launch._safe_path():
+        with keep_working_directory_out():
             run_python("-c", "import pickle")
     assert not (stranger / "ran").exists()
 

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 import time
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -59,14 +58,13 @@ def test_on_a_terminal_a_bar_that_vanishes() -> None:
     wait(lambda: set(threading.enumerate()) <= set(before))  # that of the bar ends soon
 
 
-def run(tiny: Path, folder: Path, *more: str) -> int:
-    options = [f"--{key}={value}" for key, value in SMALL.items() if key != "show_progress"]
-    command = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", f"--run_dir={folder}"]
-    return main([*command, *options, *more])
-
-
 def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
-    assert run(tiny, tmp_path / "run", "--json") == 0
+    """With ``--quiet`` nothing is printed."""
+    options = [f"--{key}={value}" for key, value in SMALL.items() if key != "show_progress"]
+    command = ["run", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}", *options]
+    assert main([*command, f"--run_dir={tmp_path / 'quiet'}", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*command, f"--run_dir={tmp_path / 'run'}", "--json"]) == 0
     out = capsys.readouterr().out
     start, *epochs, result = (json.loads(line) for line in out.splitlines())
     assert start["event"] == "start" and start["run_dir"] == str(tmp_path / "run")
@@ -76,11 +74,6 @@ def test_json_is_start_epochs_result(tiny, tmp_path, capsys) -> None:
         assert {**line, "event": "epoch", "best": epoch["best"]} == epoch
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {**written, "event": "result"} == result
-
-
-def test_quiet_prints_nothing(tiny, tmp_path, capsys) -> None:
-    assert run(tiny, tmp_path / "one", "--quiet") == 0
-    assert capsys.readouterr().out == ""
 
 
 def test_messages_are_plain_text_also_in_a_notebook_and_with_colours(monkeypatch, caplog):

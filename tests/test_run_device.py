@@ -99,7 +99,7 @@ def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny, tmp_path, no_gpu) -> Non
     run = train(tiny, tmp_path / "run", "PosSASRec")
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("precision: auto", "precision: fp16"))
-    with pytest.raises(UsageError, match="fp16, which needs a GPU"):
+    with pytest.raises(UsageError, match="precision: fp16 needs a GPU"):
         recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False)
     assert recbole_pos.load(run).config["precision"] == "fp16"
 

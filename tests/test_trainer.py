@@ -14,17 +14,16 @@ from conftest import SMALL, small
 import recbole_pos
 from recbole_pos.errors import RunWarning, TrainingError, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.diagnosis import explain_loss
+from recbole_pos.experiment.diagnosis import LossWatch, explain_loss
 from recbole_pos.experiment.folder import RunFolder
-from recbole_pos.experiment.trainer import LossWatch, PosTrainer
+from recbole_pos.experiment.trainer import PosTrainer
 
 OPTIONS = {**SMALL, "epochs": 6}
 TIMING = ("seconds", "targets_per_second")
 
 
 def run(tiny: Path, folder: Path, model: str = "FPARec", **options):
-    epochs = {} if model == "Pop" else {"epochs": 6}  # it counts, once
-    given = small(model, **{"data_path": str(tiny), **epochs, **options}).external_config_dict
+    given = small(model, **{"data_path": str(tiny), "epochs": 6, **options}).external_config_dict
     return recbole_pos.run(model, "tiny", None, given, run_dir=folder, verbose=False)
 
 
@@ -32,9 +31,7 @@ def outcome(folder: Path) -> tuple[dict, list[dict], dict]:
     """Weights, epochs and result of a run, without what a clock says."""
     state = checkpoint.load(folder / "checkpoint.pt")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        for key in TIMING:
-            line.pop(key)
+    lines = [{key: line[key] for key in ("epoch", "loss", "valid")} for line in lines]
     result = json.loads((folder / "result.json").read_text())
     kept = {k: result[k] for k in ("best_valid", "test", "epochs", "best_epoch")}
     return state["weights"]["state_dict"], lines, kept
@@ -62,20 +59,19 @@ def test_same_seed_same_bits(tiny, tmp_path) -> None:
     assert list((whole / "tensorboard").iterdir())
 
 
-FALLING = {"lr_scheduler": "cosine", "warmup_steps": 9}
 AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity", "negatives": 5}
+FALLING = {"learner": "adamw", "lr_scheduler": "cosine", "warmup_steps": 9}
 
 
 # a plugin model; batches of bounded events, whose number differs by epoch; a built-in whose loader
-# has a generator and whose loss draws from numpy; one that keeps more than weights; directions that
-# a loss draws; clocks of batches; each optimiser keeps something else of a parameter
+# has a generator and whose loss draws from numpy; directions that a loss draws; clocks of batches;
+# each optimiser keeps something else of a parameter
 @pytest.mark.parametrize(
     ("model", "options"),
     [
         ("FPARec", {}),
-        ("FPARec", {"train_batch_events": 40, "learner": "adamw", **FALLING, **AGAINST_SOME}),
+        ("FPARec", {"train_batch_events": 40, **FALLING, **AGAINST_SOME}),
         ("FPMC", {"learner": "rmsprop"}),
-        ("Pop", {}),
         ("PosSASRec", {"loss_type": "SCE", "bucket_size_y": 4}),
         ("AttrFormer", {"relations": ["time", "position"], "cross_sequence": "random_order"}),
     ],
@@ -83,18 +79,17 @@ AGAINST_SOME = {"loss_type": "sampled_softmax", "negative_sampler": "popularity"
 )
 def test_resume_equals_uninterrupted(tiny, tmp_path, monkeypatch, model, options) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    options = options if model == "Pop" else {**options, "epochs": 4}
-    run(tiny, whole, model, **options)
-    step, stop_at = PosTrainer._step, (0, 0) if model == "Pop" else (2, 2)
+    run(tiny, whole, model, **options, epochs=4)
+    step = PosTrainer._step
 
     def failing(self, loss_func, batch, watch, number: int):
-        if (self.progress.next_epoch, number) == stop_at:
+        if (self.progress.next_epoch, number) == (2, 2):
             raise KeyboardInterrupt
         return step(self, loss_func, batch, watch, number)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(PosTrainer, "_step", failing)
-        run(tiny, broken, model, **options)
+        run(tiny, broken, model, **options, epochs=4)
     np.random.seed(99), torch.manual_seed(99)
     recbole_pos.run(resume=broken, verbose=False)
     assert_same(whole, broken)
@@ -133,84 +128,52 @@ def test_a_warm_up_that_does_not_end_is_warned_of(experiment) -> None:
         made.trainer._train_epoch(made.trainer.training_loader(made.loaders["train"]), 0)
 
 
-@pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory) -> Any:
-    """The result of a run that early stopping ended after its best epoch."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    found = run(tiny, folder, epochs=60, stopping_step=2, learning_rate=0.01, train_batch_size=2048)
-    assert found.best_epoch < found.epochs - 1 < 59
-    return found
-
-
-def test_early_stopping_keeps_and_tests_the_best_epoch(finished) -> None:
-    folder = RunFolder(finished.run_dir)
-    scores = [line["valid"]["ndcg@10"] for line in outcome(folder.path)[1]]
+def test_early_stopping_keeps_and_tests_the_best_epoch(tiny, tmp_path) -> None:
+    """A run that has ended is only tested again, by its own options, when it is resumed."""
+    folder = RunFolder(tmp_path / "run")
+    options = {"stopping_step": 2, "learning_rate": 0.01, "train_batch_size": 2048}
+    finished = run(tiny, folder.path, epochs=60, **options)
+    assert finished.best_epoch < finished.epochs - 1 < 59
+    before = outcome(folder.path)
+    scores = [line["valid"]["ndcg@10"] for line in before[1]]
     assert scores[finished.best_epoch] == max(scores) == finished.best_valid["ndcg@10"]
     made = recbole_pos.load(folder.path)
-    assert made.trainer.evaluate(made.loaders["test"], load_best_model=False) == finished.test
+    test = made.loaders["test"]
+    assert made.trainer.evaluate(test, load_best_model=False) == finished.test
     made.trainer.load_weights(checkpoint.load(folder.checkpoint)["weights"])
-    assert made.trainer.evaluate(made.loaders["test"], load_best_model=False) != finished.test
-    file = str(folder.checkpoint)
-    assert made.trainer.evaluate(made.loaders["test"], model_file=file) == finished.test
+    assert made.trainer.evaluate(test, load_best_model=False) != finished.test
+    assert made.trainer.evaluate(test, model_file=str(folder.checkpoint)) == finished.test
 
-
-def test_a_finished_run_is_only_tested_again(finished) -> None:
-    """By its own options; epochs after the checkpoint are dropped."""
-    folder = RunFolder(finished.run_dir)
-    before = outcome(folder.path)
-    folder.add_metrics({"epoch": 99})
-    recbole_pos.run(resume=finished.run_dir, verbose=False)
+    folder.add_metrics({**before[1][0], "epoch": 99})  # after the checkpoint, so it is dropped
+    recbole_pos.run(resume=folder.path, verbose=False)
     assert before[1:] == outcome(folder.path)[1:]
     with pytest.raises(UsageError, match="--resume"):
-        recbole_pos.run(resume=finished.run_dir, config_dict={"learning_rate": 1.0})
+        recbole_pos.run(resume=folder.path, config_dict={"learning_rate": 1.0})
 
 
-def fit(made: Any, **given: Any) -> Any:
+def fit(made: Any) -> Any:
     """The trainer after its training, which writes nothing."""
-    made.trainer.fit(
-        made.loaders["train"], made.loaders["valid"], verbose=False, saved=False, **given
-    )
+    made.trainer.fit(made.loaders["train"], made.loaders["valid"], verbose=False, saved=False)
     return made.trainer
 
 
 @pytest.mark.parametrize(
-    ("eval_step", "validated", "whole"),
-    [(1, [0, 1, 2, 3, 4], 5), (2, [1, 3], 4), (50, [4], 5), (0, [], 5)],
+    ("eval_step", "validated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (50, [4]), (0, [])]
 )
-def test_validation_every_few_epochs(experiment, eval_step, validated, whole) -> None:
+def test_validation_every_few_epochs(experiment, eval_step, validated) -> None:
     """It is finished when no epoch is left that would be validated, also where it is resumed."""
     patience = {"stopping_step": 99} if validated else {}
     made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
-    last = max(validated, default=4)
     for epoch in range(5):
         made.trainer.progress.next_epoch = epoch
-        assert made.trainer.is_finished == (epoch > last)
+        assert made.trainer.is_finished == (epoch > max(validated, default=4))
     made.trainer.progress.next_epoch = 0
-    ended = []
-    trainer = fit(
-        made, callback_fn=lambda epoch, _: ended.append((epoch, made.trainer.is_finished))
-    )
+    trainer = fit(made)
     assert [line["epoch"] for line in trainer.progress.history if line["valid"]] == validated
-    assert ended == [(epoch, epoch + 1 == whole) for epoch in validated]
     assert trainer.progress.best_epoch in (validated or [4])
     if not validated:
         best, weights = trainer.best_weights["state_dict"], trainer.model.state_dict()
         torch.testing.assert_close(dict(best), dict(weights), rtol=0, atol=0)
-
-
-def test_a_search_saves_the_epochs_that_it_reports(experiment, monkeypatch, tmp_path) -> None:
-    """And the first; on the disk that a cluster shares, others would cost as much again."""
-    saved: list[int] = []
-    monkeypatch.setattr(checkpoint, "WRITING_SHARE", 1e-12)
-    monkeypatch.setattr(
-        checkpoint, "save", lambda file, state: saved.append(state["progress"]["next_epoch"] - 1)
-    )
-    made = experiment("FPARec", epochs=6, eval_step=3, stopping_step=9)
-    made.trainer.saved_model_file = str(tmp_path / "model.pth")
-    made.trainer.fit(
-        made.loaders["train"], made.loaders["valid"], verbose=False, callback_fn=lambda *_: None
-    )
-    assert saved == [0, 2, 5]
 
 
 def test_a_metric_that_is_better_when_smaller(experiment) -> None:

@@ -25,8 +25,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import StorageError, TrainingError, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.reporter import Reporter
-from recbole_pos.runs.resources import Resources
-from recbole_pos.runs.worker import explain_failure, train_run
+from recbole_pos.runs.worker import Resources, explain_failure, train_run
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
 from recbole_pos.tuning.search_plan import SearchFacts, plan_search, resume_search

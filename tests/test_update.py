@@ -208,7 +208,7 @@ def test_updates_that_do_not_fit_are_refused(tmp_path) -> None:
         given = {"update_from": str(old), **options}
         with pytest.raises(UsageError, match=message):
             recbole_pos.run(None, None, [str(old / "config.yaml")], given, tmp_path / "new")
-    with pytest.raises(UsageError, match="^train_only: update decides it"):
+    with pytest.raises(UsageError, match="^train_only: attach and update decide it"):
         recbole_pos.update(old, {"train_only": "kernel"}, tmp_path / "new")
     (old / "known.parquet").unlink()
     with pytest.raises(UsageError, match="has no known.parquet"):

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, make_log, train, write_atomic
-from recbole.quick_start import run_recbole
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.errors import CheckpointError, UsageError
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.run import load
 
@@ -75,7 +74,7 @@ def test_what_cannot_be_attached(first, tmp_path) -> None:
         ({"schemes": "alibi"}, "has no parameters of"),
         ({"config_dict": {"hidden_size": 8}}, "was trained with hidden_size: 16"),
         ({"config_dict": {"block": "hstu"}}, "was trained with block: transformer"),
-        ({"config_dict": {"train_only": ["rope"]}}, "attach decides"),
+        ({"config_dict": {"train_only": ["rope"]}}, "attach and update decide it"),
         ({"config_dict": {"data_path": str(shuffled)}}, "other data or another split"),
     ]
     for change, message in cases:
@@ -99,34 +98,9 @@ def test_weights_are_not_loaded_into_another_function(tiny, first) -> None:
             prepare(PosConfig(model, "tiny", None, {**given, **change}))
 
 
-def test_several_inputs_on_top_of_one(first, tmp_path) -> None:
-    """One input encoding stands bare in a model, two under their names."""
-    given = {"config_dict": {"epochs": 1}, "run_dir": tmp_path / "x", "verbose": False}
-    recbole_pos.attach(first, ["sinusoidal", "kernel"], **given)
-    before, after = weights(first), weights(tmp_path / "x")
-    place = "position_embedding."
-    assert torch.equal(before[f"{place}weight"], after[f"{place}schemes.learned.weight"])
-
-
-def test_where_a_run_cannot_start(tiny) -> None:
-    """In RecBole's own entry; with a model of RecBole's."""
-    options = {"data_path": str(tiny), "init_from": "saved/x"}
-    with pytest.raises(UsageError, match="recbole_pos.run"):
-        run_recbole(model="PosSASRec", dataset="tiny", config_dict={**SMALL, **options})
+def test_models_of_recbole_do_not_start_from_runs(tiny) -> None:
     with pytest.raises(UsageError, match="only the plugin's models"):
-        PosConfig("SASRec", "tiny", None, options)
-
-
-def test_changed_data_are_noticed(tmp_path) -> None:
-    """A run is neither loaded nor resumed on other events, nor on the same at other times."""
-    folder, log = write_atomic(make_log(), tmp_path / "data"), make_log()
-    first = train(folder, tmp_path / "first", MODEL, n_heads=1, position=["time_rope"])
-    for changed in (log.iloc[::-1], log.assign(timestamp=2 * log.timestamp)):
-        write_atomic(changed, tmp_path / "data")
-        with pytest.raises(CheckpointError, match="other data"):
-            load(first)
-        with pytest.raises(CheckpointError, match="other data"):
-            recbole_pos.run(resume=first, config_dict={"epochs": 2}, verbose=False)
+        PosConfig("SASRec", "tiny", None, {"data_path": str(tiny), "init_from": "saved/x"})
 
 
 def test_another_choice_of_targets_is_no_other_data(tiny, tmp_path) -> None:

@@ -349,8 +349,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     item fall. Prints the up to three that raised an item most. Names are those of the data; for
     titles, replace them in the table of Recommender.explain and call draw_explanation in Python.
     """
-    from recbole_pos.inspect.explanation import draw_explanation
-    from recbole_pos.inspect.pictures import describe_run
+    from recbole_pos.inspect.pictures import describe_run, draw_explanation
     from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_at
     from recbole_pos.serve.recommender import Recommender

@@ -13,19 +13,19 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import preparation
 from recbole_pos.data.attributes import check_selected, map_fields_to_tables
 from recbole_pos.data.dataset import Dataset
-from recbole_pos.data.identity import Vocabulary, require_counts
+from recbole_pos.data.identity import require_counts
 from recbole_pos.data.loaders import make_held_out_loaders, make_training_loader
 from recbole_pos.data.recbole_view import RecBoleView, make_views
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.device import (
     get_memory_limit,
-    is_memory_error,
-    require_scores,
+    is_out_of_memory,
+    require_score_memory,
 )
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
-from recbole_pos.experiment.warm_start import apply_start_options, require_updatable, update_weights
+from recbole_pos.experiment.warm_start import apply_start_options, require_updatable
 from recbole_pos.model.models import ADDED
 from recbole_pos.model.training import make_adapter
 from recbole_pos.values import listed, shown
@@ -71,33 +71,25 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     Raises:
         UsageError: if options, data and memory do not fit together.
     """
-    # Seeded again before the model, whose initial weights must not depend on whether reading the
-    # data has drawn random numbers (they may come from the cache).
     started = time.perf_counter()
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
     data_seconds = time.perf_counter() - started
+
+    # Reading the data may have drawn random numbers, or not, if they came from the cache. The
+    # initial weights must not depend on that, so the seed is set again.
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, train_data)
-    if config["request_time"] == "target" and not getattr(model, "reads_request", False):
-        position = f" with position {shown(config['position'])}" if config["position"] else ""
-        raise UsageError(
-            f"request_time: target is for PosSASRec, TORoPE and the like with a time-aware scheme "
-            f"in position; {config['model']}{position} reads no time of a request. Give such a "
-            "scheme, as time_rope (`recbole-pos schemes` lists them), or set request_time: none"
-        )
+    apply_start_options(model, config, dataset, with_weights=fresh)
 
     # The training loader needs to know what the model requires of its batches, which an adapter
     # (between a model and the loop of training) tells.
     train = make_training_loader(config, train_data, make_adapter(config, model).requirements())
-    apply_start_options(model, config, dataset.identity, with_weights=fresh)
-    if fresh and config["update_from"]:
-        update_weights(model, config, dataset)
 
     # RecBole's metrics of popularity count training interactions, which the collector gets here.
     # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
-    require_scores(config, dataset, trainer.part_size or dataset.item_num)
+    require_score_memory(config, dataset, trainer.part_size or dataset.item_num)
     trainer.eval_collector.data_collect(train)
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
 
@@ -105,10 +97,10 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
 def _prepare_data(
     config: PosConfig, fresh: bool, dataset: Dataset | None
 ) -> tuple[Dataset, RecBoleView, dict[str, Any]]:
-    """Read the dataset, if none is given, and make what training and evaluation read of it.
+    """Read the dataset, if none is given, and make the loaders of validation and test.
 
-    These are views (the dataset as RecBole's classes read it, for each phase) and loaders of
-    batches.
+    ``make_views`` divides it into the phases train, valid and test, each a view: a dataset in the
+    form that RecBole's classes read.
 
     Args:
         config: configuration of the run.
@@ -163,15 +155,10 @@ def read_dataset(
     Returns:
         The dataset, split, with its held-out later data if these are asked for.
     """
-    vocabulary = None if folder is None else load_vocabulary(folder, config)
+    vocabulary = None if folder is None else folder.read_vocabulary(config)
     if vocabulary is None and config["update_from"]:
-        vocabulary = load_vocabulary(require_updatable(config["update_from"]), config)
+        vocabulary = require_updatable(config["update_from"]).read_vocabulary(config)
     return preparation.read_dataset(config, vocabulary, hold_out_later)
-
-
-def load_vocabulary(folder: RunFolder, config: PosConfig) -> Vocabulary | None:
-    """Return the vocabulary of a run; None if its folder has none, as that of a .pth file."""
-    return folder.read_vocabulary(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"])
 
 
 def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) -> Any:
@@ -189,14 +176,14 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         UsageError: says why the model cannot be built. Errors in custom code are raised as they
             are, since its author needs the traceback.
     """
-    # The configuration notes in ``asked_for`` which options without a value a custom model reads.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    config.asked_for.clear()
+    config.asked_for.clear()  # where the configuration notes which options without a value are read
     try:
         model = config.model_class(config, train_data)
-        # training keeps a gradient as large as each weight
-        if 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad) > get_memory_limit():
+        # Training keeps a gradient as large as each weight.
+        weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
         if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
@@ -228,7 +215,7 @@ def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) 
         dataset: the dataset, whose loaded fields the message lists.
     """
     name = config["model"]
-    if is_memory_error(error):
+    if is_out_of_memory(error):
         return UsageError(
             f"{name}: its weights do not fit into the {get_memory_limit() / 2**30:,.3g} GiB of "
             f"memory, for {dataset.item_num:,} items; choose smaller sizes, of hidden_size, "

@@ -5,9 +5,7 @@ A logger is a callback that writes epochs and test to TensorBoard, MLflow or Wei
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,6 @@ from torch import Tensor
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 from recbole_pos.version import __version__, find_commit
-
-# Options that do not change a result, which the digest of the options leaves out.
-_NEUTRAL = ("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "logger")
 
 
 class Callback:
@@ -55,7 +50,10 @@ def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
 
 
 class MetricLogger(Callback):
-    """Writes the metrics of epochs and test to a tracker of experiments, which a subclass knows."""
+    """Writes the metrics of epochs and test to a tracker of experiments.
+
+    A subclass for one tracker, such as MLflow, overrides ``begin``, ``write`` and ``end``.
+    """
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
         """Begin a run in the tracker."""
@@ -70,7 +68,7 @@ class MetricLogger(Callback):
         raise NotImplementedError
 
     def on_start(self, experiment: Any) -> None:
-        """Begin a run in the tracker, with tags that identify data, options and version.
+        """Begin a run in the tracker, with tags that identify model, data and version.
 
         If the training is resumed, the epochs before are written to it first.
 
@@ -78,14 +76,10 @@ class MetricLogger(Callback):
             experiment: configuration, data, model and trainer of the run.
         """
         config, folder = experiment.config, experiment.trainer.run.path
-        # The digest (a short hash) is the same for runs whose options mean the same result.
-        options = {key: value for key, value in config.plain.items() if key not in _NEUTRAL}
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
         tags = {
             "model": config["model"],
             "dataset": config["dataset"],
             "dataset_checksum": experiment.dataset.identity["data"][:16],
-            "options_digest": digest.hexdigest()[:16],
             "recbole_pos": __version__,
             "commit": find_commit(),
             "run_dir": str(folder),
@@ -111,7 +105,8 @@ class TensorBoardLogger(MetricLogger):
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
         tensorboard = _require("torch.utils.tensorboard", "tensorboard")
         self.board = tensorboard.SummaryWriter(folder / "tensorboard")
-        self.board.add_text("run", "  \n".join(f"{name}: {text}" for name, text in tags.items()))
+        lines = [f"{name}: {text}" for name, text in tags.items()]
+        self.board.add_text("run", "  \n".join(lines))  # two spaces break a line in markdown
 
     def write(self, values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():

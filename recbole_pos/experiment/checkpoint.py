@@ -8,11 +8,10 @@ another shape as if it had the shape of the parameter, and the process dies.
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_pos.config.posconfig import PosConfig, to_plain_options
+from recbole_pos.config.posconfig import to_plain_options
 from recbole_pos.data.identity import Vocabulary, describe_changes, find_changed_fields
 from recbole_pos.errors import CheckpointError, PosError, UsageError
 from recbole_pos.experiment.folder import RunFolder
@@ -30,7 +29,6 @@ from recbole_pos.plain import from_plain, to_plain
 from recbole_pos.values import short, shown
 
 FORMAT = "recbole-pos/1"
-IDENTITY = ("data", "fields")  # entries with the digests of the data, see ``Dataset.identity``
 WRITING_SHARE = 0.05  # most of the training time that may go into writing checkpoints
 
 Metrics = dict[str, float]
@@ -72,41 +70,34 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
 
 
-def load(path: str | Path, required: Sequence[str] = ()) -> dict[str, Any]:
+def load(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, without running any code that it may hold.
 
     torch's ``weights_only`` refuses a file with objects, whose loading could run code.
 
     Args:
         path: the file. It stays mapped: a tensor is read from disk when it is used.
-        required: names of the entries that it must have.
 
     Returns:
-        Its entries by name, such as ``weights`` and ``config``.
+        Its entries by name, such as ``weights`` and ``config``, see :func:`capture_state`.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, lacks a required part, or was not written
-            by this package.
+        CheckpointError: if the file is missing, damaged, or was not written by this package.
     """
-    # os.path says False for a name that is too long, where pathlib may raise an error.
-    if not os.path.isfile(path):
-        raise CheckpointError(f"no checkpoint at {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds objects, which could run code when loaded, and not only tensors and "
-            "plain values; nothing in it was run. If you trust its author, and RecBole's trainer "
-            "wrote it, it loads with RecBole's load_data_and_model(file, trust=True)"
+            f"{path} holds objects, which could run code when loaded; nothing in it was run. If "
+            "RecBole's trainer wrote it and you trust its author, it loads with RecBole's "
+            "load_data_and_model(file, trust=True)"
         ) from error
     except Exception as error:  # torch raises errors of many types for a damaged file
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is truncated or no checkpoint: {short(reason)}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.pop("format", None) != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
-    if missing := [name for name in required if name not in state]:
-        raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    return {name: part for name, part in state.items() if name != "format"}
+    return state
 
 
 def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str | Path) -> None:
@@ -119,11 +110,10 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
     """
     if changed := describe_changes(state, identity):
         raise CheckpointError(
-            f"{path} was trained on other data or another split: {changed} have changed since, so "
-            "its weights do not fit. Recommending, evaluating and updating take data that have "
-            "grown by later interactions of each user; most models answer given histories without "
-            "data (`--histories`, `serve --histories_only`, in Python histories_only=True); else "
-            "train again"
+            f"{path} was trained on other data or another split: {changed} have changed since. "
+            "Recommending, evaluating and updating take data that have only grown by later "
+            "interactions; most models answer given histories without data (`--histories`, in "
+            "Python histories_only=True); else train again"
         )
 
 
@@ -133,12 +123,14 @@ def get_random_state() -> dict[str, Any]:
     These are the generators of torch (of the CPU and of each GPU), of numpy, and of Python. The
     states are tensors and plain values, so that a checkpoint can hold them.
     """
-    numpy_state: Any = np.random.get_state()  # a tuple, though its type says "or a mapping"
-    kind, words, *rest = numpy_state
+    # numpy's state is a tuple, though its type says that it may be a mapping. ``words`` are the 624
+    # integers of its generator, and ``gauss`` says whether a normal number is left, and which.
+    numpy_state: Any = np.random.get_state()
+    kind, words, position, *gauss = numpy_state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, torch.from_numpy(words.astype(np.int64)), *rest),
+        "numpy": (kind, torch.from_numpy(words.astype(np.int64)), position, *gauss),
         "python": random.getstate(),
     }
 
@@ -153,16 +145,17 @@ def set_random_state(state: dict[str, Any]) -> None:
         ValueError: if the state of numpy is damaged; numpy does not check it, and would read
             memory past its end.
     """
-    kind, words, position, *rest = state["numpy"]
+    kind, words, position, *gauss = state["numpy"]
     if words.shape != (624,) or not 0 <= position <= 624:
         raise ValueError("expected 624 words of numpy's generator")
-    np.random.set_state((kind, words.numpy().astype(np.uint32), position, *rest))
+    np.random.set_state((kind, words.numpy().astype(np.uint32), position, *gauss))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         # The run may have seen more GPUs than there are here, whose states are left out.
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    # A checkpoint holds the second part as a list, where Python expects a tuple.
+    version, words_of_python, next_gauss = state["python"]
+    random.setstate((version, tuple(words_of_python), next_gauss))
 
 
 class CheckpointWriter:
@@ -174,8 +167,8 @@ class CheckpointWriter:
 
     Args:
         file: the checkpoint; None to write nothing.
-        capture: returns the state of the training, see ``state.capture``. Its ``best_weights`` must
-            not be changed later: they are not copied.
+        capture: returns the state of the training, see :func:`capture_state`. Its ``best_weights``
+            must not be changed later: they are not copied.
     """
 
     def __init__(self, file: Path | None, capture: Callable[[], dict[str, Any]]) -> None:
@@ -234,13 +227,6 @@ def copy_to_cpu(value: Any) -> Any:
 # --- the state of a trainer ---
 
 
-# The entries that a checkpoint must have to be resumed.
-RESUMABLE = (
-    *("config", "progress", "weights", "best_weights", "optimizer", "scaler", "random", "loader"),
-    *("steps", *IDENTITY),
-)
-
-
 def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     """Describe how tensors differ from the expected ones, in a few words; None if they fit.
 
@@ -272,7 +258,7 @@ def find_difference(tensors: Any, expected: dict[str, Tensor]) -> str | None:
     return None
 
 
-def capture(trainer: Any) -> dict[str, Any]:
+def capture_state(trainer: Any) -> dict[str, Any]:
     """Return the state of a trainer that a resumed run needs to end with the same bits.
 
     The tensors are the trainer's own and change as it goes on, except those of ``best_weights``.
@@ -283,9 +269,9 @@ def capture(trainer: Any) -> dict[str, Any]:
         trainer: the PosTrainer, after an epoch.
 
     Returns:
-        The entries of a checkpoint, see ``RESUMABLE``.
+        The entries of a checkpoint, by name.
     """
-    # Only RecBole's loaders of rows have a generator; others compute their order from the epoch.
+    # Only RecBole's loaders have a generator; ours compute the order of batches from the epoch.
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
     is_best = progress.best_epoch == progress.next_epoch - 1
@@ -305,10 +291,11 @@ def capture(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
-    """Restore a checkpoint in a new trainer of the same configuration.
+    """Put the state of a checkpoint into a new trainer, which then trains on as if never stopped.
 
     Args:
-        trainer: the trainer, whose weights, optimiser and progress are replaced.
+        trainer: the PosTrainer, of the same configuration. Its weights, optimiser and progress are
+            replaced.
         file: the checkpoint.
         train_data: the loader that it will train with, whose random state is restored, too; None
             to restore no loader, and not to check that the data are the same.
@@ -318,102 +305,65 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
             other data.
         UsageError: if the file is of another model.
     """
-    state = load(file, RESUMABLE)
+    state = load(file)
     try:
-        _restore(trainer, state, file, train_data)
+        model_name = state["config"]["model"]
+        if model_name != trainer.config["model"]:
+            raise UsageError(f"{file} is of model {model_name}, not {trainer.config['model']}")
+        if train_data is not None:
+            require_same_data(state, train_data._dataset.identity, file)
+        trainer.progress = Progress(**state["progress"])
+
+        # The best weights are loaded only to be checked: the newest ones, loaded last, stay in the
+        # model. Tensors of the file are mapped, so the trainer keeps copies that it can write to.
+        trainer.best_weights = copy_to_cpu(state["best_weights"])
+        if trainer.best_weights is not None:
+            load_weights(trainer.model, trainer.best_weights, file)
+        load_weights(trainer.model, state["weights"], file)
+
+        # Of the optimiser only the moments (such as Adam's means) are from the file; its settings
+        # are those of the options.
+        optimizer = trainer.optimizer
+        moments = copy_to_cpu(state["optimizer"]["state"])
+        _require_moments(optimizer, moments)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        trainer.steps = state["steps"]
+        trainer.scaler.load_state_dict(state["scaler"])
+
+        set_random_state(state["random"])
+        if state["loader"] is not None and train_data is not None:
+            train_data.generator.set_state(state["loader"])
     except PosError:
         raise
-    except Exception as error:  # an entry of a wrong type raises all kinds of errors
+    except Exception as error:  # an entry that is missing or of a wrong type raises any error
         raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
 
 
-def _restore(trainer: Any, state: dict[str, Any], file: str | Path, train_data: Any) -> None:
-    """Put the entries of a checkpoint into a trainer, each after it was checked.
+def _require_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]]) -> None:
+    """Raise a ValueError if moments of an optimiser do not fit the parameters that it trains.
+
+    Moments are what an optimiser keeps of each parameter, such as Adam's means.
 
     Args:
-        trainer: the trainer, changed in place.
-        state: the entries of the checkpoint.
-        file: its path, for messages.
-        train_data: the loader to train with, or None, see :func:`restore`.
+        optimizer: the optimiser of the model, with one group of parameters.
+        moments: index of a parameter in that group -> its moments by name, from a checkpoint. A
+            parameter that has had no gradient yet has none.
     """
-    if (model := state["config"]["model"]) != trainer.config["model"]:
-        raise UsageError(f"{file} is of model {shown(model)}, not {trainer.config['model']}")
-    if train_data is not None:
-        require_same_data(state, train_data._dataset.identity, file)
-    trainer.progress = Progress(**state["progress"])
-
-    # Tensors of the file are mapped, and may share memory with each other. The trainer needs copies
-    # that it can write to.
-    trainer.best_weights = copy_to_cpu(state["best_weights"])
-    # Both are loaded so that both are checked; the newest ones, loaded last, stay in the model.
-    for weights in filter(None, (state["best_weights"], state["weights"])):
-        load_weights(trainer.model, weights, file)
-
-    # Of the optimiser only the moments are from the file; its settings are those of the options.
-    moments = copy_to_cpu(state["optimizer"]["state"])
-    _require_moments(trainer.optimizer, moments, file)
-    trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": moments})
-    trainer.steps = state["steps"]
-    trainer.scaler.load_state_dict(state["scaler"])
-    set_random_state(state["random"])
-    if state["loader"] is not None and train_data is not None:
-        train_data.generator.set_state(state["loader"])
-
-
-def _require_moments(
-    optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]], file: str | Path
-) -> None:
-    """Refuse moments of an optimiser (such as Adam's means) that do not fit its parameters.
-
-    A parameter may have no moments, if it has had no gradient yet.
-
-    Args:
-        optimizer: the optimiser of the model.
-        moments: number of a parameter -> its moments by name, from a checkpoint.
-        file: the checkpoint, for the message.
-    """
-    # ``state_dict`` numbers the parameters in the order in which the optimiser has them.
-    indices = [i for group in optimizer.state_dict()["param_groups"] for i in group["params"]]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, parameter in zip(indices, parameters, strict=True):
+    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
         # Each moment has the shape of its parameter, except counts of steps, which are scalars.
         tensors = {name: moment for name, moment in moments.get(index, {}).items() if moment.dim()}
         if difference := find_difference(tensors, dict.fromkeys(tensors, parameter)):
-            raise CheckpointError(
-                f"{file} cannot be used with this model: optimizer.state.{index}: {difference}"
-            )
+            raise ValueError(f"optimizer.state.{index}: {difference}")
 
 
 def extract_weights(model: Any) -> dict[str, Any]:
-    """Return ``state_dict`` of a model, and ``other``: its ``other_parameter`` as plain values.
-
-    The tensors are the model's own and change with it.
-    """
-    other = to_plain(_get_other_parameters(model))
-    return {"state_dict": dict(model.state_dict()), "other": other}
-
-
-def make_config(
-    state: dict[str, Any], file: str | Path, options: dict[str, Any] | None = None
-) -> PosConfig:
-    """Make the configuration that a checkpoint was trained with.
-
-    Args:
-        state: the entries of the checkpoint.
-        file: its path, for the message.
-        options: options that win over those of the checkpoint.
+    """Return all that a model has learned, in the form in which checkpoints keep it.
 
     Returns:
-        The configuration. It is not strict: options without effect are accepted, since the run was
-        trained with them.
-
-    Raises:
-        CheckpointError: if it names no model or no dataset.
+        ``state_dict``, the model's own tensors, which change with it; and ``other``, what models
+        of RecBole keep outside of it (``other_parameter``), such as sparse matrices.
     """
-    plain = state.get("config") or {}
-    if not {"model", "dataset"} <= plain.keys():
-        raise CheckpointError(f"{file} names no model or no dataset")
-    return PosConfig(config_dict={**plain, **(options or {})}, strict=False)
+    return {"state_dict": dict(model.state_dict()), "other": to_plain(_get_other_parameters(model))}
 
 
 def load_best(
@@ -440,7 +390,7 @@ def load_best(
     Raises:
         CheckpointError: if the data, the names or the architecture are others.
     """
-    state = load(file, ("weights", "best_weights", *IDENTITY))
+    state = load(file)
     require_vocabulary(state, vocabulary, file)
     if identity is not None:
         # Without digests of fields only items, interactions and split are compared.
@@ -481,24 +431,23 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
     Raises:
         CheckpointError: if they are of another architecture, or not finite.
     """
-    # ``other`` has what RecBole's models keep outside of state_dict, such as sparse matrices; of
-    # these the shapes are compared. ``from_plain`` makes them again from arrays and numbers.
     try:
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
-        other_parameters = from_plain(weights["other"])
+
+        # ``other`` is what RecBole's models keep outside of state_dict, as sparse matrices or
+        # numbers. It must have the names that the model has, and their shapes unless they are None.
+        other = from_plain(weights["other"])
         expected = _get_other_parameters(model)
-        for name in expected.keys() | other_parameters.keys():
-            if expected[name] is None:
-                continue
-            shape = getattr(other_parameters[name], "shape", 0)
-            if shape != getattr(expected[name], "shape", 0):
+        for name in expected.keys() | other.keys():
+            has_shape = expected[name] is not None
+            if has_shape and np.shape(other[name]) != np.shape(expected[name]):
                 difference = f"{name} is of another shape"
     except Exception as error:  # a missing name, or whatever scipy raises
         difference = shown(str(error))
     if difference:
         raise CheckpointError(f"{source} cannot be used with this model: {difference}")
     model.load_state_dict(weights["state_dict"])
-    model.load_other_parameter(other_parameters)
+    model.load_other_parameter(other)
 
 
 def _get_other_parameters(model: Any) -> dict[str, Any]:

@@ -37,39 +37,39 @@ def count_cores() -> int:
 
 
 def check_device(config: PosConfig) -> None:
-    """Refuse a GPU that is missing, and a precision that the device does not have.
-
-    RecBole would silently use the CPU if torch does not see the GPU. ``config["device"]`` is what
-    it has chosen, ``gpu_id`` what the user has asked for.
+    """Refuse a GPU that is missing, since RecBole would silently use the CPU instead.
 
     Args:
-        config: configuration, with the device that RecBole has chosen.
+        config: configuration of the run: ``gpu_id`` is what the user has asked for, ``device`` what
+            RecBole has chosen. It chooses the CPU if torch does not see the GPU.
 
     Raises:
-        UsageError: also if ``gpu_id`` holds no numbers, or RecBole's options ``enable_amp`` and
-            ``enable_scaler`` contradict ``precision``.
+        UsageError: also if the device does not have the precision, see :func:`check_precision`.
     """
     gpu_id = str(config.plain["gpu_id"]).strip()
-    on_cpu = config["device"].type == "cpu"
-    if not re.fullmatch(r"(\d+(\s*,\s*\d+)*)?", gpu_id):
+    is_on_cpu = config["device"].type == "cpu"
+    if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
         raise UsageError(
-            f"gpu_id: expected numbers of GPUs such as 0 or '0,1', or nothing; found "
-            f"{shown(gpu_id)}"
+            f"gpu_id: {shown(gpu_id)} is not there: torch {torch.__version__} sees no GPU of that "
+            "number. --use_gpu=False trains on the CPU"
         )
-    if on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
-        raise UsageError(
-            f"gpu_id: {gpu_id} is not there: torch {torch.__version__} sees no GPU of that number. "
-            "--use_gpu=False trains on the CPU"
-        )
+    check_precision(config)
 
-    # RecBole's options for mixed precision may be set only along with the precision they mean.
+
+def check_precision(config: Options) -> None:
+    """Refuse float16 without a GPU, and RecBole's options for another precision than is set.
+
+    Args:
+        config: configuration, with ``precision`` and the device. RecBole's options ``enable_amp``
+            and ``enable_scaler`` may be set only along with the precision that they mean.
+    """
     precision = config["precision"]
     allowed = {"enable_amp": ("auto", "bf16"), "enable_scaler": ("fp16",)}
     for option, precisions in allowed.items():
         if config[option] and precision not in precisions:
             raise UsageError(f"{option}: it is precision: {precisions[-1]}, found {precision}")
-    if on_cpu and precision == "fp16":
-        raise UsageError("precision: fp16 needs a GPU; on a CPU take fp32")
+    if config["device"].type == "cpu" and precision == "fp16":
+        raise UsageError("precision: fp16 needs a GPU; without one, start a run in fp32")
 
 
 def describe_device(config: Options) -> dict[str, Any]:
@@ -87,8 +87,12 @@ def describe_device(config: Options) -> dict[str, Any]:
         hardware = {"name": torch.cuda.get_device_name(device)}
     else:
         hardware = {"name": device.type, "processor": _describe_cpu()}
-    precision = _WORDS[Precision.from_config(config).name]
-    return {**hardware, "threads": torch.get_num_threads(), "precision": precision}
+    precision = Precision.from_config(config)
+    return {
+        **hardware,
+        "threads": torch.get_num_threads(),
+        "precision": _PRECISION_WORDS[precision.name],
+    }
 
 
 def _describe_cpu() -> str:
@@ -96,20 +100,21 @@ def _describe_cpu() -> str:
 
     Both decide how sums are rounded, so on another CPU the same run ends with other weights.
     """
-    # Python's answer, which Linux makes more precise.
+    # Linux names the model more precisely than Python. Other systems do not have this file.
     model = platform.processor()
-    # There is no such file on other systems.
-    with suppress(OSError, UnicodeDecodeError):
-        line = re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text("utf-8"), re.MULTILINE)
+    with suppress(OSError):
+        text = CPUINFO.read_text("utf-8", errors="replace")
+        line = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
         model = line[1].strip() if line else model
-    return ", ".join(filter(None, (model, torch.backends.cpu.get_cpu_capability())))
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{model}, {instructions}" if model else instructions
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # All but cuDNN's attention, torch's first choice in half precision: it plans for 4 ms on the host
 # for every new shape, which nearly every batch has: 60% of an epoch of ml-1m's sizes on an H200.
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_WORDS = {
+_PRECISION_WORDS = {
     "fp32": "float32",
     "tf32": "float32 with TF32 products",
     "bf16": "float32 with bfloat16 products",
@@ -175,21 +180,25 @@ class Precision:
 
 # --- memory ---
 
-
-def is_memory_error(error: BaseException) -> bool:
-    """Return whether an error is a failed allocation; on a CPU torch raises a RuntimeError."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+_OUT_OF_MEMORY = re.compile("out of memory|allocate memory|not enough memory", re.IGNORECASE)
 
 
-def require_scores(config: Options, dataset: Dataset, num_items: int) -> None:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means too little memory; those of torch are known by their text."""
+    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+def require_score_memory(config: Options, dataset: Dataset, num_items: int) -> None:
     """Refuse an ``eval_batch_size`` with which the scores of one batch exceed the memory.
+
+    A batch of an evaluation has a row of scores, a number for each item, for each target (an
+    interaction that is held out to be predicted).
 
     Args:
         config: configuration of the run.
         dataset: the dataset; a batch has no more rows than there are held-out targets.
         num_items: number of items that are scored at a time.
     """
-    # A batch has a row of scores, a number for each item, for each target of validation or test.
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32

@@ -1,11 +1,14 @@
-"""Warnings before training, and why a loss stopped being finite."""
+"""Warnings before training, and the watch over losses during it, which stops at a bad one."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import traceback
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from recbole_pos.distributed import current_shard
+from recbole_pos.errors import TrainingError
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.model.models import ADDED
 from recbole_pos.position.schemes import SCHEMES
 
+LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
 _MIN_CHANGE = 1e-5  # relative change of states; rounding changes them less
 
 
@@ -29,7 +34,7 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
     looks ahead: if states depend on later interactions, which are what the model is to predict.
 
     Args:
-        model: the model.
+        model: the model; nothing of it is changed.
         trains_every_position: whether every position of an input has a target; only then does
             looking ahead matter.
     """
@@ -37,41 +42,30 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
         return
     notices = list(getattr(model, "notices", ()))
     if trains_every_position and isinstance(model, PosRecommender):
-        notices += _find_looking_ahead(model)
+        # Custom are models and position schemes (parts that encode positions) whose class is not of
+        # this package.
+        schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
+        classes = {type(module) for module in (model, *schemes)}
+        custom = sorted(
+            cls.__name__ for cls in classes if not cls.__module__.startswith("recbole_pos.")
+        )
+
+        # A model is not tested if it says itself that it is not causal, or if it reads more of a
+        # batch than items and times.
+        change = 0.0
+        if custom and model.causal and not model.needs_events:
+            with suppress(Exception):  # training will raise the same error, with a better message
+                change = looks_ahead(model)
+        if change > _MIN_CHANGE:
+            notices.append(
+                f"{', '.join(custom)}: looks ahead. When only later interactions change, the "
+                f"states of earlier ones move by {change:.1g} of their size; trained at every "
+                "position, the model sees what it is to predict. Make it causal "
+                "(docs/add_a_scheme.md), or train it with augmentation: prefix; a model that must "
+                "see all of a session sets causal = False"
+            )
     for notice in notices:
         logging.getLogger(__name__).warning(notice)
-
-
-def _find_looking_ahead(model: PosRecommender) -> list[str]:
-    """Return a warning, in a list, if a custom model looks ahead; else an empty list.
-
-    A model looks ahead if its states depend on later interactions. Custom are models and position
-    schemes (parts that encode positions) whose class is not of this package. A model is not tested
-    if it says itself that it is not causal, or reads more of a batch than items and times.
-
-    Args:
-        model: the model, before it is trained; nothing of it is changed.
-    """
-    # The custom classes in the model; ``looks_ahead`` then encodes histories, and again with other
-    # later interactions, and returns how much the earlier states differ.
-    schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
-    classes = {type(module) for module in (model, *schemes)}
-    custom = [cls for cls in classes if not cls.__module__.startswith("recbole_pos.")]
-    if not custom or not model.causal or model.needs_events:
-        return []
-    try:
-        change = looks_ahead(model)
-    except Exception:  # training will raise the same error, with a better message
-        return []
-    if change <= _MIN_CHANGE:
-        return []
-    names = sorted(cls.__name__ for cls in custom)
-    return [
-        f"{', '.join(names)}: looks ahead. When only later interactions change, the states of "
-        f"earlier ones move by {change:.1g} of their size; trained at every position, the model "
-        "sees what it is to predict. Make it causal (docs/add_a_scheme.md), or train it with "
-        "augmentation: prefix; a model that must see all of a session sets causal = False"
-    ]
 
 
 def locate_in_custom_code(error: BaseException) -> str | None:
@@ -162,21 +156,80 @@ def explain_loss(batch: Any, model: nn.Module, learning_rate: float) -> str:
     """
     # First the data: all tensors of the batch, by name. Then the weights. Else it was this step.
     columns = vars(batch) if isinstance(batch, SequenceBatch) else batch.interaction
-    bad_columns = [
-        name
-        for name, column in columns.items()
-        if isinstance(column, Tensor) and not column.double().isfinite().all()
-    ]
-    if bad_columns:
-        return f"the data: {', '.join(bad_columns)} holds values that are not finite"
-    bad_weights = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if bad_weights:
-        return (
-            f"an earlier step made {len(bad_weights)} weights not finite (first: {bad_weights[0]});"
-            f" learning_rate {learning_rate} may be too high, or set clip_grad_norm: "
-            "{max_norm: 1.0}"
-        )
+    for name, column in columns.items():
+        if isinstance(column, Tensor) and not column.double().isfinite().all():
+            return f"the data: {name} holds values that are not finite"
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            return (
+                f"an earlier step made weights not finite, such as {name}; learning_rate "
+                f"{learning_rate} may be too high, or set clip_grad_norm: {{max_norm: 1.0}}"
+            )
     return (
         "weights and data are finite, so the forward pass overflowed; lower learning_rate "
         f"(now {learning_rate}); on a GPU precision: fp32 may suffice"
     )
+
+
+class LossWatch:
+    """Sums up the losses of an epoch, and stops it at one that is not finite.
+
+    A loss on a GPU is copied without waiting and read ``LATE`` steps later, when the copy is
+    complete; a loss on the CPU is read at once.
+
+    Args:
+        model: the model that is trained.
+        epoch: number of the epoch, for the message about a loss that is not finite.
+        learning_rate: the learning rate, for that message.
+    """
+
+    def __init__(self, model: nn.Module, epoch: int, learning_rate: float) -> None:
+        self.model, self.epoch, self.learning_rate = model, epoch, learning_rate
+        self.total_loss = 0.0
+        self.num_targets = 0
+        # of each step: loss, CUDA event after its copy, step, batch, number of targets
+        self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
+
+    def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
+        """Add the loss of a step, before its gradient is made.
+
+        Args:
+            loss: the mean over the targets of the step: a number, or a scalar on any device.
+            step: number of the step in its epoch.
+            batch: the batch, kept until the loss is read, for a message.
+            num_targets: number of targets, by which the loss counts in the mean of the epoch.
+
+        Raises:
+            TrainingError: if this loss, or on a GPU that of an earlier step, is not finite.
+        """
+        num_unread = 0
+        copied = None  # the CUDA event after the copy, if the loss is copied
+        if isinstance(loss, Tensor) and loss.device.type != "cpu":
+            num_unread = LATE
+            is_cuda = loss.is_cuda
+            loss = loss.to("cpu", non_blocking=True)  # into pinned memory
+            if is_cuda:
+                copied = torch.cuda.Event()
+                copied.record()
+        self._unread.append((loss, copied, step, batch, num_targets))
+        self._read_all_but(num_unread)
+
+    def compute_mean(self) -> float:
+        """Return the mean loss of a target in all steps, after waiting for the last step."""
+        self._read_all_but(0)
+        return self.total_loss / max(self.num_targets, 1)
+
+    def _read_all_but(self, num_unread: int) -> None:
+        """Read the losses of all steps but the newest ``num_unread``, and add them to the total."""
+        while len(self._unread) > num_unread:
+            loss, copied, step, batch, num_targets = self._unread.popleft()
+            if copied is not None:
+                copied.synchronize()
+            value = float(loss)
+            if not math.isfinite(value):
+                cause = explain_loss(batch, self.model, self.learning_rate)
+                raise TrainingError(
+                    f"loss is {value} in epoch {self.epoch}, batch {step}. Likely cause: {cause}"
+                )
+            self.total_loss += value * num_targets
+            self.num_targets += num_targets

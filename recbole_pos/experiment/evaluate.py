@@ -21,7 +21,7 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment.evaluation import TOPK
 from recbole_pos.experiment.folder import RunFolder, is_unfinished, list_warnings, read_result
 from recbole_pos.experiment.run import load, load_config
-from recbole_pos.values import check_choice, listed
+from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
 RankMetric = Callable[[np.ndarray], float]
@@ -69,27 +69,25 @@ def evaluate(
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
 
-    # Functions are metrics of the ranks that the run has kept. These count from 0, and a function
-    # gets them counted from 1.
     requested = as_list(metrics)
     names = [metric for metric in requested if not callable(metric)]
     functions = [metric for metric in requested if callable(metric)]
     trained = load_config(folder)
+    ranks = _read_final_ranks(folder, trained) if part == "test" else None
+
+    # Functions get the ranks that the run has kept, counted from 1.
     custom_values: dict[str, float] = {}
     if functions:
-        has_same_targets = part == "test" and mask_history is None
-        ranks = _read_final_ranks(folder, trained) if has_same_targets else None
-        if ranks is None:
+        if ranks is None or mask_history is not None:
             raise UsageError(
-                "metrics: a function takes the ranks that a finished run keeps, of its test "
-                "targets under its own mask_history; leave part and mask_history out, or "
-                f"{folder.how_to_finish}"
+                "metrics: a function takes the test ranks that a finished run keeps; leave part "
+                f"and mask_history out, or {folder.how_to_finish}"
             )
         custom_values = _compute_custom_metrics(functions, ranks + 1)
         if not names:
             return custom_values
 
-    # names are metrics of RecBole's evaluator: from the kept ranks where these suffice
+    # Names are metrics of RecBole's evaluator. The kept ranks give them, where these suffice.
     names = trained["metrics"] if metrics is None else names
     cutoffs = trained["topk"] if topk is None else as_list(topk)
     options = _make_metric_options(names, cutoffs)
@@ -98,12 +96,10 @@ def evaluate(
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if part == "test" and _follows_from_ranks(trained, config):
-        ranks = _read_final_ranks(folder, trained)
-        if ranks is not None:
-            return _compute_metrics(ranks, config) | custom_values
+    if ranks is not None and _follow_from_ranks(trained, config):
+        return _compute_metrics(ranks, config) | custom_values
 
-    # else the best weights are evaluated again
+    # Else the best weights are evaluated again.
     try:
         experiment = load(folder.path, options=options, dataset=dataset)
     except CheckpointError as error:
@@ -129,9 +125,9 @@ def describe_evaluation(
         mask_history: whether items of a user's past are left out; as in the run if None.
 
     Returns:
-        ``part``, ``candidates`` (which items are ranked); and of a finished run ``split``,
-        ``targets`` and ``repeated_targets`` (their numbers; the latter not of a sample of users),
-        ``warnings``.
+        ``part`` and ``candidates`` (which items are ranked, in words). Of a finished run also
+        ``split``; ``targets``, their number; ``repeated_targets``, how many of these their user has
+        had before; and ``warnings``.
     """
     folder = RunFolder(run_dir)
     config = load_config(folder)
@@ -143,7 +139,9 @@ def describe_evaluation(
         return facts
     result = read_result(folder)
     split = result.split
-    is_sample = part == "valid" and "valid_users" in split  # repeated targets count all users
+
+    # If validation is on a sample of users, repeated targets are not given: they count all users.
+    is_sample = part == "valid" and "valid_users" in split
     if not is_sample:
         facts["repeated_targets"] = split["repeated_targets"].get(part)
     return {
@@ -155,12 +153,15 @@ def describe_evaluation(
 
 
 def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, Any]:
-    """Return options that evaluate given metrics at given cutoffs.
+    """Return the options of a run that evaluate given metrics at given cutoffs.
 
-    RecBole requires that ``valid_metric`` is one of them, so the first is it, such as ndcg@10.
+    Args:
+        metrics: names such as NDCG.
+        cutoffs: lengths of lists, such as 10.
 
     Returns:
-        ``metrics``, ``topk`` and ``valid_metric``, to win over the options of a run.
+        ``metrics``, ``topk`` and ``valid_metric``. RecBole requires that the last is one of the
+        metrics, so it is the first of them, such as ndcg@10.
     """
     options: dict[str, Any] = {"metrics": metrics, "topk": cutoffs}
     if metrics and cutoffs:  # the configuration refuses an empty list
@@ -170,25 +171,35 @@ def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, An
 
 
 def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
-    """Return name -> value of custom metrics, from the ranks [targets], which count from 1."""
-    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
-    if len(set(names)) < len(names):
-        raise UsageError(f"metrics: expected functions with different names, found {listed(names)}")
-    return {name: float(function(ranks)) for name, function in zip(names, functions, strict=True)}
-
-
-def _follows_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether the test ranks that a run has kept suffice to compute other metrics.
+    """Return the value of each custom metric by the name of its function.
 
     Args:
-        trained: configuration that the run was trained and tested with.
+        functions: custom metrics, each a function of the ranks.
+        ranks: [targets] int64 ranks of the test targets, 1 for the first.
+    """
+    values = {}
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        if name in values:
+            raise UsageError(f"metrics: expected functions with different names, found two {name}")
+        values[name] = float(function(ranks))
+    return values
+
+
+def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
+    """Return whether the ranks of the test targets suffice to compute the metrics that are asked.
+
+    Args:
+        trained: configuration of the run that has kept the ranks.
         config: configuration with the metrics, cutoffs and masking of seen items that are asked.
     """
     metrics = [str(name).lower() for name in config["metrics"]]
+    # RecBole computes metrics of ranks, such as NDCG, from the data TOPK only.
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
-    # only the dataset tells whether a larger cutoff is above the number of items
+    # Only the dataset tells whether a larger cutoff is above the number of items.
     has_known_cutoff = max(config["topk"]) <= max(trained["topk"])
-    return has_rank_metrics and has_known_cutoff and masks_history(trained) == masks_history(config)
+    ranks_same_items = masks_history(trained) == masks_history(config)
+    return has_rank_metrics and has_known_cutoff and ranks_same_items
 
 
 def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | None:
@@ -204,11 +215,13 @@ def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | Non
     """
     if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
         return None
-    # The file of ranks may be of another test: then its metrics are not those of the result.
     ranks = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
-    test = read_result(folder).test or {}
+
+    # The file of ranks may be of another test: then its metrics are not those of the result.
+    reported = read_result(folder).test or {}
     values = _compute_metrics(ranks, trained)
-    return ranks if all(test.get(name) == value for name, value in values.items()) else None
+    is_same_test = all(reported.get(name) == value for name, value in values.items())
+    return ranks if is_same_test else None
 
 
 def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:

@@ -112,11 +112,12 @@ class EvaluatingTrainer(Trainer):
         Parts are for large catalogues, of models that score by products of a state with the vectors
         of items, if no metric needs the scores of all items.
         """
+        model = self.model
         scores_in_parts = (
-            isinstance(self.model, PosRecommender)
-            and self.model.scores_by_products
-            and self.model.item_embedding.num_embeddings > PART
-            and self.eval_collector.takes_streamed
+            isinstance(model, PosRecommender)
+            and model.scores_by_products
+            and model.item_embedding.num_embeddings > PART
+            and self.eval_collector.takes_parts
         )
         return PART if scores_in_parts else None
 
@@ -124,47 +125,43 @@ class EvaluatingTrainer(Trainer):
         """Score a batch of examples; argument and return value are those of RecBole's method.
 
         Args:
-            batched_data: the examples as an Interaction, seen items as pairs of example and item
-                (or None), and the targets as ``positive_u``, numbers of examples, and
-                ``positive_i``, items.
+            batched_data: the examples as an Interaction, None (RecBole's seen items, which are
+                found here instead), and the targets: ``positive_u``, the numbers of their examples,
+                one target each, and ``positive_i``, their items.
 
         Returns:
             The examples, their scores (-inf for items that are not ranked; :class:`RowScores` for
             a large catalogue), and the targets as they came.
         """
-        # Which items are not ranked: none, those that RecBole's loader gives, or those of the
-        # user's history, which ``find_excluded_items`` returns as pairs of example and item.
+        # Seen items are not ranked if an option says so: ``excluded``, pairs of example and item.
         self.task.advance()
-        interaction, history, positive_u, positive_i = batched_data
-        if not masks_history(self.config):
-            history = None
-        elif history is None:
-            history = find_excluded_items(
-                self.eval_log,
-                interaction[TARGET_EVENT],
-                positive_i,
-                self.config["repeated_targets"],
+        interaction, _, positive_u, positive_i = batched_data
+        excluded: Any = None
+        if masks_history(self.config):
+            repeated_targets = self.config["repeated_targets"]
+            excluded = find_excluded_items(
+                self.eval_log, interaction[TARGET_EVENT], positive_i, repeated_targets
             )
 
-        # a large catalogue is scored part by part, only when the collector asks for it
-        if self.part_size and TARGET_EVENT in interaction:
-            excluded = None
-            if history is not None:
-                excluded = tuple(index.to(self.device) for index in history)
+        # A large catalogue is scored part by part, only when the collector asks for it.
+        if self.part_size:
+            if excluded is not None:
+                excluded = tuple(index.to(self.device) for index in excluded)
             states = self.model.compute_states(interaction.to(self.device))
             vectors = self.model.item_vectors()
             items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
             scores = RowScores(lambda ids: products(states, vectors, ids), items, excluded)
             return interaction, scores, positive_u, positive_i
 
+        # Else all items at once.
         try:
             found = self.model.full_sort_predict(interaction.to(self.device))
         except NotImplementedError:  # RecBole scores the pairs of rows and items by ``predict``
-            return super()._full_sort_batch_eval((interaction, history, positive_u, positive_i))
+            return super()._full_sort_batch_eval((interaction, excluded, positive_u, positive_i))
         row_scores = require_scores(found, len(interaction), self.tot_item_num, self.model)
-        row_scores[:, 0] = -torch.inf
-        if history is not None:
-            row_scores[history] = -torch.inf
+        row_scores[:, 0] = -torch.inf  # padding is no item
+        if excluded is not None:
+            row_scores[excluded] = -torch.inf
         return interaction, row_scores, positive_u, positive_i
 
 
@@ -199,7 +196,7 @@ class RowScores:
 
 
 class TargetCollector(Collector):
-    """RecBole's collector, with one order of equal scores where every row has one target.
+    """RecBole's collector, with one order of equal scores, for rows with one target each.
 
     RecBole's ``topk`` leaves open which of equal scores it returns. Here the lower id is first, as
     in recommendations, whatever the cutoffs. It is also faster: RecBole marks the targets in a
@@ -213,19 +210,25 @@ class TargetCollector(Collector):
     """
 
     def __init__(self, config: Options) -> None:
-        """Note what the metrics of the configuration need: best items, their ids, or ranks."""
+        """Ask RecBole's register which data the metrics of the configuration need.
+
+        Args:
+            config: configuration of the run.
+        """
         super().__init__(config)
-        # Kept, since ``register`` is changed for batches that are collected here.
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
+        # The best items are collected here, and not by RecBole.
+        setattr(self.register, TOPK, False)
+        setattr(self.register, ITEMS, False)
         self.keeps_ranks = False
         self.dataset: Any = None
         self.last: Any = None
 
     @property
-    def takes_streamed(self) -> bool:
-        """Whether all metrics follow from the best items of each row."""
+    def takes_parts(self) -> bool:
+        """Whether scores of a part of the items at a time suffice for all metrics."""
         needs_full_rows = any(map(self.register.need, _FULL_ROWS))
         return not needs_full_rows and (self.needs_topk or self.needs_items or self.needs_ranks)
 
@@ -241,58 +244,53 @@ class TargetCollector(Collector):
         Args:
             scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores.
             interaction: the rows, as RecBole's Interaction.
-            positive_u: [targets] number of the row of each target.
-            positive_i: [targets] item of each target.
+            positive_u: [rows] number of the row of each target, in ascending order.
+            positive_i: [rows] item of each target.
         """
-        # Whole rows of scores: RecBole collects what only it knows. Where each row has one target,
-        # they are then put into the form of a large catalogue, so that the rest is the same.
+        # Of whole rows of scores, RecBole collects what only it knows. Then they are put into the
+        # form of a large catalogue, so that the rest is the same.
         scores = scores_tensor
         if not isinstance(scores, RowScores):
-            has_one_each = len(positive_u) == len(scores) == len(positive_u.unique())
-            # RecBole collects the best items itself only where a row has several targets
-            setattr(self.register, TOPK, self.needs_topk and not has_one_each)
-            setattr(self.register, ITEMS, self.needs_items and not has_one_each)
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
-            if not has_one_each:
-                self._require_numbers(scores.amax(1))
-                return
             rows = scores
             items = torch.arange(1, rows.size(1), device=rows.device)
             scores = RowScores(lambda ids: rows[:, ids[0] : ids[-1] + 1], items)
 
-        targets = positive_i[positive_u.argsort()].to(scores.items.device)  # [rows] one for each
+        # The best items of each row, and which of them are its target.
+        targets = positive_i.to(scores.items.device)
         if self.needs_topk or self.needs_items:
             best_scores, best = scores.find_best(max(self.topk))
-            self._require_numbers(best_scores[:, 0])
+            if best_scores.isnan().any():  # torch sorts NaN above all numbers
+                raise UsageError(
+                    f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
+                    "ranked; train it again with a lower learning_rate"
+                )
         if self.needs_items:
             self.data_struct.update_tensor(ITEMS, best)
         if self.needs_topk:
             # A list may end with excluded items, whose score is -inf, where fewer than k are left;
-            # a target among them is no hit.
+            # a target among them is no hit. RecBole wants the number of targets in a last column.
             hits = (best == targets[:, None]) & (best_scores > -torch.inf)
-            num_relevant = torch.ones_like(hits[:, :1])
-            self.data_struct.update_tensor(TOPK, torch.cat((hits, num_relevant), 1).long())
-        if (self.keeps_ranks or self.needs_ranks) and TARGET_EVENT in interaction:
+            num_targets = torch.ones_like(hits[:, :1])
+            self.data_struct.update_tensor(TOPK, torch.cat((hits, num_targets), 1).long())
+
+        # The rank of each target, and where the target stands in the dataset's interactions.
+        if self.keeps_ranks or self.needs_ranks:
             self.data_struct.update_tensor(RANK, scores.rank(targets))
             self.data_struct.update_tensor(EVENT, interaction[TARGET_EVENT])
 
-    def _require_numbers(self, best_scores: Tensor) -> None:
-        """Raise a UsageError if scores are NaN, which is above all numbers."""
-        if best_scores.isnan().any():
-            raise UsageError(
-                f"{self.config['model']}: its scores are not numbers (NaN), so nothing can be "
-                "ranked; train it again with a lower learning_rate"
-            )
-
     def get_data_struct(self) -> Any:
-        """Return what has been collected, of several processes together, and begin anew.
+        """Return what has been collected in an evaluation, and make ready for the next one.
 
         RecBole clears its own data after an evaluation; the ranks and their rows, which it does not
         know, are cleared here.
+
+        Returns:
+            RecBole's DataStruct; of several processes, with the data of all of them.
         """
         self.last = super().get_data_struct()
-        # Names with "rec." hold a row for each target; each process has those of its own targets.
         if not current_shard().is_alone:
+            # Names with "rec." hold a row for each target; each process has those of its own.
             collected = self.last._data_dict.items()
             rows = {name: value for name, value in collected if name.startswith("rec.")}
             for name, value in gather_rows(rows).items():
@@ -305,13 +303,11 @@ class TargetCollector(Collector):
         return self.last
 
 
-def collect_test_ranks(collector: TargetCollector, dataset: Any) -> pd.DataFrame | None:
-    """Return the :func:`make_rank_table` of a collector's last test; None if it has no ranks."""
-    if collector.last is None or RANK not in collector.last:
-        return None
+def collect_test_ranks(collector: TargetCollector) -> pd.DataFrame:
+    """Return the rank of every target in a collector's last test, as :func:`make_rank_table`."""
     targets = collector.last.get(EVENT).cpu().numpy()
     ranks = collector.last.get(RANK).cpu().numpy()
-    return make_rank_table(dataset, targets, ranks, collector.config["timestamp_unit"])
+    return make_rank_table(collector.dataset, targets, ranks, collector.config["timestamp_unit"])
 
 
 def make_rank_table(

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
-from recbole_pos.data.identity import Vocabulary, count_dataset
+from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.valid_users import add_sample
@@ -33,7 +33,7 @@ from recbole_pos.files import (
     remove_unfinished,
     write_text,
 )
-from recbole_pos.values import shown
+from recbole_pos.values import Options, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
 
@@ -71,7 +71,7 @@ class RunFolder:
         """Create the folder of a new run.
 
         Args:
-            path: the folder, which may exist; saved/<dataset>/<model>/<time>/ if None.
+            path: the folder, which may exist; saved/<dataset>/<model>/<time>/ if None or empty.
             dataset: name of the dataset.
             model: name of the model.
 
@@ -82,13 +82,11 @@ class RunFolder:
             UsageError: if it holds a run already, or cannot be created.
         """
         # If another process has just created the folder of the same second, try the next name.
-        while path is None:
+        while not path:
             unused = find_unused_path(dataset, model)
             with suppress(FileExistsError):
                 make_folder(unused, exist_ok=False)
                 path = unused
-        if not str(path):
-            raise UsageError("run_dir is empty; name a folder, or leave it out")
         folder = cls(path)
         folder.require_unused()
         make_folder(folder.path)
@@ -131,13 +129,16 @@ class RunFolder:
 
         The message says how to continue it: a run by ``resume``, a search by ``tune``.
         """
-        is_search = (self.path / SEARCH).exists()
-        if self.holds_run or is_search:
-            command = make_resume_command(self.path, command="tune")
-            raise UsageError(
-                f"{self.path} holds a {'search' if is_search else 'run'} already; continue it with "
-                f"`{command if is_search else self.resume_command}` or choose another --run_dir"
-            )
+        if (self.path / SEARCH).exists():
+            content, command = "search", make_resume_command(self.path, command="tune")
+        elif self.holds_run:
+            content, command = "run", self.resume_command
+        else:
+            return
+        raise UsageError(
+            f"{self.path} holds a {content} already; continue it with `{command}` or choose "
+            "another --run_dir"
+        )
 
     def require(self, option: str = "") -> RunFolder:
         """Return this folder if it holds a trained run.
@@ -157,18 +158,6 @@ class RunFolder:
                 f"{self.config.name} with {self.checkpoint.name}"
             )
         return self
-
-    def require_vectors(self) -> Path:
-        """Return the file of content vectors; a UsageError if it or its item list is missing."""
-        for file in (self.vectors, self.vectors.with_suffix(".txt")):
-            if not file.is_file():
-                raise UsageError(f"item_vectors: {file} is missing; copy it from the trained run")
-        return self.vectors
-
-    def clear(self) -> None:
-        """Remove checkpoint, metrics and results, so that another run can begin there."""
-        for file in (self.result, self.ranks, self.checkpoint, self.metrics):
-            file.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -204,27 +193,37 @@ class RunFolder:
         with atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
-    def write_vocabulary(self, vocabulary: Vocabulary, user_field: str, item_field: str) -> None:
-        """Write the names of users and items by id, and how many interactions each of them has."""
-        with atomic_write(self.known, text=False) as file:
-            vocabulary.to_table(user_field, item_field).to_parquet(file, index=False)
+    def write_vocabulary(self, vocabulary: Vocabulary, config: Options) -> None:
+        """Write the names of users and items by id, and how many interactions each of them has.
 
-    def read_vocabulary(self, user_field: str, item_field: str) -> Vocabulary | None:
+        Args:
+            vocabulary: these names and numbers.
+            config: configuration of the run, which says how the fields of users and items are
+                called.
+        """
+        fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+        with atomic_write(self.known, text=False) as file:
+            vocabulary.to_table(*fields).to_parquet(file, index=False)
+
+    def read_vocabulary(self, config: Options) -> Vocabulary | None:
         """Read the names of users and items by id that :meth:`write_vocabulary` wrote.
 
         Args:
-            user_field, item_field: names of the fields of users and items.
+            config: configuration of the run, which says how the fields of users and items are
+                called.
 
         Returns:
-            The names with their numbers of interactions; None if the folder has no such file.
+            The names with their numbers of interactions; None if the folder has no such file, as
+            that of a .pth file that RecBole's own functions wrote.
 
         Raises:
             CheckpointError: if the file is damaged.
         """
         if not self.known.is_file():
             return None
+        fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         try:
-            return Vocabulary.from_table(pd.read_parquet(self.known), user_field, item_field)
+            return Vocabulary.from_table(pd.read_parquet(self.known), *fields)
         except Exception as error:  # damaged metadata of the table make pandas raise any error
             raise CheckpointError(f"{self.known} is damaged: {shown(str(error))}") from error
 
@@ -405,30 +404,6 @@ def is_unfinished(folder: RunFolder) -> bool:
     with open(folder.metrics, "rb") as lines:
         num_epochs = sum(1 for _ in lines)
     return num_epochs > read_result(folder).epochs
-
-
-def make_start_facts(experiment: Any, folder: RunFolder) -> dict[str, Any]:
-    """Return the facts that a run reports before its first epoch.
-
-    ``add_sample`` adds the size of the sample of users, if validation is on a sample only.
-
-    Args:
-        experiment: the model with its data.
-        folder: folder of the run.
-
-    Returns:
-        Plain values by name: model, dataset, its counts and split, parameters, device and folder.
-    """
-    config, dataset = experiment.config, experiment.dataset
-    return {
-        "model": config["model"],
-        "dataset": config["dataset"],
-        **count_dataset(dataset),
-        "parameters": count_parameters(experiment.model),
-        "device": describe_device(config),
-        "run_dir": str(folder.path),
-        "split": add_sample(dataset.split.summary, config),
-    }
 
 
 def count_parameters(model: Any) -> int:

@@ -33,6 +33,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.errors import (
     CheckpointError,
     Interrupted,
@@ -62,16 +63,21 @@ def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
     """Return the number of the GPU of each process of this machine, "" for one that uses CPUs.
 
     Args:
-        config: configuration, whose ``gpu_id`` names the GPUs, such as "0,1".
-        num_processes: number of processes of this machine; the first as many GPUs are taken.
+        config: configuration. Its ``gpu_id`` names the GPUs, such as "0,1", of which the first
+            process gets the first.
+        num_processes: number of processes of this machine.
+
+    Raises:
+        UsageError: if there are fewer GPUs than processes.
     """
     if config["device"].type == "cpu":
         return [""] * num_processes
     gpus = [name.strip() for name in str(config.plain["gpu_id"]).split(",")]
     if len(gpus) < num_processes:
+        example = ",".join(map(str, range(num_processes)))
         raise UsageError(
             f"gpu_id: names {len(gpus)} GPUs for {num_processes} processes; for example "
-            f"--gpu_id='{','.join(map(str, range(num_processes)))}', or --gpu_id= for CPUs"
+            f"--gpu_id='{example}', or --gpu_id= for CPUs"
         )
     return gpus[:num_processes]
 
@@ -102,12 +108,12 @@ def run_in_parallel(
     )
     new_run_dir = None if args.resume else folder.path
     gpus = list_gpus(config, args.nproc)
+    classes = pack(config["model"])  # of models and schemes that users have registered
 
-    # Start the processes and wait. Of their errors, ours come by the file, and others (a process
-    # that was killed, or could not begin) as the failure that torch's launcher reports.
+    # Start the processes and wait. Of their errors, ours come by a file, and others (a process that
+    # was killed, or could not begin) as the failure that torch's launcher reports.
     with tempfile.TemporaryDirectory() as work:
         error_file = Path(work, "error")
-        classes = pack(config["model"])  # of models and schemes that users have registered
         failure = None
         try:
             results = _launch(
@@ -129,11 +135,10 @@ def run_in_parallel(
             raise _ERRORS[name](text) if name in _ERRORS else TrainingError(f"{name}: {text}")
 
     if failure is not None:
+        # A signal ends a process with a negative code. A positive one without an error in the file
+        # is that of a process that failed before it reached our code.
         reason = failure.message
-        # a signal ends a process with a negative code; a positive one without an error in the file
-        # is that of a process that failed before it reached our code
-        failed_to_start = failure.exitcode > 0
-        if failed_to_start:
+        if failure.exitcode > 0:
             reason = (
                 "it could not begin. In a script, what calls recbole_pos.run must stand under "
                 '`if __name__ == "__main__":`'
@@ -159,14 +164,14 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
         ChildFailedError: if a process was lost too often, when the others have ended.
         KeyboardInterrupt: after a signal, when all processes have ended.
     """
-    # Our own message names the error; torch's loggers would add tables and tracebacks.
+    # Our own message names the error; torch's loggers would add tables and tracebacks of the
+    # processes that fail or that torch ends.
     for module in ("elastic.multiprocessing.api", "elastic.agent.server.api"):
-        # torch would write a table of the processes that fail or that it ends
         logging.getLogger(f"torch.distributed.{module}").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
 
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    config = LaunchConfig(  # as `torchrun --standalone`
+    # The settings of `torchrun --standalone`.
+    config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=args.nproc,
@@ -177,32 +182,17 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         max_restarts=args.max_restarts,
     )
+    # torch replaces the handlers of these signals, and does not put them back; ``handle_signals``
+    # does. Python's default handler of Ctrl-C raises a KeyboardInterrupt.
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
-        # torch replaces the handlers of these signals, and does not put them back
-        with _safe_path(), handle_signals(signal.default_int_handler, *stops):
+        with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):
             return elastic_launch(config, _run_process)(*process_args)
     except SignalException as stop:
         # The signal is raised again for this process, whose own handlers are back. If it ignores
         # the signal, it goes on here.
         signal.raise_signal(stop.sigval)
         raise KeyboardInterrupt from None
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Let Python processes that a ``with`` block starts not search the working directory first.
-
-    Else a file there that is called like a module, such as a user's ``random.py``, would be
-    imported in its place.
-    """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # of Python 3.11
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _run_process(
@@ -242,18 +232,17 @@ def _run_process(
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    # A new process knows no models and schemes of users until these are registered again.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    unpack(packed)
+    unpack(packed)  # registers models and schemes of users, which a new process does not know
     try:
         return run_as_rank(args, plain, run_dir, gpus)
     except KeyboardInterrupt:
-        # the checkpoint is written; a kill ends the process a second sooner than Python would
+        # The checkpoint is written. A kill ends the process a second sooner than Python would.
         signal.raise_signal(signal.SIGKILL)
         raise
     except Exception as error:
-        # only the first process succeeds in creating the file
+        # Only the first process succeeds in creating the file.
         with suppress(FileExistsError), error_file.open("x", encoding="utf-8") as file:
             file.write(f"{type(error).__name__}: {error}")
         raise
@@ -283,21 +272,22 @@ def run_as_rank(
 
     # The folder to resume from: the one that the user names; after a restart, that of this run, if
     # an epoch was kept. None for a run that begins.
-    resumed_folder = None if args.resume is None else RunFolder(args.resume)
-    if resumed_folder is None and run_dir and _count_restarts():
-        own_folder = RunFolder(run_dir)
-        resumed_folder = own_folder if own_folder.checkpoint.is_file() else None
+    num_restarts = _count_restarts()
+    resumed_folder = None
+    if args.resume is not None:
+        resumed_folder = RunFolder(args.resume)
+    elif run_dir and num_restarts and RunFolder(run_dir).checkpoint.is_file():
+        resumed_folder = RunFolder(run_dir)
 
     with _process_group("nccl" if gpu else "gloo") as rank:
-        if rank == 0 and _count_restarts():
+        if rank == 0 and num_restarts:
             logging.getLogger(__name__).warning(
-                f"a process was lost; all resume from the last epoch (restart {_count_restarts()})"
+                f"a process was lost; all resume from the last epoch (restart {num_restarts})"
             )
         config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
-        # only the first process prints
-        is_verbose = args.verbose and rank == 0
-        reporter = Reporter(is_verbose, as_json=args.as_json and rank == 0)
+        is_first = rank == 0  # only the first process prints
+        reporter = Reporter(args.verbose and is_first, as_json=args.as_json and is_first)
         return train(config, resumed_folder, run_dir, reporter)
 
 
@@ -321,8 +311,9 @@ def _process_group(backend: str) -> Iterator[int]:
     """
     rank = int(os.environ["RANK"])
     try:
+        # The store, by which processes find each other, outlives the group. A group that is made
+        # later, or after a restart, must not read the addresses of this one, so each has a prefix.
         store, _, size = next(dist.rendezvous("env://"))
-        # torchrun keeps the store, in which a later group would read the addresses of this one
         store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield rank

@@ -21,16 +21,10 @@ from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment import checkpoint
-from recbole_pos.experiment.build import (
-    Experiment,
-    build_model,
-    load_vocabulary,
-    prepare,
-    read_dataset,
-)
+from recbole_pos.experiment.build import Experiment, build_model, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback
-from recbole_pos.experiment.checkpoint import load_best, make_config
-from recbole_pos.experiment.device import check_device
+from recbole_pos.experiment.checkpoint import load_best
+from recbole_pos.experiment.device import check_device, check_precision
 from recbole_pos.experiment.folder import Result, RunFolder, is_unfinished
 from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
 from recbole_pos.experiment.train import train
@@ -107,51 +101,26 @@ def run(
         config = PosConfig(model, name, config_file_list, config_dict)
         check_device(config)
     else:
-        if model or dataset or config_file_list or run_dir:
-            raise UsageError(_RESUME_ONLY)
-        config = _load_interrupted(folder, config_dict)
+        fixed = config_dict.keys() - {"epochs", "data_path", "plugins"}
+        if model or dataset or config_file_list or run_dir or fixed:
+            raise UsageError(
+                "--resume takes everything from its run folder; only --epochs may change, and "
+                "--data_path and --plugins name its data and modules"
+            )
+        config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
+        check_precision(config)
+        _require_dataset(config)
 
     # Train: as one of the processes that torchrun has started, in new processes, or in this one.
     if callbacks and (is_launched() or args.nproc > 1):
         raise UsageError("callbacks: processes that train together take none; leave them out")
     if is_launched():
-        if args.nproc > 1:
-            raise UsageError("--nproc: torchrun has started the processes; leave it out")
         gpus = list_gpus(config, int(os.environ["LOCAL_WORLD_SIZE"]))
         return run_as_rank(args, config.plain, run_dir, gpus)
     if args.nproc > 1:
         return run_in_parallel(args, config, run_dir)
     reporter = Reporter(args.verbose, as_json=args.as_json)
     return train(config, folder, run_dir, reporter, callbacks=callbacks)
-
-
-_RESUME_ONLY = (
-    "--resume takes everything from its run folder; only --epochs may change, and --data_path and "
-    "--plugins name its data and modules"
-)
-
-
-def _load_interrupted(folder: RunFolder, config_dict: dict[str, Any]) -> PosConfig:
-    """Load the configuration of an interrupted run, after checking that it can be resumed.
-
-    Args:
-        folder: folder of the run.
-        config_dict: options that win over its own: only epochs, data_path and plugins.
-
-    Returns:
-        The configuration of the run, with these options.
-
-    Raises:
-        UsageError: if there are other options, the folder holds no run, its precision needs a GPU
-            that is not there, or its dataset is missing.
-    """
-    if set(config_dict) - {"epochs", "data_path", "plugins"}:
-        raise UsageError(_RESUME_ONLY)
-    config = load_config(folder if folder.is_only_begun else folder.require(), config_dict)
-    if config["precision"] == "fp16" and config["device"].type == "cpu":
-        raise UsageError(f"precision: {folder.path} is trained in fp16, which needs a GPU")
-    _require_dataset(config)
-    return config
 
 
 class NeedsDataset(UsageError):
@@ -244,7 +213,7 @@ def load(
         NeedsDataset: if the dataset is missing.
         CheckpointError: if the data that the model was trained on have changed.
     """
-    # the configuration of the run
+    # The configuration of the run.
     options = dict(options or {})
     if data_path is not None:
         options["data_path"] = str(data_path)
@@ -286,7 +255,7 @@ def load_without_data(path: str | Path) -> Experiment:
         NeedsDataset: if the model reads more of the data, or the folder has no names.
     """
     file, folder, config = _open_trained(path, {})
-    vocabulary = load_vocabulary(folder, config)
+    vocabulary = folder.read_vocabulary(config)
     if vocabulary is None:
         raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
     # The model reads the catalogue in place of the dataset and of its training part.
@@ -338,7 +307,9 @@ def _open_trained(path: str | Path, options: dict[str, Any]) -> tuple[Path, RunF
     """
     if os.path.isfile(path):  # written by RecBole's own functions
         file = Path(path)
-        return file, RunFolder(file.parent), make_config(checkpoint.load(file), file, options)
+        trained = checkpoint.load(file)["config"]
+        config = PosConfig(config_dict={**trained, **options}, strict=False)
+        return file, RunFolder(file.parent), config
     folder = RunFolder(path).require()
     config = load_config(folder, options)
     # A model that was saved with its data has them in the folder of the run.
@@ -363,7 +334,7 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
     options = dict(config_dict or {})
     if plain.get("item_vectors") and not folder.is_only_begun:
         is_in_weights = plain.get("item_vectors_use") == "init"
-        options["item_vectors"] = None if is_in_weights else str(folder.require_vectors())
+        options["item_vectors"] = None if is_in_weights else str(folder.vectors)
     return PosConfig(config_file_list=[str(folder.config)], config_dict=options, strict=False)
 
 
@@ -405,30 +376,32 @@ def attach(
     Raises:
         UsageError: if the folder holds no run, or the schemes cannot be added to its model.
     """
-    # the trained run
     source = RunFolder(trained).require()
-    options = dict(config_dict or {})
     warn_of_unfinished(source)
     config = source.read_config()
-    if refused := {"position", "init_from", "train_only"} & options.keys():
-        raise UsageError(f"{min(refused)}: attach decides it; use run with init_from instead")
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
     # Import the modules of custom schemes, of this call and of the trained run. Those of the run
     # are not needed if its schemes are known already.
+    options = dict(config_dict or {})
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")
     are_registered = all(name in SCHEMES for name in list_positions(config["position"], None))
     import_plugins(config.get("plugins"), str(source.config), are_registered)
 
-    # Add the schemes to those of the run; ``nope`` stands for none.
+    # Add the schemes to those of the run; ``nope`` stands for none. A run that was an update itself
+    # is not updated again: its weights include that update.
     added = scheme_names(schemes if isinstance(schemes, str) else list(schemes), "schemes")
     present = [name for name in scheme_names(config["position"]) if name != "nope"]
-    options |= {"position": [*present, *added], "train_only": added}
-    # A run that was an update itself is not updated again: its weights include that update.
-    options |= {"init_from": str(source.path.resolve()), "update_from": None, "new_items": None}
-    return _run_from(source, options, run_dir, settings, keywords)
+    decided = {
+        "position": [*present, *added],
+        "train_only": added,
+        "init_from": str(source.path.resolve()),
+        "update_from": None,
+        "new_items": None,
+    }
+    return _run_from(source, options, decided, run_dir, settings, keywords)
 
 
 def update(
@@ -468,20 +441,17 @@ def update(
     """
     source = require_updatable(trained)
     options = {"epochs": 5, "new_items": None, **(config_dict or {})}
-    for option in ("init_from", "train_only", "update_from"):
-        if options.get(option) is not None:
-            raise UsageError(f"{option}: update decides it; leave it out")
-    # A run that was itself made by ``attach`` does not start from its own source again.
-    options |= {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
     if new_items is not None:
         options["new_items"] = new_items
-    allow(options.get("plugins"))
-    return _run_from(source, options, run_dir, settings, keywords)
+    # A run that was itself made by ``attach`` does not start from its own source again.
+    decided = {"init_from": None, "train_only": None, "update_from": str(source.path.resolve())}
+    return _run_from(source, options, decided, run_dir, settings, keywords)
 
 
 def _run_from(
     source: RunFolder,
     options: dict[str, Any],
+    decided: dict[str, Any],
     run_dir: str | Path | None,
     settings: AttachArguments | None,
     keywords: dict[str, Any],
@@ -490,7 +460,8 @@ def _run_from(
 
     Args:
         source: folder of the other run.
-        options: options that win over its own.
+        options: options of the user, which win over those of the other run.
+        decided: options that ``attach`` or ``update`` sets; a UsageError if the user gives one.
         run_dir: folder of the new run; None for one that is named by the time.
         settings: what is printed.
         keywords: fields of ``settings`` by name, which win over it.
@@ -498,6 +469,11 @@ def _run_from(
     Returns:
         The result of the new run.
     """
+    for name in decided:
+        if options.get(name) is not None:
+            raise UsageError(f"{name}: attach and update decide it; leave it out")
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
-    return run(config_file_list=files, config_dict=options, run_dir=run_dir, settings=args)
+    return run(
+        config_file_list=files, config_dict={**options, **decided}, run_dir=run_dir, settings=args
+    )

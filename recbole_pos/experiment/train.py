@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.identity import Vocabulary
+from recbole_pos.data.identity import Vocabulary, count_dataset
 from recbole_pos.data.item_vectors import keep_vectors, make_absolute
 from recbole_pos.data.targets import describe_split
+from recbole_pos.data.valid_users import add_sample
 from recbole_pos.distributed import current_shard
 from recbole_pos.errors import Interrupted, StorageError, make_resume_command
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
 from recbole_pos.experiment.callbacks import Callback, call, make_loggers
+from recbole_pos.experiment.device import describe_device
 from recbole_pos.experiment.evaluation import collect_test_ranks
-from recbole_pos.experiment.folder import Result, RunFolder, make_result, make_start_facts
+from recbole_pos.experiment.folder import Result, RunFolder, count_parameters, make_result
 from recbole_pos.files import write_json
 from recbole_pos.reporter import Reporter
 from recbole_pos.tables.storage import keep_freed_memory
@@ -164,9 +166,7 @@ def _train_and_test(
     started = time.perf_counter()
     test = trainer.evaluate(loaders["test"], show_progress=show_progress)
     if loaders["test"]:
-        ranks = collect_test_ranks(trainer.eval_collector, loaders["test"]._dataset)
-        if ranks is not None:
-            folder.write_ranks(ranks)
+        folder.write_ranks(collect_test_ranks(trainer.eval_collector))
 
     # Write and show the result. A temporary folder is not shown, since it is removed later.
     result = make_result(experiment, folder, test, time.perf_counter() - started)
@@ -192,32 +192,22 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data; its trainer gets the digest (short hash) of the names.
         folder: folder of the run.
     """
+    # A resumed run reads content vectors from its own folder. Its config.yaml keeps the path that
+    # they first came from, where runs that repeat or update it read them.
     dataset, plain = experiment.dataset, experiment.config.plain
-    if folder.checkpoint.is_file():
-        plain["item_vectors"] = _find_vector_source(plain, folder)
+    own_vectors = make_absolute(folder.vectors)
+    if folder.checkpoint.is_file() and plain["item_vectors"] in (None, own_vectors):
+        plain["item_vectors"] = folder.read_config().get("item_vectors")
     folder.write_config(plain)
+
     vocabulary = Vocabulary.from_dataset(dataset)
     experiment.trainer.vocabulary_digest = vocabulary.digest
-    folder.write_vocabulary(vocabulary, dataset.uid_field, dataset.iid_field)
+    folder.write_vocabulary(vocabulary, experiment.config)
+
     source = getattr(experiment.model, "content_source", None)
     if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)
-
-
-def _find_vector_source(plain: dict[str, Any], folder: RunFolder) -> Any:
-    """Return the path of the items' content vectors that a resumed run puts into its config.yaml.
-
-    A resumed run reads the vectors from its own folder. Its configuration keeps the path they first
-    came from, where runs that repeat or update it read them.
-
-    Args:
-        plain: options of the resumed run, with its ``item_vectors``.
-        folder: folder of the run.
-    """
-    if plain["item_vectors"] not in (None, make_absolute(folder.vectors)):
-        return plain["item_vectors"]  # another path, given anew, as for a search that was moved
-    return folder.read_config().get("item_vectors")
 
 
 def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter) -> None:
@@ -228,31 +218,39 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         folder: folder of the run; its path is shown unless it is a temporary one.
         reporter: prints the lines, and logs the facts as json.
     """
-    loaders = experiment.loaders
-    facts = make_start_facts(experiment, folder)
-    device = facts["device"]
-    threads = device["threads"]
+    config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
+    device = describe_device(config)
+    facts = {
+        "model": config["model"],
+        "dataset": config["dataset"],
+        **count_dataset(dataset),
+        "parameters": count_parameters(experiment.model),
+        "device": device,
+        "run_dir": str(folder.path),
+        "split": add_sample(dataset.split.summary, config),
+    }
+    reporter.write_json("start", facts)
+
     # The line of the model, such as "FPARec on ml-100k: 943 users, 1,682 items, ...".
+    threads = f"{device['threads']} thread{'s' if device['threads'] > 1 else ''}"
     parts = [
         f"{facts['users']:,} users",
         f"{facts['items']:,} items",
         f"{facts['events']:,} interactions",
         f"{facts['parameters']:,} parameters",
-        f"{device['name']} with {threads} thread{'s' if threads > 1 else ''} in "
-        f"{device['precision']}",
+        f"{device['name']} with {threads} in {device['precision']}",
     ]
     if folder.is_kept:
         parts.append(facts["run_dir"])
-    reporter.line(f"{facts['model']} on {facts['dataset']}: {', '.join(parts)}")
-    reporter.write_json("start", facts)
+    reporter.line(f"{config['model']} on {config['dataset']}: {', '.join(parts)}")
 
-    # what is held out, and what it means for the training if there is no validation or no test
-    if split := describe_split(experiment.dataset.split.summary):
+    # What is held out, and what it means for the training if there is no validation or no test.
+    if split := describe_split(dataset.split.summary):
         reporter.line(split)
-    if loaders["valid"] and experiment.config["valid_users"] is not None:
-        number = experiment.config["valid_users"]
+    if loaders["valid"] and config["valid_users"] is not None:
+        number = config["valid_users"]
         reporter.line(f"validation on a sample of {number:,} users (valid_users), the test on all")
-    if not loaders["valid"] or not experiment.config["eval_step"]:
+    if not loaders["valid"] or not config["eval_step"]:
         end = "the last one is tested" if loaders["test"] else "the last one is kept"
         reporter.line(f"no validation: every epoch is trained and {end}")
     if not loaders["test"]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import os
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import getLogger
@@ -30,13 +28,13 @@ from recbole_pos.experiment.callbacks import Callback, call
 from recbole_pos.experiment.checkpoint import (
     CheckpointWriter,
     Progress,
-    capture,
+    capture_state,
     extract_weights,
     load_weights,
     restore,
 )
 from recbole_pos.experiment.device import Precision
-from recbole_pos.experiment.diagnosis import explain_loss, log_notices
+from recbole_pos.experiment.diagnosis import LossWatch, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.layers.item_table import KeptGradient, kept_gradient
@@ -46,7 +44,6 @@ from recbole_pos.tables.storage import trim_heap
 from recbole_pos.values import Options
 
 _FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
 PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of the whole training
 
 
@@ -66,11 +63,10 @@ class PosTrainer(EvaluatingTrainer):
             config: configuration of the run.
             model: the model, on its device.
         """
-        # Trainer.__init__ would open a tensorboard writer in the working directory
+        # Trainer.__init__, which is not called, would open a tensorboard writer in the working
+        # directory.
         AbstractTrainer.__init__(self, config, model)
-        starts = ("init_from", "train_only", "update_from")
-        if not hasattr(config, "plain") and any(config[key] for key in starts):
-            raise UsageError(f"{', '.join(starts)}: start by recbole_pos.run, attach or update")
+
         # options, some of them read by RecBole's trainer
         self.logger = getLogger()
         self.device = config["device"]
@@ -83,6 +79,7 @@ class PosTrainer(EvaluatingTrainer):
         self.clip_grad_norm = config["clip_grad_norm"]
         self.valid_metric = config["valid_metric"].lower()
         self.valid_metric_bigger = config["valid_metric_bigger"]
+
         # how a step is computed
         self.precision = Precision.from_config(config)
         self.scaler = self.precision.make_scaler()
@@ -97,12 +94,14 @@ class PosTrainer(EvaluatingTrainer):
         self.kept_gradient: KeptGradient | None = None  # of a large item table, within an epoch
         self.steps = 0  # number of steps taken so far, in all epochs
         self.planned_steps = 0  # of all epochs; 0 until a schedule or a warm-up needs it
+
         # attributes that Trainer.evaluate reads
         self.gpu_available = torch.cuda.is_available() and config["use_gpu"]
         self.test_batch_size = config["eval_batch_size"]
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
         self.item_tensor = self.tot_item_num = None
+
         # the state of the training, and where it is written and reported
         self.progress = Progress()
         self.best_weights: dict[str, Any] | None = None
@@ -118,20 +117,23 @@ class PosTrainer(EvaluatingTrainer):
     @property
     def is_finished(self) -> bool:
         """Whether training has stopped, or no epoch with a validation is left."""
-        epochs_between = max(self.eval_step, 1)
-        num_validated = self.progress.next_epoch // epochs_between
-        return self.progress.stopped or (num_validated + 1) * epochs_between > self.epochs
+        # A validation is due after every ``interval`` epochs, so the next one after the epoch that
+        # completes the current interval.
+        interval = max(self.eval_step, 1)
+        num_validated = self.progress.next_epoch // interval
+        epochs_at_next_validation = (num_validated + 1) * interval
+        return self.progress.stopped or epochs_at_next_validation > self.epochs
 
-    def _build_optimizer(self, **kwargs: Any) -> torch.optim.Optimizer:
+    def _build_optimizer(self) -> torch.optim.Optimizer:
         """Build the optimiser of the parameters that are trained (that require a gradient).
 
         Adam and AdamW are fused: one call updates all parameters, which is faster. Others are built
-        by RecBole, to which ``kwargs`` go.
+        by RecBole.
         """
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if name not in _FUSED:
-            return super()._build_optimizer(**{"params": trained, **kwargs})
+            return super()._build_optimizer(params=trained)
         return _FUSED[name](
             trained,
             lr=self.learning_rate,
@@ -141,12 +143,14 @@ class PosTrainer(EvaluatingTrainer):
         )
 
     def training_loader(self, train_data: Any) -> Any:
-        """Return the loader to train with: ``train_data``, or a new one if that is of RecBole.
-
-        Of several processes, each then yields only its part of every batch (``divide``).
+        """Return the loader to train with, which makes the batches that the model can read.
 
         Args:
-            train_data: the loader that ``fit`` was given.
+            train_data: the loader that ``fit`` was given. One of RecBole is replaced by a new one
+                of this package for the same dataset.
+
+        Returns:
+            The loader. Of several processes, each gets only its part of every batch.
         """
         loader = train_data
         if not isinstance(loader, (RowLoader, WindowLoader)):
@@ -185,22 +189,23 @@ class PosTrainer(EvaluatingTrainer):
         self.eval_collector.data_collect(train_data)
         self.loader = self.training_loader(train_data)
         if self.config["train_neg_sample_args"].get("dynamic", False):
-            self.loader.get_model(self.model)
+            self.loader.get_model(self.model)  # RecBole's sampler scores negatives with the model
         self.identity = getattr(train_data._dataset, "identity", self.identity)
         self.reporter = self.reporter or Reporter(verbose)
 
+        # Warn of a model that looks ahead, and the like, before the first epoch.
         progress = self.progress
         if progress.next_epoch == 0:
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
             log_notices(self.model, trains_every_position)
 
-        # Checkpoints: the writer calls ``capture``, which returns the state of this trainer.
+        # Checkpoints are written by the first process only. Without a run folder they go into
+        # RecBole's folder, which may be missing.
         file = Path(self.saved_model_file)
-        if saved and self.run is None:  # without a run folder, in RecBole's, which may be missing
+        if saved and self.run is None:
             file.parent.mkdir(parents=True, exist_ok=True)
-        writes_checkpoints = saved and self.shard.rank == 0
-        capture_state = functools.partial(capture, self)
-        self.writer = CheckpointWriter(file if writes_checkpoints else None, capture_state)
+        is_written = saved and self.shard.rank == 0
+        self.writer = CheckpointWriter(file if is_written else None, lambda: capture_state(self))
 
         # The epochs. ``trim_heap`` returns freed memory to the system.
         try:
@@ -276,7 +281,7 @@ class PosTrainer(EvaluatingTrainer):
 
         train_data.set_epoch(epoch_idx)
         reporter = self.reporter or Reporter(False)
-        watch = LossWatch(functools.partial(self._refuse_loss, epoch_idx))
+        watch = LossWatch(self.model, epoch_idx, self.learning_rate)
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.rounded_products(),
@@ -332,7 +337,7 @@ class PosTrainer(EvaluatingTrainer):
         Args:
             loss_func: returns the loss of a batch, or a tuple of parts whose sum is the loss.
             batch: the batch.
-            watch: is told the loss; it raises an error if the loss is not finite.
+            watch: adds up the losses of the epoch; it raises an error if one is not finite.
             step: number of the step in its epoch, for that error.
 
         Returns:
@@ -347,7 +352,13 @@ class PosTrainer(EvaluatingTrainer):
             losses: Tensor | tuple[Tensor, ...] = loss_func(batch)
 
         loss = sum(losses[1:], losses[0]) if isinstance(losses, tuple) else losses
-        self._require_loss(loss)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            found = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            name = type(self.model).__name__  # of a custom model
+            raise UsageError(
+                f"{name}: expected as loss of a batch a tensor with one number that requires a "
+                f"gradient, found {found}"
+            )
         reported_loss = loss.detach()
         num_targets = len(batch)
         if not self.shard.is_alone:
@@ -355,7 +366,16 @@ class PosTrainer(EvaluatingTrainer):
             # the mean over the whole batch; NaN in one process makes it NaN in all
             reported_loss = distributed.sum_over_processes(loss)
             num_targets = self.shard.num_batch_targets
-        watch.add(self._prepare_to_watch(reported_loss), step, batch, num_targets)
+
+        # A loss that is not finite must not spoil the weights. On a CPU the watch reads it now, and
+        # stops. On a GPU it reads the loss some steps later, so as not to wait; until then a fused
+        # optimiser skips steps for which ``found_inf`` is 1.
+        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
+        if is_fused and reported_loss.device.type != "cpu":
+            self.optimizer.found_inf = (~reported_loss.isfinite()).any().float()
+            watch.add(reported_loss, step, batch, num_targets)
+        else:
+            watch.add(float(reported_loss), step, batch, num_targets)
 
         # The scaler multiplies the loss so that small gradients do not become 0 in fp16; gradients
         # are divided again before they are clipped. In other precisions it does nothing.
@@ -367,33 +387,6 @@ class PosTrainer(EvaluatingTrainer):
         self.scaler.update()
         self.steps += 1
         return reported_loss
-
-    def _require_loss(self, loss: Any) -> None:
-        """Raise a UsageError about a custom model's loss that cannot be learned from."""
-        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-            return
-        found = type(loss).__name__
-        if isinstance(loss, Tensor):
-            found = f"{loss.dtype} {list(loss.shape)}, requires_grad={loss.requires_grad}"
-        raise UsageError(
-            f"{type(self.model).__name__}: expected as loss of a batch a tensor with one number "
-            f"that requires a gradient, found {found}"
-        )
-
-    def _prepare_to_watch(self, loss: Tensor) -> Tensor | float:
-        """Return the loss of a step in the form in which a :class:`LossWatch` takes it.
-
-        A LossWatch adds up losses and ends the training at one that is not finite.
-
-        On a CPU it is a number, and the watch stops before weights are spoiled. On a GPU it is a
-        tensor, which the watch reads some steps later; until then a fused optimiser is told to skip
-        steps whose loss is not finite.
-        """
-        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        if not is_fused or loss.device.type == "cpu":
-            return float(loss)
-        self.optimizer.found_inf = (~loss.isfinite()).any().float()
-        return loss
 
     @contextmanager
     def steps_in_rows(self) -> Iterator[None]:
@@ -412,11 +405,6 @@ class PosTrainer(EvaluatingTrainer):
                 yield
         finally:
             self.kept_gradient = None
-
-    def _refuse_loss(self, epoch: int, step: int, batch: Any, loss: float) -> None:
-        """Raise a TrainingError about a loss that is not finite, with its likely cause."""
-        cause = explain_loss(batch, self.model, self.learning_rate)
-        raise TrainingError(f"loss is {loss} in epoch {epoch}, batch {step}. Likely cause: {cause}")
 
     def _validate(self, valid_data: Any, line: dict[str, Any], show_progress: bool = False) -> bool:
         """Validate after an epoch if that is due, and keep the weights of the best epoch.
@@ -469,7 +457,7 @@ class PosTrainer(EvaluatingTrainer):
         return has_improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Put weights in the form of ``state.extract_weights`` into the model."""
+        """Put weights in the form of ``checkpoint.extract_weights`` into the model."""
         load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
@@ -506,63 +494,6 @@ def _require_shareable(config: Options, model: Any) -> None:
         problem = "with target_window and this loss_type compares the targets of a batch"
     if problem:
         raise UsageError(f"nproc: {config['model']} {problem}; use one process")
-
-
-class LossWatch:
-    """Sums up the losses of an epoch, and stops it at one that is not finite.
-
-    A loss on a device is copied without waiting and read ``LATE`` steps later, when the copy is
-    complete; a loss on the CPU is read at once.
-
-    Args:
-        refuse: called with the number of a step, its batch and its loss if the loss is not finite;
-            raises an error.
-    """
-
-    def __init__(self, refuse: Callable[[int, Any, float], None]) -> None:
-        self.refuse = refuse
-        self.total_loss = 0.0
-        self.num_targets = 0
-        # of each step: loss, CUDA event after its copy, step, batch, number of targets
-        self._unread: deque[tuple[Tensor | float, Any, int, Any, int]] = deque()
-
-    def add(self, loss: Tensor | float, step: int, batch: Any, num_targets: int) -> None:
-        """Add the loss of a step, before its gradient is made.
-
-        Args:
-            loss: the mean over the targets of the step: a number, or a scalar on any device.
-            step: number of the step in its epoch.
-            batch: the batch, kept until the loss is read, for a message.
-            num_targets: number of targets, by which the loss counts in the mean of the epoch.
-        """
-        num_unread = 0
-        copied = None
-        if isinstance(loss, Tensor) and loss.device.type != "cpu":
-            num_unread = LATE
-            is_cuda = loss.is_cuda
-            loss = loss.to("cpu", non_blocking=True)  # into pinned memory
-            if is_cuda:
-                copied = torch.cuda.Event()
-                copied.record()
-        self._unread.append((loss, copied, step, batch, num_targets))
-        self._read_all_but(num_unread)
-
-    def compute_mean(self) -> float:
-        """Return the mean loss of a target in all steps, after waiting for the last step."""
-        self._read_all_but(0)
-        return self.total_loss / max(self.num_targets, 1)
-
-    def _read_all_but(self, num_unread: int) -> None:
-        """Read the losses of all steps but the newest ``num_unread``, and add them to the total."""
-        while len(self._unread) > num_unread:
-            loss, copied, step, batch, num_targets = self._unread.popleft()
-            if copied is not None:
-                copied.synchronize()
-            value = float(loss)
-            if not math.isfinite(value):
-                self.refuse(step, batch, value)
-            self.total_loss += value * num_targets
-            self.num_targets += num_targets
 
 
 def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int) -> float:

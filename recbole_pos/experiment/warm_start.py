@@ -26,28 +26,30 @@ from recbole_pos.errors import CheckpointError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.checkpoint import find_difference, require_vocabulary
 from recbole_pos.experiment.folder import RunFolder, is_unfinished
-from recbole_pos.layers.hooks import InputPosition, PositionScheme
-from recbole_pos.position.build import ComposeInput
+from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import Options, shown
 
 
 def apply_start_options(
-    model: nn.Module, config: Options, identity: dict[str, Any], with_weights: bool = True
+    model: nn.Module, config: Options, dataset: Dataset, with_weights: bool = True
 ) -> None:
-    """Give a new model the weights of the run in ``init_from``, and freeze all but ``train_only``.
+    """Give a new model the weights of another run, and freeze a part of it, where options say so.
 
     Args:
         model: the model, changed in place.
-        config: configuration. ``init_from`` is the folder of a trained run, or None; ``train_only``
-            names position schemes (parts of a model that encode positions), or is None.
-        identity: digests of the data, which must be those that the run was trained on.
-        with_weights: whether ``init_from`` is read. A resumed run does not read it: it gets its own
-            weights from its checkpoint.
+        config: configuration. ``init_from`` is the folder of a run on the same data,
+            ``update_from`` that of one on the same data before they grew. ``train_only`` names the
+            position schemes (parts of a model that encode positions) to train. Each may be None.
+        dataset: the data of the new model.
+        with_weights: whether weights of other runs are read. A resumed run does not read them: it
+            gets its own weights from its checkpoint.
     """
     if with_weights and config["init_from"]:
         source = RunFolder(config["init_from"]).require("init_from")
-        _load_init_weights(model, source, config, identity)
+        _load_init_weights(model, source, config, dataset.identity)
+    if with_weights and config["update_from"]:
+        _update_weights(model, config, dataset)
     if config["train_only"]:
         _freeze_all_but(model, scheme_names(config["train_only"], "train_only"))
 
@@ -76,6 +78,7 @@ def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
     if missing or not trained:
         schemes_without = ", ".join(missing or names)
         raise UsageError(f"train_only: the model has no parameters of {schemes_without}")
+
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in trained)
 
@@ -107,23 +110,32 @@ def _load_init_weights(
     except CheckpointError as error:
         raise UsageError(f"init_from: {error}") from error
 
-    # Expected from the run are all weights except those of added schemes. ``_rename_input`` changes
-    # only the names of weights: a single scheme of the input has another place among several.
+    # The run must have all weights but those of added schemes, whose names begin with the name of
+    # a module of such a scheme.
     present = scheme_names(earlier["position"])
-    weights = _rename_input(best_weights, present, model)
-    added_names = set(scheme_names(config["position"])) - set(present)
-    added_classes = {SCHEMES[name] for name in added_names}
-    added_prefixes = tuple(
-        f"{name}." for name, module in model.named_modules() if type(module) in added_classes
+    added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
+    added_modules = tuple(
+        f"{name}." for name, module in model.named_modules() if type(module) in added
     )
     expected = {
         name: tensor
         for name, tensor in model.state_dict().items()
-        if name in weights or not name.startswith(added_prefixes)
+        if not name.startswith(added_modules)
     }
+    _require_fit(best_weights, expected, f"init_from: {source.path}")
+    model.load_state_dict(best_weights, strict=False)
+
+
+def _require_fit(weights: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
+    """Raise a UsageError if the weights of a run do not fit into a model of another architecture.
+
+    Args:
+        weights: tensors of the run by name.
+        expected: tensors of the model by name, which must have the same names and shapes.
+        source: option and folder of the run, with which the message begins.
+    """
     if difference := find_difference(weights, expected):
-        raise UsageError(f"init_from: {source.path} is of another architecture: {difference}")
-    model.load_state_dict(weights, strict=False)
+        raise UsageError(f"{source} is of another architecture: {difference}")
 
 
 def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -131,7 +143,7 @@ def _read_best(source: RunFolder) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Without a validation there are no best weights; the newest are returned then.
     """
-    state = checkpoint.load(source.checkpoint, ("weights", "best_weights", *checkpoint.IDENTITY))
+    state = checkpoint.load(source.checkpoint)
     return state, (state["best_weights"] or state["weights"])["state_dict"]
 
 
@@ -151,7 +163,7 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     if not starts_from_runs(str(earlier["model"])):
         raise UsageError(f"{option}: its run is of {earlier['model']}, not a plugin model")
 
-    # Schemes that are missing now; ``nope`` stands for none.
+    # All schemes of the run must be there still; ``nope`` stands for none.
     present = scheme_names(earlier["position"]) if "position" in earlier else []
     current = scheme_names(config["position"]) if present else []
     if missing := set(present) - {*current, "nope"}:
@@ -172,37 +184,6 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
             )
 
 
-def _rename_input(weights: dict[str, Tensor], present: list[str], model: Any) -> dict[str, Tensor]:
-    """Rename the weights of a model with one input encoding for a model with several.
-
-    A single encoding is the module ``x`` of the model itself, and one of several is a part of a
-    ComposeInput there: the weight ``x.weight`` of ``learned`` becomes ``x.schemes.learned.weight``.
-
-    Args:
-        weights: tensors of the run by name.
-        present: position schemes of the run, of which some encode the input.
-        model: the new model.
-
-    Returns:
-        The tensors by their new names; as they are if the run has not exactly one encoding, or the
-        model has only one.
-    """
-    # The schemes of the run that encode the input, and the new model's module for several of them.
-    encodings = [name for name in present if issubclass(SCHEMES[name], InputPosition)]
-    prefixes = [
-        f"{name}." for name, module in model.named_modules() if isinstance(module, ComposeInput)
-    ]
-    if len(encodings) != 1 or not prefixes:
-        return weights
-    prefix = prefixes[0]
-    renamed = {}
-    for name, tensor in weights.items():
-        if name.startswith(prefix):
-            name = f"{prefix}schemes.{encodings[0]}.{name.removeprefix(prefix)}"
-        renamed[name] = tensor
-    return renamed
-
-
 # --- data that have grown ---
 # Known users, items and attributes keep their ids and new ones follow, so each weight of the old
 # model is the first part of the same weight of the new model.
@@ -215,7 +196,7 @@ def require_updatable(path: str | Path) -> RunFolder:
         path: folder of the earlier run.
 
     Raises:
-        UsageError: if it holds no run, no list of its items by id, or a run that is not finished.
+        UsageError: if it holds no run, no names of its items by id, or a run that is not finished.
     """
     folder = RunFolder(path).require("update_from")
     if not folder.known.is_file():
@@ -228,7 +209,7 @@ def require_updatable(path: str | Path) -> RunFolder:
     return folder
 
 
-def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
+def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """Give a model the weights of an earlier run on the same data, which have grown since.
 
     Items that the run knew have the same ids, and new ones follow them, so a weight of the run is
@@ -245,39 +226,34 @@ def update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     """
     # The run, its weights, and the names that these belong to.
     source = require_updatable(config["update_from"])
-    earlier = source.read_config()
-    _require_same_function(earlier, config, "update_from")
-    item_field = config["ITEM_ID_FIELD"]
+    _require_same_function(source.read_config(), config, "update_from")
     state, weights = _read_best(source)
-    vocabulary = source.read_vocabulary(config["USER_ID_FIELD"], item_field)
+    vocabulary = source.read_vocabulary(config)
     assert vocabulary is not None  # checked by require_updatable
     require_vocabulary(state, vocabulary, source.checkpoint)
+    _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
 
     # Views of the first part of each new weight, as large as the weight of the run: of a new weight
     # [120, 64] and an old one [100, 64] the first 100 rows. What is copied there is in the model.
-    new_weights = model.state_dict()
-    known_parts = {}
+    known_parts = model.state_dict()
     for name, weight in weights.items():
-        new_weight = new_weights.get(name)
-        if new_weight is None or not isinstance(weight, Tensor):  # refused by the check below
-            continue
-        if weight.dim() == new_weight.dim():
-            known_parts[name] = new_weight[tuple(map(slice, weight.shape))]
-    if difference := find_difference(weights, {**new_weights, **known_parts}):
-        raise UsageError(f"update_from: {source.path} does not fit: {difference}")
+        if name in known_parts and known_parts[name].dim() == weight.dim():
+            first_part = tuple(slice(size) for size in weight.shape)
+            known_parts[name] = known_parts[name][first_part]
+    _require_fit(weights, known_parts, f"update_from: {source.path}")
     for name, known_part in known_parts.items():
         known_part.copy_(weights[name])
 
-    _require_kept(vocabulary, config["USER_ID_FIELD"], dataset, source)
-
-    # New items, padding counted among the known ones. ``has_ids`` is false for a table in which an
-    # item has no trained vector of its own, only one computed from its content.
-    num_known = len(vocabulary.tokens[item_field])
-    if num_new := dataset.item_num - num_known:
+    # New items. Padding is counted among the known ones.
+    num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])
+    num_new = dataset.item_num - num_known
+    if num_new > 0:
         model.notices.append(
             f"update_from: new items since {source.path.name} was trained: {num_new:,}"
         )
     if config["new_items"] is not None:
+        # ``has_ids`` is false for a table in which an item has no trained vector of its own, only
+        # one computed from its content.
         if not model.item_embedding.has_ids:
             raise UsageError(
                 "new_items: with item_vectors_use: replace, items have no vectors of their own; "

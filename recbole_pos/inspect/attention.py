@@ -218,18 +218,15 @@ def average_attention(
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)
 
-    # Sum up the weights between the newest interactions of each history.
+    # Sum up the weights between the newest interactions of each history, of which the last one is
+    # at the position ``length - 1``.
     totals: list[Any] = [0.0 for _ in find_attention_layers(model)]
     for weights, batch in iterate_attention(model, loader, rows):
-        # [b, newest] positions of the newest interactions from the start of each history: of
-        # lengths [5, 3] and the newest 2, [[3, 4], [1, 2]].
-        index = batch.lengths[:, None] - newest + torch.arange(newest, device=batch.lengths.device)
-        row = torch.arange(len(index), device=index.device)[:, None, None]
-        for layer, by_head in enumerate(weights):
-            by_key = by_head.transpose(1, 2)  # [b, t, h, t]
-            totals[layer] += by_key[row, index[:, :, None], :, index[:, None, :]].sum(0)
-    # Indexing has put the heads last, [newest, newest, h]; they come first in the result.
-    means = [(total / len(rows)).permute(2, 0, 1).cpu().numpy() for total in totals]
+        for row, length in enumerate(batch.lengths.tolist()):
+            newest_ones = slice(length - newest, length)
+            for layer, layer_weights in enumerate(weights):
+                totals[layer] += layer_weights[row, :, newest_ones, newest_ones]
+    means = [(total / len(rows)).cpu().numpy() for total in totals]
 
     histories, longest = f"{len(rows):,} histories", lengths.max()
     if longest > newest:

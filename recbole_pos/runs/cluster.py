@@ -1,4 +1,4 @@
-"""Start Ray on this machine, or join a cluster; and count the runs that it can train at a time.
+"""Start Ray on this machine, or join a cluster; and run training runs and other tasks on it.
 
 :func:`connect` tells its caller whether it has to :func:`stop` Ray again.
 """
@@ -12,17 +12,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
 
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.runs import FAILED
-from recbole_pos.runs.resources import Resources, count_runs
-from recbole_pos.runs.worker import MOST_LOSSES, train_run
-from recbole_pos.values import shown
+from recbole_pos.runs.worker import MOST_LOSSES, Resources, count_runs, train_run
+from recbole_pos.values import short, shown
+
+MOST_SUBMITTED = 1000  # tasks that Ray knows at a time; a cluster that grows needs some to wait
 
 
 def connect(address: str | None) -> bool:
@@ -63,17 +65,19 @@ def connect(address: str | None) -> bool:
     try:
         ray.init(address or "local", configure_logging=True, job_config=job, **options)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        if address is None:
-            raise UsageError(
-                f"Ray cannot start on this machine: {reason}; if it is busy, try again; if /tmp "
-                "cannot be written, set RAY_TMPDIR to a folder with a short path"
-            ) from error
-        raise UsageError(
-            f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
-            "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this one, "
-            f"or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token ({reason})"
-        ) from error
+        reason = short(str(error).partition("\n")[0] or type(error).__name__)
+        problem = (
+            f"Ray cannot start on this machine: {reason}; if it is busy, try again; if /tmp cannot "
+            "be written, set RAY_TMPDIR to a folder with a short path"
+        )
+        if address is not None:
+            problem = (
+                f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
+                "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this "
+                "one, or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token "
+                f"({reason})"
+            )
+        raise UsageError(problem) from error
 
     # Ray's handler of SIGTERM exits at once, without a message; put ours back. Only the main thread
     # may do so.
@@ -98,7 +102,7 @@ def _require_answer(address: str) -> None:
     if address == "auto":
         return
 
-    # A port that is no number is a ValueError, one that is too large an OverflowError.
+    # A port that is no number makes a ValueError, one that is too large an OverflowError.
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -127,11 +131,14 @@ def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resourc
         uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
     """
     if gpus is None:
-        has_gpu = any(
-            node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes()
-        )
+        has_gpu = any(machine.get("GPU", 0) >= 1 for machine in _list_machines())
         gpus = 1 if uses_gpu and has_gpu else 0
     return Resources(cpus, gpus)
+
+
+def _list_machines() -> list[dict[str, float]]:
+    """Return the resources of each machine of the cluster, such as ``{"CPU": 8, "GPU": 2}``."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def count_concurrent_runs(resources: Resources) -> int:
@@ -143,7 +150,7 @@ def count_concurrent_runs(resources: Resources) -> int:
     Raises:
         UsageError: if no machine has them. Ray would wait for one that has.
     """
-    return count_runs([node["Resources"] for node in ray.nodes() if node["Alive"]], resources)
+    return count_runs(_list_machines(), resources)
 
 
 class RayRuns:
@@ -210,3 +217,48 @@ class RayRuns:
     def stop(self) -> None:
         """Leave the cluster; one that was started here ends."""
         stop(self.is_started)
+
+
+def run_tasks(
+    function: Callable[[Any, int], Any], job: Any, numbers: list[int], address: str
+) -> Iterator[Any]:
+    """Call ``function(job, number)`` for each number as a Ray task of one CPU.
+
+    A task whose process or machine is lost starts again, up to :data:`MOST_LOSSES` times. When the
+    generator ends or is closed, running tasks are cancelled, and the cluster is left.
+
+    Args:
+        function: a function of this package, which the other machines import.
+        job: its first argument, the same for all tasks.
+        numbers: its second argument in each of the tasks.
+        address: ``auto`` or HOST:PORT of the cluster.
+
+    Yields:
+        What the calls return, as they end, in any order.
+
+    Raises:
+        UsageError: if no cluster answers, or it has no CPU.
+        PosError: if a task was lost too often.
+    """
+    is_started = connect(address)
+    running: list[Any] = []
+    try:
+        count_concurrent_runs(Resources(cpus=1))  # raises the UsageError of a cluster without CPUs
+        task = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
+
+        # Keep Ray supplied with tasks, and yield each result as it comes.
+        waiting = deque(numbers)
+        while waiting or running:
+            while waiting and len(running) < MOST_SUBMITTED:
+                running.append(task.remote(job, waiting.popleft()))
+            (ended,), running = ray.wait(running)
+            yield ray.get(ended)
+    except ray.exceptions.RayError as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise PosError(
+            f"a task of the cluster was lost: {first_line}; the same command resumes"
+        ) from error
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        stop(is_started)

@@ -22,11 +22,11 @@ import cloudpickle
 import numpy as np
 import torch
 
+from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.runs import FAILED
-from recbole_pos.runs.resources import Resources, count_runs
-from recbole_pos.runs.worker import MOST_LOSSES, SharedData, train_run
+from recbole_pos.runs.worker import MOST_LOSSES, Resources, SharedData, count_runs, train_run
 
 
 def can_run_here(address: str | None, gpus: float | None, uses_gpu: bool) -> bool:
@@ -59,16 +59,8 @@ def start_server() -> None:
     from multiprocessing import forkserver  # Windows has none, and trains on Ray
 
     forkserver.set_forkserver_preload(["recbole_pos.runs.worker", "torch._dynamo"])
-
-    # With this variable, the server leaves the working directory out of its path.
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
+    with keep_working_directory_out():
         forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 class LocalRuns:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import re
 import socket
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,19 +21,63 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.interactions import wrap_read_only
 from recbole_pos.errors import PosError, UsageError
+from recbole_pos.experiment.device import is_out_of_memory
 from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder, copy_run
 from recbole_pos.experiment.train import train
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.runs.resources import Resources
+from recbole_pos.values import shown
 
 MOST_LOSSES = 3  # how often a run is resumed whose process or machine was lost
 QUIET = {"show_progress": False}  # options of all runs: nobody sees the output of Ray's processes
-# Messages of torch, numpy and others for want of memory.
-_OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|not enough memory|unable to allocate", re.IGNORECASE
-)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a training run.
+
+    Attributes:
+        cpus: number of CPUs, which is also the number of threads.
+        gpus: number of GPUs; with a fraction, several runs share one.
+    """
+
+    cpus: float = 1
+    gpus: float = 0
+
+    def __str__(self) -> str:
+        """Return ``1 CPU and 0.5 GPU a training``."""
+        return f"{self.cpus:g} CPU and {self.gpus:g} GPU a training"
+
+
+def count_runs(machines: Sequence[Mapping[str, float]], resources: Resources) -> int:
+    """Return how many runs some machines can train at the same time.
+
+    On each machine, the scarcest resource limits the number of runs: 8 CPUs and 2 GPUs hold two
+    runs of 1 CPU and 1 GPU.
+
+    Args:
+        machines: for each machine, ``CPU`` and ``GPU`` -> number of each.
+        resources: CPUs and GPUs of a run.
+
+    Raises:
+        UsageError: if no machine has the resources of a run.
+    """
+    rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
+    num_runs = 0
+    for machine in machines:
+        num_by_cpus = int(machine.get("CPU", 0) / resources.cpus + rounding)
+        num_by_gpus = num_by_cpus
+        if resources.gpus:
+            num_by_gpus = int(machine.get("GPU", 0) / resources.gpus + rounding)
+        num_runs += min(num_by_cpus, num_by_gpus)
+    if not num_runs:
+        found = "; ".join(f"{m.get('CPU', 0):g} CPUs, {m.get('GPU', 0):g} GPUs" for m in machines)
+        raise UsageError(
+            f"--cpus_per_trial, --gpus_per_trial: no machine has {resources.cpus:g} CPUs and "
+            f"{resources.gpus:g} GPUs for a run; found {shown(found)}"
+        )
+    return num_runs
 
 
 class SharedData:
@@ -183,7 +226,7 @@ def explain_failure(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else ""
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+    if is_out_of_memory(error):
         return f"out of memory: {text}" if text else "out of memory"
     if isinstance(error, PosError):
         return text

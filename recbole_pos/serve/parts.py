@@ -3,7 +3,7 @@
 In: a run, and the users of its dataset or parquet files of histories. Out: ``part-00000.parquet``,
 ``part-00001.parquet``, ... and ``_job/manifest.json``, which says what the parts are made from. A
 part is written whole or not at all, by one process. Processes of this machine are in
-``part_workers.py``, a Ray cluster in ``runs/tasks.py``.
+``part_workers.py``, a Ray cluster in ``runs/cluster.py``.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _write_all(
         num_threads=1 if address is not None else max(1, count_cores() // workers),
     )
     if address is not None:
-        from recbole_pos.runs.tasks import run_tasks  # imports Ray, which takes a second
+        from recbole_pos.runs.cluster import run_tasks  # imports Ray, which takes a second
 
         outcomes = run_tasks(try_part, job, numbers, address)
     else:

@@ -505,7 +505,7 @@ class Recommender(FittedModel):
 
         Each interaction is left out in turn, with its time; the other interactions and the time of
         the request stay. Items are ranked among the same candidates as before.
-        :func:`recbole_pos.inspect.explanation.draw_explanation` draws the result.
+        :func:`recbole_pos.inspect.pictures.draw_explanation` draws the result.
 
         Args:
             history: one history, as in :meth:`recommend`.

@@ -22,8 +22,7 @@ from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.runs.local_runs import LocalRuns, can_run_here
-from recbole_pos.runs.resources import Resources
-from recbole_pos.runs.worker import SharedData
+from recbole_pos.runs.worker import Resources, SharedData
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.study.results import select_protocol

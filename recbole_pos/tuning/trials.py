@@ -41,8 +41,7 @@ from recbole_pos.inspect.pictures import (
 )
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
-from recbole_pos.runs.resources import Resources
-from recbole_pos.runs.worker import MOST_LOSSES, train_run
+from recbole_pos.runs.worker import MOST_LOSSES, Resources, train_run
 from recbole_pos.study.rendered_table import format_duration, format_options
 from recbole_pos.tuning.search_plan import Search
 from recbole_pos.tuning.space import Parameter, Space
