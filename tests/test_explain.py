@@ -198,7 +198,6 @@ def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys
     printed = capsys.readouterr()
     assert "--history: not known to the model and left out: no-such" in printed.out + printed.err
     assert main([*command, "i1"]) == 2
-    assert "one known interaction" in capsys.readouterr().err
     loaded = Recommender.load(run_dir)
     found = loaded.explain(list(loaded.items[:2]), ["i7"], exclude_seen=False)
     assert draw_explanation(found, tmp_path / "a.png", "$5 and $6").stat().st_size > 5_000

@@ -85,13 +85,6 @@ def test_nothing_answers_at_the_address(no_ray, tmp_path: Path, monkeypatch, ref
         address = f"localhost:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     what = ["-m", "FPARec", "-d", "ml-100k", f"--run_dir={tmp_path / 'out'}"]
-    wrong = (
-        ("tune", "auto"),
-        ("tune", address),
-        ("compare", "-inf"),
-        ("tune", "localhost:99999"),
-        ("tune", "a..b:80"),
-    )
-    for command, given in wrong:
+    for command, given in (("tune", "auto"), ("tune", address), ("compare", "localhost:99999")):
         refused([command, *what, f"--address={given}"], "--address")
         assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import recbole_pos
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.experiment.folder import KNOWS_WHEN
+from recbole_pos.experiment.folder import REQUEST_TIME_WARNING
 from recbole_pos.layers.sequence_batch import PaddedBatch, SequenceBatch
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.serve.http import RecommendBody, recommend
@@ -187,7 +187,7 @@ def test_the_hour_of_the_request_decides(tmp_path: Path, recwarn: pytest.Warning
 def test_results_say_who_knows_the_time(trained: Callable, tmp_path: Path) -> None:
     folders = [trained("PosSASRec", position=["hstu"], request_time=x) for x in ("target", "none")]
     recbole_pos.compare(folders, run_dir=tmp_path / "table", verbose=False)
-    assert KNOWS_WHEN in (tmp_path / "table" / "table.md").read_text(encoding="utf-8")
+    assert REQUEST_TIME_WARNING in (tmp_path / "table" / "table.md").read_text(encoding="utf-8")
     history = {"items": ["i1"], "times": [1.5e9]}
     with pytest.raises(UsageError, match="^at:"):  # it has learned nothing of it
         recbole_pos.Recommender.load(folders[1]).recommend(histories=[history], at=1.6e9)

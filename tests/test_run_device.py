@@ -13,9 +13,10 @@ from conftest import SMALL, train
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.errors import UsageError
-from recbole_pos.experiment import build, device, evaluation
+from recbole_pos.experiment import build, device
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.device import Precision, check_device, describe_device
+from recbole_pos.layers import catalogue
 from recbole_pos.tables import storage
 
 
@@ -43,12 +44,17 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
     assert there["device"].type == "cuda"
 
 
-def test_a_run_of_another_machine_can_be_used_here(tiny, tmp_path, no_gpu) -> None:
+def test_a_run_of_another_machine(tiny, tmp_path, no_gpu) -> None:
+    """It resumes without the GPU that it had, but not in float16 on a CPU, where it can be used."""
     run = train(tiny, tmp_path / "run")
     text = (run / "config.yaml").read_text()
     assert "gpu_id: '0'" in text
     (run / "config.yaml").write_text(text.replace("gpu_id: '0'", "gpu_id: '7'"))
     assert recbole_pos.run(resume=run, verbose=False).test
+    (run / "config.yaml").write_text(text.replace("precision: auto", "precision: fp16"))
+    with pytest.raises(UsageError, match="precision: fp16 needs a GPU"):
+        recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False)
+    assert recbole_pos.load(run).config["precision"] == "fp16"
 
 
 def test_precision_of_a_cpu(tiny, no_gpu) -> None:
@@ -94,16 +100,6 @@ def test_half_precision_leaves_cudnn_attention_out() -> None:
             assert torch.backends.cuda.cudnn_sdp_enabled() == (name == "fp32")
 
 
-def test_a_run_in_float16_does_not_go_on_on_a_cpu(tiny, tmp_path, no_gpu) -> None:
-    """It is another run there; what it has learned can be used."""
-    run = train(tiny, tmp_path / "run", "PosSASRec")
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("precision: auto", "precision: fp16"))
-    with pytest.raises(UsageError, match="precision: fp16 needs a GPU"):
-        recbole_pos.run(resume=run, config_dict={"epochs": 2}, verbose=False)
-    assert recbole_pos.load(run).config["precision"] == "fp16"
-
-
 def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
     """Products alone: weights, gradients and the optimiser keep float32, and the loss is near."""
     losses = {}
@@ -131,7 +127,7 @@ def test_weights_that_cannot_fit(tiny, monkeypatch) -> None:
 @pytest.mark.parametrize(("model", "part"), [("Pop", None), ("FPARec", 10)])
 def test_scores_of_a_batch_must_fit(experiment, monkeypatch, model, part) -> None:
     """Of all items; of a part of them where a model is evaluated part by part."""
-    monkeypatch.setattr(evaluation, "PART", 10)
+    monkeypatch.setattr(catalogue, "PART", 10)
     assert experiment(model, eval_batch_size=50).trainer.part_size == part
     monkeypatch.setattr(device, "get_memory_limit", lambda: 1000)
     with pytest.raises(UsageError, match=f"eval_batch_size: .* for {part or 41} items"):

@@ -175,7 +175,7 @@ def test_the_command_to_resume_is_one_that_a_shell_takes(tmp_path: Path) -> None
 def test_no_file_that_a_killed_run_was_writing_stays(tmp_path: Path) -> None:
     """In the folder of the run, in which other files may be."""
     run = RunFolder(tmp_path)
-    written = [run.config, run.metrics, run.checkpoint, run.result, run.ranks, run.known]
+    written = [run.config, run.metrics, run.checkpoint, run.result, run.ranks, run.names]
     for file in (*written, run.vectors, run.vectors.with_suffix(".txt"), tmp_path / "other"):
         (tmp_path / f".{file.name}.0a1b2c3d.tmp").touch()
     (tmp_path / f".{KEPT}.tmp").touch()

@@ -58,9 +58,6 @@ def test_a_period_needs_two_steps_of_the_clock() -> None:
         times = [ticks * time for time in DATES]
         assert check(times, unit, 2 * DAY) == []
         assert len(check(times, unit, 1.99 * DAY)) == 1
-
-
-def test_a_clock_that_stands_still() -> None:
     with pytest.raises(UsageError, match="'when' is the same for all interactions of a user"):
         check([7, 7, 7, 9, 9])
 

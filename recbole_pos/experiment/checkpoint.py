@@ -272,6 +272,7 @@ def capture_state(trainer: Any) -> dict[str, Any]:
         The entries of a checkpoint, by name.
     """
     # Only RecBole's loaders have a generator; ours compute the order of batches from the epoch.
+    # ``identity`` are digests (short hashes) of the data, ``known`` is one of the names of items.
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
     is_best = progress.best_epoch == progress.next_epoch - 1
@@ -415,7 +416,7 @@ def require_vocabulary(
     """
     if vocabulary is not None and state.get("known") not in (None, vocabulary.digest):
         raise CheckpointError(
-            f"{RunFolder(Path(file).parent).known} is not the one that was written with {file}: "
+            f"{RunFolder(Path(file).parent).names} is not the one that was written with {file}: "
             "names or counts differ, so weights would be of other items; copy the run again"
         )
 

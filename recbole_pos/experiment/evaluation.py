@@ -7,6 +7,7 @@ the scores in memory are rows x :data:`~recbole_pos.layers.catalogue.PART`.
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +27,7 @@ from recbole_pos.data.windows import TARGET_EVENT
 from recbole_pos.distributed import current_shard, gather_rows
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.checkpoint import load_best
-from recbole_pos.layers.catalogue import (
-    PART,
-    Choice,
-    Scores,
-    products,
-    require_scores,
-    score_and_rank,
-    score_parts,
-    select_best,
-)
+from recbole_pos.layers import catalogue
 from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
@@ -116,10 +108,10 @@ class EvaluatingTrainer(Trainer):
         scores_in_parts = (
             isinstance(model, PosRecommender)
             and model.scores_by_products
-            and model.item_embedding.num_embeddings > PART
+            and model.item_embedding.num_embeddings > catalogue.PART
             and self.eval_collector.takes_parts
         )
-        return PART if scores_in_parts else None
+        return catalogue.PART if scores_in_parts else None
 
     def _full_sort_batch_eval(self, batched_data: tuple) -> tuple:
         """Score a batch of examples; argument and return value are those of RecBole's method.
@@ -150,15 +142,16 @@ class EvaluatingTrainer(Trainer):
             states = self.model.compute_states(interaction.to(self.device))
             vectors = self.model.item_vectors()
             items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
-            scores = RowScores(lambda ids: products(states, vectors, ids), items, excluded)
-            return interaction, scores, positive_u, positive_i
+            score = functools.partial(catalogue.products, states, vectors)
+            return interaction, RowScores(score, items, excluded), positive_u, positive_i
 
         # Else all items at once.
         try:
             found = self.model.full_sort_predict(interaction.to(self.device))
         except NotImplementedError:  # RecBole scores the pairs of rows and items by ``predict``
             return super()._full_sort_batch_eval((interaction, excluded, positive_u, positive_i))
-        row_scores = require_scores(found, len(interaction), self.tot_item_num, self.model)
+        shape = len(interaction), self.tot_item_num
+        row_scores = catalogue.require_scores(found, *shape, self.model)
         row_scores[:, 0] = -torch.inf  # padding is no item
         if excluded is not None:
             row_scores[excluded] = -torch.inf
@@ -175,13 +168,14 @@ class RowScores:
         excluded: rows [p] and items [p] of p pairs that are not ranked; None for none.
     """
 
-    score: Scores
+    score: catalogue.Scores
     items: Tensor
     excluded: tuple[Tensor, Tensor] | None = None
 
     def find_best(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and ids [b, k] of the best items; of equal scores, the lower id first."""
-        return select_best(score_parts(self.score, Choice(self.items), self.excluded), k)
+        choice = catalogue.Choice(self.items)
+        return catalogue.select_best(catalogue.score_parts(self.score, choice, self.excluded), k)
 
     def rank(self, targets: Tensor) -> Tensor:
         """Return the ranks [b] of targets ([b] ids) in the order of ``find_best``, from 0.
@@ -189,8 +183,8 @@ class RowScores:
         A target with the score -inf is no candidate; its rank is the number of items.
         """
         # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row.
-        ids = targets[:, None]
-        score, rank = score_and_rank(self.score, Choice(self.items), ids, self.excluded)
+        ids, choice = targets[:, None], catalogue.Choice(self.items)
+        score, rank = catalogue.score_and_rank(self.score, choice, ids, self.excluded)
         is_candidate = score[:, 0] > -torch.inf
         return torch.where(is_candidate, rank[:, 0] - 1, len(self.items))
 
@@ -229,6 +223,7 @@ class TargetCollector(Collector):
     @property
     def takes_parts(self) -> bool:
         """Whether scores of a part of the items at a time suffice for all metrics."""
+        # Metrics such as GAUC need the scores of all items of a row at once.
         needs_full_rows = any(map(self.register.need, _FULL_ROWS))
         return not needs_full_rows and (self.needs_topk or self.needs_items or self.needs_ranks)
 
@@ -240,6 +235,9 @@ class TargetCollector(Collector):
         positive_i: Tensor,
     ) -> None:
         """Collect what metrics need of a batch: hits among the best items, and ranks of targets.
+
+        They go into RecBole's ``data_struct`` under the names TOPK (hits), ITEMS (the best items),
+        RANK, and EVENT (which interactions the targets are).
 
         Args:
             scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores.
@@ -282,8 +280,8 @@ class TargetCollector(Collector):
     def get_data_struct(self) -> Any:
         """Return what has been collected in an evaluation, and make ready for the next one.
 
-        RecBole clears its own data after an evaluation; the ranks and their rows, which it does not
-        know, are cleared here.
+        RecBole clears its own data after an evaluation. The ranks of the targets (RANK) and which
+        interactions these are (EVENT), which it does not know, are cleared here.
 
         Returns:
             RecBole's DataStruct; of several processes, with the data of all of them.
@@ -326,19 +324,24 @@ def make_rank_table(
         interactions of the user; ``age``, seconds since the newest of them; ``popularity``, number
         of training interactions of the item.
     """
-    # Batches may have come in any order, as of several processes. A target has a history, so the
-    # interaction before it in the log is the newest of the same user.
-    log = dataset.log
+    # The targets of several processes come in any order.
     order = np.argsort(targets, kind="stable")
     targets = targets[order]
+
+    # The log, all interactions, is sorted by user and time. A target has a history, so the
+    # interaction before it in the log is the newest of the same user. ``log.ranks`` counts how many
+    # there are before it.
+    log = dataset.log
     users, items = log.users.numpy()[targets], log.items.numpy()[targets]
     times = log.times.numpy()
+    seconds_per_unit = SECONDS[time_unit]
+    seconds_since_newest = (times[targets] - times[targets - 1]) * seconds_per_unit
     columns = {
         "user": dataset.field2id_token[dataset.uid_field][users].astype(str),
         "item": dataset.field2id_token[dataset.iid_field][items].astype(str),
         "rank": ranks[order],
         "history": log.ranks[targets],
-        "age": (times[targets] - times[targets - 1]) * SECONDS[time_unit],
+        "age": seconds_since_newest,
         "popularity": dataset.popularity[items],
     }
     return pd.DataFrame(columns)

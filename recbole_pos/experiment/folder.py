@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from recbole_pos import files
 from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
@@ -25,14 +26,6 @@ from recbole_pos.data.targets import make_warnings
 from recbole_pos.data.valid_users import add_sample
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
-from recbole_pos.files import (
-    TEMPORARY,
-    atomic_write,
-    lock_folder,
-    name_write_errors,
-    remove_unfinished,
-    write_text,
-)
 from recbole_pos.values import Options, shown
 from recbole_pos.version import __version__
 from recbole_pos.yaml_files import read_yaml
@@ -49,7 +42,7 @@ class RunFolder:
         checkpoint: weights, and all that is needed to resume.
         result: the result of a finished run.
         ranks: the rank of each test target.
-        known: names of users and items by id, and their numbers of interactions.
+        names: names of users and items by id, and their numbers of interactions.
         vectors: content vectors of items, if the model reads them.
         data: a folder with the dataset, of a model that was saved with its data.
     """
@@ -62,7 +55,7 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.pt"
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
-        self.known = self.path / "known.parquet"
+        self.names = self.path / "known.parquet"
         self.vectors = self.path / KEPT
         self.data = self.path / "dataset"
 
@@ -108,7 +101,7 @@ class RunFolder:
     @property
     def is_kept(self) -> bool:
         """Whether the folder outlives the model in memory: it is not a temporary one."""
-        return not any(part.startswith(TEMPORARY) for part in self.path.parts)
+        return not any(part.startswith(files.TEMPORARY) for part in self.path.parts)
 
     @property
     def resume_command(self) -> str:
@@ -165,15 +158,15 @@ class RunFolder:
 
         Temporary files that a killed process has left beside the files of the run are removed.
         """
-        with lock_folder(self.path, "trained"):
+        with files.lock_folder(self.path, "trained"):
             text = self.vectors.with_suffix(".txt")
             written = self.config, self.metrics, self.checkpoint, self.result
-            remove_unfinished((*written, self.ranks, self.known, self.vectors, text))
+            files.remove_unfinished((*written, self.ranks, self.names, self.vectors, text))
             yield
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """Write the complete configuration; ``--config_files config.yaml`` repeats the run."""
-        write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+        files.write_text(self.config, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
         """Read what :meth:`write_config` wrote; ``PosConfig`` checks its options."""
@@ -181,16 +174,16 @@ class RunFolder:
 
     def write_metrics(self, history: Iterable[dict[str, Any]]) -> None:
         """Replace metrics.jsonl by the given epochs: a resumed run drops the epochs after them."""
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
+        files.write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in history))
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append the line of one epoch to metrics.jsonl."""
-        with name_write_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with files.name_write_errors(self.metrics), open(self.metrics, "a") as file:
+            file.write(json.dumps(line) + "\n")  # which is ASCII
 
     def write_ranks(self, ranks: pd.DataFrame) -> None:
         """Write the ranks of the test targets, a table of ``evaluation.make_rank_table``."""
-        with atomic_write(self.ranks, text=False) as file:
+        with files.atomic_write(self.ranks, text=False) as file:
             ranks.to_parquet(file, index=False)
 
     def write_vocabulary(self, vocabulary: Vocabulary, config: Options) -> None:
@@ -202,7 +195,7 @@ class RunFolder:
                 called.
         """
         fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        with atomic_write(self.known, text=False) as file:
+        with files.atomic_write(self.names, text=False) as file:
             vocabulary.to_table(*fields).to_parquet(file, index=False)
 
     def read_vocabulary(self, config: Options) -> Vocabulary | None:
@@ -219,13 +212,13 @@ class RunFolder:
         Raises:
             CheckpointError: if the file is damaged.
         """
-        if not self.known.is_file():
+        if not self.names.is_file():
             return None
         fields = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         try:
-            return Vocabulary.from_table(pd.read_parquet(self.known), *fields)
+            return Vocabulary.from_table(pd.read_parquet(self.names), *fields)
         except Exception as error:  # damaged metadata of the table make pandas raise any error
-            raise CheckpointError(f"{self.known} is damaged: {shown(str(error))}") from error
+            raise CheckpointError(f"{self.names} is damaged: {shown(str(error))}") from error
 
 
 def find_unused_path(dataset: str, model: str, prefix: str = "") -> Path:
@@ -304,10 +297,10 @@ def copy_run(
     """
     # Of the small files, those that the run has: for example, few runs have vectors of items.
     make_folder(target.path)
-    files = [source.config, source.metrics, source.known]
-    files += [source.vectors, source.vectors.with_suffix(".txt")]
-    files += [source.result, source.ranks] if with_results else []
-    for file in files:
+    small_files = [source.config, source.metrics, source.names]
+    small_files += [source.vectors, source.vectors.with_suffix(".txt")]
+    small_files += [source.result, source.ranks] if with_results else []
+    for file in small_files:
         if file.is_file():
             shutil.copy(file, target.path)
     if config is not None:
@@ -316,7 +309,7 @@ def copy_run(
     # The checkpoint comes last: until it is whole, the target does not count as a trained run.
     with (
         source.checkpoint.open("rb") as original,
-        atomic_write(target.checkpoint, text=False) as copied,
+        files.atomic_write(target.checkpoint, text=False) as copied,
     ):
         shutil.copyfileobj(original, copied)
 
@@ -324,7 +317,7 @@ def copy_run(
 # --- the result of a run ---
 
 
-KNOWS_WHEN = (
+REQUEST_TIME_WARNING = (
     "request_time: target: the model knew the time of what it predicts, which makes metrics higher "
     "than those of models that do not"
 )
@@ -394,8 +387,9 @@ def is_unfinished(folder: RunFolder) -> bool:
     Args:
         folder: folder of the run.
     """
-    # The folder of the best run of a search lies in that of the search, which has the file SEARCH.
-    if not folder.known.is_file() or (folder.path.parent / SEARCH).is_file():
+    # The folder of the best run of a search lies in that of the search, which has a file SEARCH
+    # (search.json).
+    if not folder.names.is_file() or (folder.path.parent / SEARCH).is_file():
         return False
     if not folder.result.is_file():
         return True
@@ -419,8 +413,10 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """
-    knows_when = [KNOWS_WHEN] if request_time == "target" else []
-    return [*make_warnings(split), *warn_of_repeats(split, candidates), *knows_when]
+    warnings = [*make_warnings(split), *warn_of_repeats(split, candidates)]
+    if request_time == "target":
+        warnings.append(REQUEST_TIME_WARNING)
+    return warnings
 
 
 def make_result(

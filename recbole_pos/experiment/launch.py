@@ -30,18 +30,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from recbole_pos import errors
 from recbole_pos.config.arguments import RunArguments
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import keep_working_directory_out
-from recbole_pos.errors import (
-    CheckpointError,
-    Interrupted,
-    StorageError,
-    TrainingError,
-    UsageError,
-    handle_signals,
-)
+from recbole_pos.errors import Interrupted, TrainingError, UsageError, handle_signals
 from recbole_pos.experiment.device import count_cores
 from recbole_pos.experiment.folder import Result, RunFolder, find_unused_path
 from recbole_pos.experiment.train import train
@@ -49,9 +43,6 @@ from recbole_pos.reporter import Reporter
 
 _GRACE = 30  # seconds in which torch ends a process that has lost another one
 _GROUP_NUMBERS = itertools.count()  # equal in all processes, which run the same script
-_ERRORS = {
-    error.__name__: error for error in (UsageError, CheckpointError, StorageError, TrainingError)
-}
 
 
 def is_launched() -> bool:
@@ -132,7 +123,9 @@ def run_in_parallel(
 
         if error_file.is_file():
             name, _, text = error_file.read_text("utf-8").partition(": ")
-            raise _ERRORS[name](text) if name in _ERRORS else TrainingError(f"{name}: {text}")
+            if hasattr(errors, name):  # of this package
+                raise getattr(errors, name)(text)
+            raise TrainingError(f"{name}: {text}")
 
     if failure is not None:
         # A signal ends a process with a negative code. A positive one without an error in the file

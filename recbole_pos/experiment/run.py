@@ -257,7 +257,7 @@ def load_without_data(path: str | Path) -> Experiment:
     file, folder, config = _open_trained(path, {})
     vocabulary = folder.read_vocabulary(config)
     if vocabulary is None:
-        raise NeedsDataset(f"{folder.path} has no {folder.known.name}: names of items", config)
+        raise NeedsDataset(f"{folder.path} has no {folder.names.name}: names of items", config)
     # The model reads the catalogue in place of the dataset and of its training part.
     catalogue: Any = Catalogue(config, vocabulary)
     model = build_model(config, catalogue, catalogue)

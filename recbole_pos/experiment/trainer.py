@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import time
@@ -24,15 +25,9 @@ from torch.nn.utils import clip_grad_norm_
 from recbole_pos import distributed
 from recbole_pos.data.loaders import RowLoader, WindowLoader, make_training_loader
 from recbole_pos.errors import RunWarning, TrainingError, UsageError
+from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.callbacks import Callback, call
-from recbole_pos.experiment.checkpoint import (
-    CheckpointWriter,
-    Progress,
-    capture_state,
-    extract_weights,
-    load_weights,
-    restore,
-)
+from recbole_pos.experiment.checkpoint import CheckpointWriter, Progress
 from recbole_pos.experiment.device import Precision
 from recbole_pos.experiment.diagnosis import LossWatch, log_notices
 from recbole_pos.experiment.evaluation import EvaluatingTrainer, TargetCollector
@@ -57,7 +52,7 @@ class PosTrainer(EvaluatingTrainer):
     """
 
     def __init__(self, config: Options, model: Any) -> None:
-        """Set what RecBole's trainer sets, and what resume, reports and processes need.
+        """Set the attributes of RecBole's trainer, and those to resume, report and share a run.
 
         Args:
             config: configuration of the run.
@@ -127,8 +122,8 @@ class PosTrainer(EvaluatingTrainer):
     def _build_optimizer(self) -> torch.optim.Optimizer:
         """Build the optimiser of the parameters that are trained (that require a gradient).
 
-        Adam and AdamW are fused: one call updates all parameters, which is faster. Others are built
-        by RecBole.
+        Adam and AdamW (``_FUSED``) are fused: one call updates all parameters, which is faster.
+        Others are built by RecBole.
         """
         name = self.learner.lower()
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -205,7 +200,8 @@ class PosTrainer(EvaluatingTrainer):
         if saved and self.run is None:
             file.parent.mkdir(parents=True, exist_ok=True)
         is_written = saved and self.shard.rank == 0
-        self.writer = CheckpointWriter(file if is_written else None, lambda: capture_state(self))
+        capture = functools.partial(checkpoint.capture_state, self)
+        self.writer = CheckpointWriter(file if is_written else None, capture)
 
         # The epochs. ``trim_heap`` returns freed memory to the system.
         try:
@@ -247,7 +243,7 @@ class PosTrainer(EvaluatingTrainer):
     def _train_epoch(
         self, train_data: Any, epoch_idx: int, loss_func: Any = None, show_progress: bool = False
     ) -> dict[str, Any]:
-        """Train one epoch, and return its line for metrics.jsonl, without validation metrics yet.
+        """Train one epoch, and return its line for metrics.jsonl, with no validation metrics yet.
 
         Args:
             train_data: the loader of the training data.
@@ -285,7 +281,7 @@ class PosTrainer(EvaluatingTrainer):
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (
             self.precision.rounded_products(),
-            self.steps_in_rows(),
+            self.keep_item_gradient(),
             reporter.task(title, len(train_data), show_progress) as task,
         ):
             batches = train_data.iterate_batches(self.device, self.config["data_on_device"])
@@ -389,7 +385,7 @@ class PosTrainer(EvaluatingTrainer):
         return reported_loss
 
     @contextmanager
-    def steps_in_rows(self) -> Iterator[None]:
+    def keep_item_gradient(self) -> Iterator[None]:
         """Keep the gradient of a large item table between steps, in a ``with`` block.
 
         A step touches few rows of such a table. Its gradient is kept, and of it only these rows are
@@ -422,7 +418,7 @@ class PosTrainer(EvaluatingTrainer):
         progress = self.progress
         if not valid_data or self.eval_step <= 0:
             progress.best_epoch = line["epoch"]
-            self.best_weights = copy.deepcopy(extract_weights(self.model))
+            self.best_weights = copy.deepcopy(checkpoint.extract_weights(self.model))
             return False
         if (line["epoch"] + 1) % self.eval_step:
             return False  # a validation is due every ``eval_step`` epochs
@@ -451,14 +447,14 @@ class PosTrainer(EvaluatingTrainer):
         if has_improved:
             progress.best_epoch = line["epoch"]
             progress.best_result = metrics
-            self.best_weights = copy.deepcopy(extract_weights(self.model))
+            self.best_weights = copy.deepcopy(checkpoint.extract_weights(self.model))
         progress.evaluation_seconds += time.perf_counter() - started
         line["valid"] = {name: float(value) for name, value in metrics.items()}
         return has_improved
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Put weights in the form of ``checkpoint.extract_weights`` into the model."""
-        load_weights(self.model, weights)
+        checkpoint.load_weights(self.model, weights)
 
     def resume_checkpoint(self, resume_file: str, train_data: Any = None) -> None:
         """Restore the state of a training in a checkpoint, so that ``fit`` continues with it.
@@ -467,7 +463,7 @@ class PosTrainer(EvaluatingTrainer):
             resume_file: the checkpoint, into which the training then goes on to write.
             train_data: the loader that ``fit`` will get, whose random state is restored, too.
         """
-        restore(self, resume_file, train_data)
+        checkpoint.restore(self, resume_file, train_data)
         self.saved_model_file = str(resume_file)
         if self.run:
             self.run.write_metrics(self.progress.history)
@@ -503,7 +499,7 @@ def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int
         config: configuration of the run.
         epoch: number of the epoch, from 0.
         step: number of steps before this one, in all epochs.
-        num_steps: number of steps of all epochs; read by schedules in ``PER_STEP``.
+        num_steps: number of steps of all epochs; read by the schedules cosine and linear.
     """
     # The rate rises in a straight line during the warm-up; then it falls with every step (cosine,
     # linear), or is multiplied by ``lr_decay_rate`` every ``lr_decay_step`` epochs.
@@ -512,7 +508,7 @@ def compute_learning_rate(config: Options, epoch: int, step: int, num_steps: int
     highest = config["learning_rate"]
     if step < warmup:
         return highest * ((step + 1) / (warmup + 1))
-    if schedule in PER_STEP:
+    if schedule in PER_STEP:  # cosine or linear
         progress = min((step - warmup) / max(num_steps - warmup, 1), 1.0)
         if schedule == "cosine":
             return highest * ((1 + math.cos(math.pi * progress)) / 2)

@@ -169,7 +169,8 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
     if missing := set(present) - {*current, "nope"}:
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
-    # Options that shape the model: its own, those of its schemes, and some that all models have.
+    # Options that shape the model: its own of the role MODEL (not those of training), those of its
+    # schemes, and some that all models have.
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
@@ -199,9 +200,9 @@ def require_updatable(path: str | Path) -> RunFolder:
         UsageError: if it holds no run, no names of its items by id, or a run that is not finished.
     """
     folder = RunFolder(path).require("update_from")
-    if not folder.known.is_file():
+    if not folder.names.is_file():
         raise UsageError(
-            f"update_from: {folder.path} has no {folder.known.name}, which says of which item a "
+            f"update_from: {folder.path} has no {folder.names.name}, which says of which item a "
             "weight is; copy the run again"
         )
     if is_unfinished(folder):

@@ -122,24 +122,25 @@ def draw_maps(
         file: path to write to, which is returned.
         columns: number of panels in a row; by default all, up to ``ABREAST``.
     """
-    # A grid of panels whose size fits their number.
+    # A grid of panels, which share 12 inches, but are between 1.5 and 3.2 inches wide and high. The
+    # figure has room for the colours on the right, and for a line of each title.
     columns = columns or min(len(panels), ABREAST)
     rows = math.ceil(len(panels) / columns)
-    inches = min(3.2, max(1.5, 12 / max(columns, rows)))  # width and height of a panel
+    inches = min(3.2, max(1.5, 12 / max(columns, rows)))
     width = max(inches * columns + 1.8, 5.5)
     height = inches * rows + 0.7 + 0.25 * len(titles)
     figure = new_figure(width, height, square=True)
     grid = figure.subplots(rows, columns, squeeze=False)
 
-    # One scale of colours for all panels.
-    style = choose_colors([matrix for _, matrix in panels])
-    font_size = 10 if inches > 2.2 else 8
-    image: Any = None
-
     # The last row may have more places than panels; those stay empty.
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
-    # Draw each matrix. Only panels at the left and at the bottom have labels.
+
+    # Draw each matrix, with one scale of colours for all. Only panels at the left and at the bottom
+    # have labels.
+    style = choose_colors([matrix for _, matrix in panels])
+    font_size = 10 if inches > 2.2 else SMALL
+    image: Any = None
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
         n = len(matrix)
         extent = (0.5 - n, 0.5, 0.5, 0.5 - n)  # cells from 1 - n to 0, the newest, on both axes

@@ -21,7 +21,7 @@ from recbole_pos.config.checks import as_list
 from recbole_pos.config.posconfig import PLUGINS, STARTS
 from recbole_pos.data.candidates import warn_of_repeats
 from recbole_pos.errors import UsageError, make_resume_command
-from recbole_pos.experiment.folder import KNOWS_WHEN, RunFolder, read_result
+from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
 from recbole_pos.study.plan import COLD, METRICS, Plan, Source, TablePlan, list_fits, name_bins
@@ -375,11 +375,11 @@ class _Collector:
             facts: facts of the study, with the summary of its split.
         """
         warnings = []
-        # KNOWS_WHEN is the sentence about models that know the time of what they predict.
+        # REQUEST_TIME_WARNING is the sentence about models that know the time of what they predict.
         # The keys of a dict are an ordered set.
         time_aware = {line["row"]: 1 for line in lines if line.get("request_time") == "target"}
         if time_aware:
-            warnings.append(f"{', '.join(time_aware)}: {KNOWS_WHEN}")
+            warnings.append(f"{', '.join(time_aware)}: {REQUEST_TIME_WARNING}")
         if facts.split:
             for candidates in sorted({str(line.get("candidates") or "") for line in lines} - {""}):
                 warnings += warn_of_repeats(facts.split, candidates)
@@ -540,7 +540,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     chosen = ["--reference", reference] if reference else []
     facts = StudyFacts(  # those of the first run, since all runs have the same data
         versions=first_result.versions,
-        warnings=[text for text in first_result.warnings if text != KNOWS_WHEN],
+        warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
         split=select_protocol(first_result.split),
     )
     command = shlex.join(["recbole-pos", "compare", *map(str, paths), *chosen])
