@@ -74,8 +74,7 @@ def connect(address: str | None) -> bool:
             problem = (
                 f"--address: what answers at {shown(address)} is no Ray cluster, or wants another "
                 "token: copy ~/.ray/auth_token of the machine that ran `ray start --head` to this "
-                "one, or set RAY_AUTH_TOKEN to what it holds, and set RAY_AUTH_MODE=token "
-                f"({reason})"
+                f"one, and set RAY_AUTH_MODE=token ({reason})"
             )
         raise UsageError(problem) from error
 
