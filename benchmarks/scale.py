@@ -31,7 +31,7 @@ from training import build, time_steps  # noqa: E402
 from recbole_pos.data.loaders import TargetLoader  # noqa: E402
 from recbole_pos.experiment import checkpoint  # noqa: E402
 from recbole_pos.experiment.build import Experiment  # noqa: E402
-from recbole_pos.experiment.checkpoint import capture  # noqa: E402
+from recbole_pos.experiment.checkpoint import capture_state  # noqa: E402
 from recbole_pos.experiment.folder import peak_rss_mb  # noqa: E402
 
 MEMORY = 12 << 30  # bytes of address space of a process
@@ -184,7 +184,7 @@ def measure(cell: Cell, folder: Path, seconds: float) -> dict[str, float]:
         timed = time_steps(trainer, loader, seconds, warm=1, clock=time.process_time)
         figures["epoch"] = timed.seconds / timed.targets * loader.num_targets
         save = partial(checkpoint.save, folder / "checkpoint.pt")
-        figures["checkpoint"] = time_call(lambda: save(capture(trainer)), time.process_time)
+        figures["checkpoint"] = time_call(lambda: save(capture_state(trainer)), time.process_time)
         figures["evaluation"] = evaluate(experiment)
     return {**figures, "peak_mb": peak_rss_mb()}
 

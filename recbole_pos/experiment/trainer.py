@@ -258,17 +258,7 @@ class PosTrainer(EvaluatingTrainer):
         started = time.perf_counter()
         self.model.train()
 
-        # A schedule that ends with the training needs the number of all steps. Only now the loader
-        # can tell it, and it may depend on the epoch.
-        warmup = self.config["warmup_steps"]
-        if (self.config["lr_scheduler"] in PER_STEP or warmup) and self.planned_steps == 0:
-            train_data.set_epoch(0)
-            self.planned_steps = self.epochs * len(train_data)
-            if warmup >= self.planned_steps > 0:
-                text = (
-                    f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
-                )
-                warnings.warn(text, RunWarning, 2)
+        self._plan_steps(train_data)
 
         # Of several processes, each computes its share of the loss; the gradients are summed up.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
@@ -307,6 +297,25 @@ class PosTrainer(EvaluatingTrainer):
             "seconds": round(seconds, 3),
             "targets_per_second": round(train_data.num_targets / seconds, 1),
         }
+
+    def _plan_steps(self, train_data: Any) -> None:
+        """Set ``planned_steps``, the number of steps of all epochs, if the learning rate needs it.
+
+        That of a step depends on it under a schedule that falls with every step, or with a warm-up.
+
+        Args:
+            train_data: the loader of the training data.
+        """
+        warmup = self.config["warmup_steps"]
+        is_needed = self.config["lr_scheduler"] in PER_STEP or warmup
+        if not is_needed or self.planned_steps > 0:
+            return
+        # Epochs may differ in their number of batches; a resumed run, too, counts by the first one.
+        train_data.set_epoch(0)
+        self.planned_steps = self.epochs * len(train_data)
+        if warmup >= self.planned_steps > 0:
+            text = f"warmup_steps: training ends after {self.planned_steps} steps, before {warmup}"
+            warnings.warn(text, RunWarning, 2)
 
     def _share_loss(self, loss_func: Callable[[Any], Any], epoch: int) -> distributed.SharedLoss:
         """Seed this process for an epoch, and return a loss whose gradients are summed up.
