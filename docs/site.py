@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 import recbole_pos
-from recbole_pos.cli.commands import make_parser
+from recbole_pos.cli.main import make_parser
 from recbole_pos.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent

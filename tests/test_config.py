@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import recbole
 import yaml
 
 from recbole_pos.config.options import find_unmet, flatten_options
@@ -18,14 +17,7 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.callbacks import make_loggers
 from recbole_pos.model.models import BASELINES, MODELS, list_kinds
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.yaml_files import (
-    DATASETS,
-    ROOT,
-    PackagedLoader,
-    YamlLoader,
-    read_overall_defaults,
-    read_yaml,
-)
+from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
 
 @pytest.fixture
@@ -55,7 +47,6 @@ def opened(tmp_path: Path, monkeypatch) -> Any:
         ("for: {PosSASRec: {positional_rank: 4}}", {}, "a.yaml, for PosSASRec: unknown key"),
         ("for: {SASRec: {n_heads: 2}}\npositional_rank: 4", {}, "a.yaml: unknown key"),
         ("negatives: 3", {}, "it is read with loss_type: BCE, gBCE, sampled_softmax"),
-        ("num_samples: 3", {}, "it is an argument of run, compare or tune"),
     ],
     ids=lambda x: x.strip() if isinstance(x, str) else "",
 )
@@ -70,15 +61,6 @@ def test_values_are_never_evaluated(opened, tmp_path: Path) -> None:
     code = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).touch()"
     assert opened("FPARec", LIST_SUFFIX=code)["LIST_SUFFIX"] == code
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.slow
-def test_both_loaders_read_the_same() -> None:
-    """All files that the package and RecBole bring, by their loader and by that of others."""
-    recboles = Path(recbole.__file__).parent / "properties"
-    for folder in (ROOT, DATASETS, recboles):
-        for text in (file.read_text("utf-8") for file in folder.rglob("*.yaml")):
-            assert repr(yaml.load(text, PackagedLoader)) == repr(yaml.load(text, YamlLoader))
 
 
 def test_plain_configuration_repeats_itself(opened) -> None:
@@ -122,8 +104,7 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
         keys |= set(read_overall_defaults())
     for name in config["position"] or ():
         keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
-    keys -= {"metrics", "tensorboard"}  # RecBole's Config reads them
-    keys -= {"new_items", "column_types"}  # with update_from; of parquet
+    keys -= {"metrics", "tensorboard", "column_types"}  # RecBole's Config reads them; of parquet
     kinds = list_kinds(model, config["MODEL_TYPE"])
     options = flatten_options(config.plain)
     is_declared = [key for key in keys if find_unmet(key, options, kinds) is None]
@@ -141,6 +122,7 @@ def test_sources_are_merged(tmp_path: Path, opened) -> None:
     file = tmp_path / "ml-100k" / "ml-100k.yaml"
     file.write_text(
         "eval_args: {split: {RS: [8, 1, 1]}}\nposition: [parec]\nepochs: 3\n"
+        "feature_fusion: concat_mlp\n"  # for other models; nothing reads it here
         "for: {PARec: {n_layers: 3}}\n"
     )
     data = {"data_path": str(tmp_path)}

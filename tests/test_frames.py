@@ -168,7 +168,7 @@ def test_what_is_no_frame_of_interactions() -> None:
             rp.Dataset.from_frame(given)
     with pytest.raises(UsageError, match="from_frame"):
         rp.run("Pop", frame)
-    with pytest.raises(UsageError, match="user"):
+    with pytest.raises(TypeError, match="usr"):
         rp.Dataset.from_frame(frame, usr="user_id")
 
 

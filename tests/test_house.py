@@ -84,8 +84,9 @@ def test_no_circle() -> None:
 
 
 def test_what_lower_rooms_do_not_know() -> None:
-    """Layers and positions RecBole, data a model; Ray is known to few."""
+    """Layers and positions RecBole, data a model, conversion torch; Ray is known to few."""
     assert "recbole" not in _reached("layers") | _reached("position")
+    assert not {"recbole", "torch"} & _reached("conversion")  # they take seconds to import
     assert "model" not in {_room(name) for name in _reached("data")}
     with_ray = {_room(name) for name, others in GRAPH.items() if "ray" in others}
     assert with_ray <= {"runs", "tuning", "study"}

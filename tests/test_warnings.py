@@ -94,13 +94,6 @@ class OneWay(BothWays):
     two = False
 
 
-class FromZero(OneWay):
-    """Its states are 0 before the first step, so no change is a part of them."""
-
-    def encode(self, batch):
-        return 0.0 * super().encode(batch)
-
-
 class Honest(BothWays):
     """Says that it looks ahead, and has one state for a session."""
 
@@ -131,7 +124,6 @@ def fresh(model: Any, tiny: Path, **options: Any) -> Experiment:
     ("model", "options", "warned"),
     [
         (OneWay, {}, None),
-        (FromZero, {}, None),
         (BothWays, {}, "BothWays"),
         (BothWays, {"augmentation": "prefix"}, None),
         (Honest, {"train_windows": "prefix"}, None),

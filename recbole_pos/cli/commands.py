@@ -13,89 +13,33 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.cli.parser import Command, Parser, list_files, option, read_list, read_settings
-from recbole_pos.config.arguments import (
-    AttachArguments,
-    CompareArguments,
-    ConvertArguments,
-    PartArguments,
-    RunArguments,
-    SearchArguments,
-    ServeArguments,
-)
+from recbole_pos.cli.parser import Command, option, read_list, read_settings
+from recbole_pos.config import arguments
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.version import __version__
 
-EPILOG = """examples:
-  recbole-pos run -m FPARec -d ml-100k
-  recbole-pos run -m SASRec -d ml-100k --epochs 20 --learning_rate 5e-4
-  recbole-pos run -m FPARec --help
-  recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
-  recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --max_concurrent 2
-  recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
-"""
 # Arguments that several commands share.
 _PLUGINS = option("--plugins [MODULE]", "modules with models or schemes, as of run")
-_SOURCES = (option("--data_path DIR", "folder of datasets (where the run found its own)"), _PLUGINS)
+_DATA_PATH = option("--data_path DIR", "folder of datasets (where the run found its own)")
+_DATA_PATH_AND_PLUGINS = (_DATA_PATH, _PLUGINS)
 _RUN_DIR = option("RUN_DIR", "the folder of a run")
 # The run to start from, where --run_dir is the folder of the new run.
-_TRAINED = option("RUN_DIR", "the folder of a run", dest="trained")
+_TRAINED_RUN = option("RUN_DIR", "the folder of a run", dest="trained")
+_CONFIG_FILES = option("--config_files YAML...", "configuration", default=[])
+_PART = option("--part PART", "test or valid (test)", default="test")
 _MODEL = option("-m --model MODEL", "plugin model or RecBole model, see `recbole-pos models`")
-_DATASET = (
+_DATASET_AND_FILES = (
     option("-d --dataset DATASET", "folder with atomic files under data_path, or ml-100k"),
-    option("--config_files YAML...", "configuration", default=[]),
+    _CONFIG_FILES,
 )
-_CHECKPOINT = option("RUN_DIR", "folder of a run", dest="checkpoint")
 _EXCLUDE = option("--exclude FILE", "names to leave out, one a line")
-_AT = option(
+_AT_TIME = option(
     "--at TIME",
     "of the request, for models trained with request_time: target; ISO 8601 or a number (now)",
 )
-_GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 
 
-def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the whole command line.
-
-    Returns:
-        parser: argparse's parser, with a subparser for each command.
-        parsers: name of a command, or of a group of commands -> its parser.
-    """
-    parser = Parser(
-        prog="recbole-pos",
-        description="Position-aware sequential recommendation for RecBole.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
-    commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
-    for name, command in Command.by_name.items():
-        # A command such as "inspect attention" is in a group, which has a parser of its own.
-        group, _, last_name = name.rpartition(" ")
-        if group not in groups:
-            group_parser = commands.add_parser(group, help=_GROUPS[group])
-            groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
-
-        # The help is the docstring of the function, and its first paragraph the summary.
-        text = command.function.__doc__ or ""
-        summary = text.partition("\n\n")[0]
-        subparser: Parser = groups[group].add_parser(
-            last_name, help=summary, description=text, add_help=command.add_help
-        )
-        subparser.add_argument("--debug", action="store_true", help="show tracebacks")
-        for argument in command.arguments:
-            if isinstance(argument, type):  # a settings class
-                subparser.add_fields(argument)
-            else:
-                subparser.add(argument)
-        subparser.set_defaults(
-            command=command.function, parser=subparser, configured=command.configured
-        )
-    return parser, commands.choices
-
-
-@Command.register("convert", option("EVENTS", "file or folder"), ConvertArguments)
+@Command.register("convert", option("EVENTS", "file or folder"), arguments.ConvertArguments)
 def _convert(args: argparse.Namespace) -> None:
     """Make a dataset of a csv, tsv, json lines or parquet file.
 
@@ -105,7 +49,7 @@ def _convert(args: argparse.Namespace) -> None:
     """
     from recbole_pos.conversion.convert import convert
 
-    convert(args.events, settings=read_settings(args, ConvertArguments))
+    convert(args.events, settings=read_settings(args, arguments.ConvertArguments))
 
 
 @Command.register(
@@ -115,7 +59,7 @@ def _convert(args: argparse.Namespace) -> None:
     option("--overwrite", "replace a dataset that is there"),
 )
 def _data(args: argparse.Namespace) -> None:
-    """Public datasets: where they come from, and how to build them.
+    """List public datasets, say where they come from, and build them.
 
     List the public datasets (data), describe one (data NAME), or build a dataset of its raw
     files (data build NAME FILE ...) and check its counts.
@@ -142,8 +86,8 @@ def _data(args: argparse.Namespace) -> None:
     "run",
     option("-h --help", "this, and the keys of MODEL"),
     _MODEL,
-    *_DATASET,
-    RunArguments,
+    *_DATASET_AND_FILES,
+    arguments.RunArguments,
     configured=True,
     add_help=False,
 )
@@ -162,43 +106,30 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
             list_options(args.model, overrides)
         return
 
-    # The import takes seconds, so the line that announces the run comes first.
-    files = list_files(args.config_files)
-    settings = read_settings(args, RunArguments)
-    _announce(args, settings)
-    from recbole_pos.experiment.run import run
-
-    run(args.model, args.dataset, files, overrides, settings=settings)
-
-
-def _announce(args: argparse.Namespace, settings: RunArguments) -> None:
-    """Print which model runs on which dataset, before torch and RecBole are imported.
-
-    The import takes seconds, in which the user would see nothing. With ``--json``, and in all but
-    the first process of a distributed run, nothing is printed.
-
-    Args:
-        args: parsed arguments of the command ``run``, with model and dataset.
-        settings: its settings, with the run to resume, if any.
-    """
-    is_first_process = os.environ.get("RANK", "0") == "0"  # of those that torchrun starts
-    if settings.as_json or not is_first_process:
-        return
+    # Print what will run before torch and RecBole are imported: this takes seconds, in which the
+    # user would see nothing. Of several processes that train together, only the first prints.
     from recbole_pos.reporter import Reporter
 
+    settings = read_settings(args, arguments.RunArguments)
+    is_first_process = os.environ.get("RANK", "0") == "0"  # torchrun sets it
     task = " on ".join(name for name in (args.model, args.dataset) if name)
     if settings.resume is not None:
         task = f"resumes {settings.resume}"
-    text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
-    Reporter(settings.verbose).line(text)
+    if is_first_process and not settings.as_json:
+        text = f"recbole-pos {__version__}: {task or 'the model of the files'}"
+        Reporter(settings.verbose).line(text)
+
+    from recbole_pos.experiment.run import run
+
+    run(args.model, args.dataset, args.config_files, overrides, settings=settings)
 
 
 @Command.register(
     "tune",
     _MODEL,
-    *_DATASET,
+    *_DATASET_AND_FILES,
     option("--space FILE", "yaml (properties/tune/<model>.yaml)"),
-    SearchArguments,
+    arguments.SearchArguments,
     configured=True,
 )
 def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -215,17 +146,16 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
-    settings = read_settings(args, SearchArguments)
-    files = list_files(args.config_files)
-    tune(args.model, args.dataset, args.space, files, overrides, settings=settings)
+    settings = read_settings(args, arguments.SearchArguments)
+    tune(args.model, args.dataset, args.space, args.config_files, overrides, settings=settings)
 
 
 @Command.register(
     "compare",
     option("STUDY...", "a study's yaml or folder, or folders of runs", dest="paths", nargs="*"),
     option("-m --model MODEL", "models, with commas between them"),
-    *_DATASET,
-    CompareArguments,
+    *_DATASET_AND_FILES,
+    arguments.CompareArguments,
     configured=True,
 )
 def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -244,11 +174,11 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         )
 
     # `-m A,B` names models; otherwise the paths are a study (one path) or run folders (several).
-    models = [name.strip() for name in (args.model or "").split(",") if name.strip()]
-    paths = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
-    files = list_files(args.config_files)
-    settings = read_settings(args, CompareArguments)
-    comparison = compare(models or paths, args.dataset, files, overrides, settings=settings)
+    what: Any = [name.strip() for name in (args.model or "").split(",") if name.strip()]
+    if args.paths:
+        what = args.paths[0] if len(args.paths) == 1 else [Path(path) for path in args.paths]
+    settings = read_settings(args, arguments.CompareArguments)
+    comparison = compare(what, args.dataset, args.config_files, overrides, settings=settings)
     if comparison is None or settings.report:  # nothing was trained
         return
 
@@ -266,9 +196,9 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 @Command.register(
     "attach",
-    _TRAINED,
+    _TRAINED_RUN,
     option("SCHEME...", "such as kernel", dest="schemes"),
-    AttachArguments,
+    arguments.AttachArguments,
     configured=True,
 )
 def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -279,15 +209,15 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.experiment.run import attach
 
-    settings = read_settings(args, AttachArguments)
+    settings = read_settings(args, arguments.AttachArguments)
     attach(args.trained, args.schemes, overrides, settings=settings)
 
 
 @Command.register(
     "update",
-    _TRAINED,
+    _TRAINED_RUN,
     option("--new_items FIELD", "new items start with the mean vector of those that share FIELD"),
-    AttachArguments,
+    arguments.AttachArguments,
     configured=True,
 )
 def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -299,7 +229,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.experiment.run import update
 
-    settings = read_settings(args, AttachArguments)
+    settings = read_settings(args, arguments.AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
 
@@ -319,7 +249,7 @@ def _schemes(args: argparse.Namespace) -> None:
     list_schemes()
 
 
-@Command.register("inspect attention", _CHECKPOINT, *_SOURCES)
+@Command.register("inspect attention", _RUN_DIR, *_DATA_PATH_AND_PLUGINS)
 def _inspect_attention(args: argparse.Namespace) -> None:
     """Draw the attention weights of every layer and head.
 
@@ -328,22 +258,22 @@ def _inspect_attention(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.attention import inspect_attention
 
-    print(inspect_attention(args.checkpoint, args.data_path))
+    print(inspect_attention(args.run_dir, args.data_path))
 
 
 @Command.register(
     "inspect because",
-    _CHECKPOINT,
+    _RUN_DIR,
     option("--user USER", "name of a user of the data", group="who"),
     option("--history ITEM...", "items, oldest first", group="who"),
     option("--items ITEM...", "items to explain (the k recommended)"),
     option("-k N", "items that are recommended (10)", default=10),
-    _AT,
+    _AT_TIME,
     option("--out FILE", "picture to write (RUN_DIR/because.png)"),
-    *_SOURCES,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _inspect_because(args: argparse.Namespace) -> None:
-    """Which past interactions carried what is recommended to a user.
+    """Show which past interactions carried what is recommended to a user.
 
     Leave each past interaction out in turn, and draw by how much the score and the rank of each
     item fall. Prints the up to three that raised an item most. Names are those of the data; for
@@ -357,22 +287,21 @@ def _inspect_because(args: argparse.Namespace) -> None:
 
     # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
-    recommender = Recommender.load(args.checkpoint, args.data_path, histories_only=has_history)
+    recommender = Recommender.load(args.run_dir, args.data_path, histories_only=has_history)
     unknown = [name for name in args.history or () if name not in recommender.ids]
     if unknown:
         Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
 
+    # A frame with a row for each recommended item and past interaction: how much the score of the
+    # item changes without the interaction.
     effects = recommender.explain(args.history, args.items, args.k, args.user, at=read_at(args.at))
     title = f"{describe_run(recommender.experiment)}: why {args.user or 'one'} gets these items"
-    picture = draw_explanation(effects, args.out or f"{args.checkpoint}/because.png", title)
+    picture = draw_explanation(effects, args.out or f"{args.run_dir}/because.png", title)
 
-    # Print those without which the score of an item falls: they had raised it.
+    # Print the first three, for each item, without which its score falls: they had raised it.
     raised = effects[effects["score_change"] < 0].groupby("item", sort=False).head(3)
     if len(raised):
         print(raised.to_string(index=False))
-    rest = effects.loc[~effects["item"].isin(raised["item"]), "item"].unique()
-    if len(rest):
-        print(f"no interaction raised {listed(rest)}")
     print(picture)
 
 
@@ -381,21 +310,22 @@ def _inspect_because(args: argparse.Namespace) -> None:
     _RUN_DIR,
     option("--metrics METRIC...", "such as NDCG Hit MRR (as of the run)"),
     option("--topk K...", "cutoffs (those of the run)"),
-    option("--part PART", "test or valid (test)", default="test"),
+    _PART,
     option("--mask_history BOOL", "leave out seen items (as in the run)"),
     option("--json", "print one json object"),
-    *_SOURCES,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _evaluate(args: argparse.Namespace) -> None:
-    """Metrics of a trained run, also other ones than it was tested with.
+    """Compute metrics of a trained run, also other ones than it was tested with.
 
-    From the ranks that the run has kept where they suffice, otherwise by its best weights,
-    which needs the dataset. MAP and MRR of one target are the same number.
+    They are computed from the ranks that the run has kept where these suffice, otherwise by its
+    best weights, which needs the dataset. MAP and MRR of one target are the same number.
     """
     from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
     from recbole_pos.reporter import Reporter
     from recbole_pos.yaml_files import parse_scalar
 
+    # Values are read as yaml. Without an option, None takes what the run was tested with.
     mask = None if args.mask_history is None else parse_scalar(args.mask_history, "--mask_history")
     metrics = read_list(args.metrics, "--metrics")
     topk = read_list(args.topk, "--topk")
@@ -406,9 +336,10 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     # Print the metrics with how they were computed: split, targets, and which items were ranked.
     facts, reporter = describe_evaluation(args.run_dir, args.part, mask), Reporter()
-    protocol = [f"ranked among {facts['candidates']}"]
+    protocol = []
     if "targets" in facts:  # the run is finished
-        protocol = [f"{facts['split']}, {facts['targets']:,} targets", *protocol]
+        protocol.append(f"{facts['split']}, {facts['targets']:,} targets")
+    protocol.append(f"ranked among {facts['candidates']}")
     if "repeated_targets" in facts:
         protocol.append(f"{facts['repeated_targets']:,} of them repeated")
     reporter.show_results(f"{args.run_dir}: {', '.join(protocol)}", {args.part: scores})
@@ -420,7 +351,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     "split",
     option("SHOP", "folder with atomic files under data_path, or ml-100k", dest="dataset"),
     option("--to FOLDER", "folder to write, or to replace", required=True),
-    option("--config_files YAML...", "configuration", default=[]),
+    _CONFIG_FILES,
     configured=True,
 )
 def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
@@ -431,19 +362,18 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.split_folder import split
 
-    files = list_files(args.config_files)
-    print(split(args.dataset, files, **overrides).to_folder(args.to))
+    print(split(args.dataset, args.config_files, **overrides).to_folder(args.to))
 
 
 @Command.register(
     "score",
     option("FILE...", "lists of another system; several are seeds of it", dest="files"),
     option("-d --dataset DATASET", "folder with atomic files (that of the first run)"),
-    option("--config_files YAML...", "configuration", default=[]),
+    _CONFIG_FILES,
     option("--runs RUN_DIR...", "runs to compare with; the first is the reference", default=[]),
     option("--name NAME", "of the system, in the tables (predictions)", default="predictions"),
     option("--metrics METRIC...", "such as ndcg@10 (as many as the lists are long)"),
-    option("--part PART", "test or valid (test)", default="test"),
+    _PART,
     option("--out FOLDER", "also write table.md, table.csv, table.tex, report.html and figures"),
     configured=True,
 )
@@ -459,8 +389,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     # Arguments of the command and of the function have the same names.
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
-    files = list_files(args.config_files)
-    scored = score(args.files, args.dataset, files, **given, **overrides)
+    scored = score(args.files, args.dataset, args.config_files, **given, **overrides)
     scored.show(Reporter())
     if args.out:
         scored.write(args.out)
@@ -469,18 +398,18 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 @Command.register(
     "audit",
     option("SHOP", "a dataset, or a file of interactions", dest="data"),
-    option("--config_files YAML...", "configuration", default=[]),
+    _CONFIG_FILES,
     configured=True,
 )
 def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    """What in a dataset decides how well any model seems to do.
+    """Report what in a dataset decides how well any model seems to do.
 
-    Copies, ties, cold and repeated targets, leakage in time, and two baselines that learn nothing,
-    under leave-one-out and a split by time, or under --eval_args.
+    It counts copies, ties, cold and repeated targets and leakage in time, and scores two baselines
+    that learn nothing, under leave-one-out and a split by time, or under --eval_args.
     """
     from recbole_pos.referee.audit import audit
 
-    print(audit(args.data, list_files(args.config_files), **overrides))
+    print(audit(args.data, args.config_files, **overrides))
 
 
 @Command.register(
@@ -488,8 +417,8 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     _RUN_DIR,
     option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
     option("-k N", "items of a list (100)", default=100),
-    option("--part PART", "test or valid (test)", default="test"),
-    *_SOURCES,
+    _PART,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _lists(args: argparse.Namespace) -> None:
     """Write what a run recommends at the targets that it is tested on.
@@ -514,18 +443,18 @@ def _lists(args: argparse.Namespace) -> None:
     ),
     option("--items FILE", "names to choose from, one a line (all)"),
     _EXCLUDE,
-    _AT,
+    _AT_TIME,
     option("--because N", "past interactions that carried an item (0)", default=0),
     option("--out FILE", "a .csv or .parquet file (RUN_DIR/recommendations.csv)"),
     option("--item_vectors FILE", "content vectors of new items, which are recommended too"),
-    PartArguments,
-    *_SOURCES,
+    arguments.PartArguments,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _recommend(args: argparse.Namespace) -> None:
-    """What a trained model recommends, to users or to any history, as a file.
+    """Write what a trained model recommends, to users or to any history, into a file.
 
-    The items with the highest scores after all interactions of a user, held-out and later ones
-    included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
+    These are the items with the highest scores after all interactions of a user, held-out and later
+    ones included, best first; or after --histories, json lines {"id": ..., "items": [...], "times":
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """
     from recbole_pos.serve.parts import recommend_to_files
@@ -533,7 +462,7 @@ def _recommend(args: argparse.Namespace) -> None:
     # Arguments of the command and of the function have the same names.
     names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
     given = {name: getattr(args, name) for name in names.split()}
-    recommend_to_files(args.run_dir, read_settings(args, PartArguments), **given)
+    recommend_to_files(args.run_dir, read_settings(args, arguments.PartArguments), **given)
 
 
 @Command.register(
@@ -543,10 +472,10 @@ def _recommend(args: argparse.Namespace) -> None:
     option("-k N", "neighbours an item (10)", default=10),
     option("--items FILE", "names to choose from, one a line (all)", dest="allowed"),
     _EXCLUDE,
-    *_SOURCES,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _similar(args: argparse.Namespace) -> None:
-    """The items most like an item, by a trained model."""
+    """List the items most like an item, by a trained model."""
     from recbole_pos.reporter import Reporter
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
@@ -565,7 +494,7 @@ def _similar(args: argparse.Namespace) -> None:
     option("--to DIR", "a new or empty folder", required=True),
     option("--format FORMAT", "onnx or torch_export (onnx)", default="onnx"),
     option("-k N", "items that are recommended (100)", default=100),
-    *_SOURCES,
+    *_DATA_PATH_AND_PLUGINS,
 )
 def _export(args: argparse.Namespace) -> None:
     """Write a trained model as ONNX or a torch program, for serving.
@@ -578,7 +507,7 @@ def _export(args: argparse.Namespace) -> None:
     print(export(args.run_dir, args.to, args.format, args.k, args.data_path))
 
 
-@Command.register("serve", _RUN_DIR, ServeArguments, _PLUGINS)
+@Command.register("serve", _RUN_DIR, arguments.ServeArguments, _PLUGINS)
 def _serve(args: argparse.Namespace) -> None:
     """Answer over HTTP what a trained model recommends.
 
@@ -594,4 +523,4 @@ def _serve(args: argparse.Namespace) -> None:
         raise UsageError(
             f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
         ) from None
-    serve(args.run_dir, read_settings(args, ServeArguments))
+    serve(args.run_dir, read_settings(args, arguments.ServeArguments))

@@ -19,23 +19,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import (
-    ADDED,
-    BASELINES,
-    MODELS,
-    OURS,
-    RECBOLE_GENERAL,
-    RECBOLE_SEQUENTIAL,
-    UNTRAINED,
-    explain_unknown,
-    list_runnable,
-)
+from recbole_pos.model import models
 from recbole_pos.position.schemes import FACTS, SCHEMES
 from recbole_pos.registry import US
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # of a table, in characters
-_MIN_TEXT_WIDTH = 32  # of the last column, the text, beside the other columns
 
 
 def list_models() -> None:
@@ -45,10 +34,10 @@ def list_models() -> None:
     the first paragraph of the docstring of its class, which ``read_summary`` returns.
     """
     rows = []
-    for name in dict.fromkeys([*MODELS, *BASELINES, *OURS]):
-        source = ADDED.added[name].cls.__module__ if name in ADDED else US
-        rows.append((name, source, read_summary(OURS, name)))
-    from_recbole = {**RECBOLE_SEQUENTIAL, **RECBOLE_GENERAL}
+    for name in dict.fromkeys([*models.MODELS, *models.BASELINES, *models.ADDED]):  # each once
+        source = models.ADDED.added[name].cls.__module__ if name in models.ADDED else US
+        rows.append((name, source, read_summary(models.OURS, name)))
+    from_recbole = {**models.RECBOLE_SEQUENTIAL, **models.RECBOLE_GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     print_table(("model", "from", "what it is"), rows)
 
@@ -61,7 +50,8 @@ def list_schemes() -> None:
     """
     rows = []
     for name in SCHEMES:
-        # The facts of a custom scheme are not in the table; they are known once it is built.
+        # FACTS is a table of what is known of the schemes of this package, so that none of them
+        # need be imported, which takes seconds. Of a custom scheme it is known once one is built.
         facts = FACTS.get(name)
         if facts is None:
             from recbole_pos.position.build import describe
@@ -90,24 +80,22 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     from recbole_pos.config.plugins import import_named, take_model
 
     take_model(model, import_named(overrides.get("plugins")))
-    if model not in list_runnable():
-        raise UsageError(explain_unknown(model))
+    if model not in models.list_runnable():
+        raise UsageError(models.explain_unknown(model))
 
     # A table for each source of options: the model, this package, RecBole. An option of several
     # sources is only in the first.
     listed: set[str] = set()
-    counts_only = model in UNTRAINED  # such as Pop, without options of training by gradients
     for title, defaults, file in _list_option_sources(model, overrides.get("position")):
         comments = _read_comments(file)
         rows = []
         for key, default in defaults.items():
-            option = find_option(key)
-            is_unread = counts_only and "by models trained by gradients" in option.only
-            if key not in listed and not option.refused and not is_unread:
+            option = find_option(key)  # its row in the table of all options
+            if key not in listed and not option.refused:  # refused: one that has no effect here
                 # The comment in the yaml file, if any, says more than the table of options.
                 text = comments.get(key, option.text)
                 allowed = option.allowed or option.type.removesuffix(" or none")
-                rows.append((key, _show_default(default), allowed, text))
+                rows.append((key, "-" if default is None else str(default), allowed, text))
         listed.update(defaults)
         print(f"\n{title}")
         print_table(("option", "default", "may be", "what it is for"), rows)
@@ -171,14 +159,16 @@ def read_summary(registry: Mapping[str, type], name: str) -> str:
         registry: name -> class, of models or position schemes; or a ChainMap of such registries.
         name: name of the class in it.
     """
-    # Custom classes have no path like "package.module:Class", since they are imported already.
-    registries = getattr(registry, "maps", [registry])
-    class_path = next((part.paths[name] for part in registries if name in part.paths), None)
-    if class_path is None:
+    # Each registry has the paths of its classes, such as "package.module:Class". Custom classes
+    # have no path, since they are imported already.
+    paths: dict[str, str] = {}
+    for part in getattr(registry, "maps", [registry]):
+        paths |= part.paths
+    if name not in paths:
         return get_first_paragraph(registry[name].__doc__)
 
     # Find the file of the module, and the class in its text.
-    module, _, class_name = class_path.partition(":")
+    module, _, class_name = paths[name].partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
@@ -214,9 +204,10 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     overall = read_overall_defaults()
 
     # The model's own options; a model of this package has those of its position schemes, too.
-    model_file = (ROOT if model in OURS else recbole_folder) / "model" / f"{model}.yaml"
-    title, defaults = f"options of {model}", read_yaml(model_file) if model_file.is_file() else {}
-    if model in OURS:
+    model_file = (ROOT if model in models.OURS else recbole_folder) / "model" / f"{model}.yaml"
+    defaults = read_yaml(model_file) if model_file.is_file() else {}
+    title = f"options of {model}"
+    if model in models.OURS:
         title += " and its position schemes"
         own_defaults = plugin_defaults(model, position)
         defaults |= {key: own_defaults[key] for key in own_defaults if key not in overall}
@@ -239,34 +230,21 @@ def _read_comments(file: Path) -> dict[str, str]:
     """
     if not file.is_file():
         return {}
-    # A line such as `epochs: 300   # (int) The number of training epochs.`
+    # For a line such as `epochs: 300   # (int) The number of training epochs.`, "epochs" and the
+    # sentence are found.
     comment = re.compile(r"^(\w+):.*?# *(?:\(.*?\))? *(.*)$", re.MULTILINE)
     return {key: text.strip() for key, text in comment.findall(file.read_text(encoding="utf-8"))}
-
-
-def _show_default(default: Any) -> str:
-    """Return the default of an option as text for a table.
-
-    None is shown as ``-``, a list as ``[a, b]``, and a mapping without its braces, as
-    ``split: LS, order: TO``.
-    """
-    if default is None:
-        return "-"
-    if isinstance(default, dict):
-        return ", ".join(f"{key}: {_show_default(value)}" for key, value in default.items())
-    if isinstance(default, list):
-        return f"[{', '.join(map(str, default))}]"
-    return str(default)
 
 
 # --- tables that fit the screen ---
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table that fits the screen. No text is cut off; long lines are broken.
+    """Print a table of two columns, a name and a text, at any width of the terminal.
 
-    If the last column, which has sentences, has little room, the columns between the first and the
-    last are written under it.
+    What a row has beside name and text is written under the text. For columns scheme, place, needs
+    and text, the row ``("kernel", "attention", "times", "A kernel.")`` becomes ``kernel`` and a
+    cell of the lines ``A kernel.`` and ``place: attention; needs: times``.
 
     Args:
         columns: names of the columns; the first has names, the last sentences.
@@ -275,38 +253,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
     """
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
-
-    # A column is as wide as its longest word, since lines break between words only. Beside it there
-    # are a border and two spaces.
-    *fact_columns, _ = zip(*[columns, *rows], strict=True)
-    widths = [max(map(len, " ".join(cells).split())) for cells in fact_columns]
-    if console.width - sum(widths) - 3 * len(columns) < _MIN_TEXT_WIDTH:
-        columns, rows = _fold_columns(columns, rows)
-
-    table = Table(caption=note or None, show_lines=len(columns) == 2)
-    for column in columns:
-        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console.print(table)
-
-
-def _fold_columns(
-    columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """Make a table narrower: keep the first column, and write the others into one, line by line.
-
-    For columns scheme, place, needs and text, the row ``("kernel", "attention", "times", "A
-    kernel.")`` becomes ``kernel`` and a cell of the lines ``A kernel.``, ``place: attention`` and
-    ``needs: times``.
-
-    Args:
-        columns: names of the columns.
-        rows: cells, row by row.
-    """
-    first, *middle, last = columns
-    folded_rows = []
+    table = Table(caption=note or None, show_lines=True)
+    table.add_column(columns[0], no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")  # no text is cut off; long lines are broken
     for name, *facts, text in rows:
-        lines = [f"{column}: {fact}" for column, fact in zip(middle, facts, strict=True)]
-        folded_rows.append((name, "\n".join([text, *lines])))
-    return (first, last), folded_rows
+        titles = columns[1:-1]
+        line = "; ".join(f"{title}: {fact}" for title, fact in zip(titles, facts, strict=True))
+        table.add_row(escape(name), escape(f"{text}\n{line}"))  # escape: brackets are no markup
+    console.print(table)

@@ -6,6 +6,7 @@ becomes one line on stderr; ``--debug`` shows the traceback instead.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -17,11 +18,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from recbole_pos.cli.commands import make_parser
-from recbole_pos.cli.parser import Parser, parse_overrides, split_options
+import recbole_pos.cli.commands  # noqa: F401 - registers the commands
+from recbole_pos.cli.parser import Command, Parser, parse_overrides, split_options
 from recbole_pos.errors import Interrupted, PosError, RunWarning, UsageError, handle_signals
 from recbole_pos.values import shown, suggest
+from recbole_pos.version import __version__
 
+EPILOG = """examples:
+  recbole-pos run -m FPARec -d ml-100k
+  recbole-pos run -m SASRec -d ml-100k --epochs 20 --learning_rate 5e-4
+  recbole-pos run -m FPARec --help
+  recbole-pos run --resume saved/ml-100k/FPARec/20260101-120000
+  recbole-pos tune -m FPARec -d ml-100k --num_samples 20 --max_concurrent 2
+  recbole-pos attach saved/ml-100k/PosSASRec/20260101-120000 kernel
+"""
+_GROUPS = {"inspect": "Look into a trained model."}  # first word of several commands -> its help
 _USUAL_FORMAT = warnings.formatwarning  # Python's own, for warnings that are not about a run
 
 
@@ -62,6 +73,50 @@ def main(argv: list[str] | None = None) -> int:
             return _report(error)
 
 
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the whole command line.
+
+    Returns:
+        The parser, with a subparser for each command.
+        Name of a command, or of a group of commands such as ``inspect`` -> its parser.
+    """
+    parser = Parser(
+        prog="recbole-pos",
+        description="Position-aware sequential recommendation for RecBole.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
+    commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
+    groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
+    for name, command in Command.by_name.items():
+        # A command such as "inspect attention" is in a group, which has a parser of its own.
+        group, _, last_name = name.rpartition(" ")
+        if group not in groups:
+            group_parser = commands.add_parser(group, help=_GROUPS[group])
+            groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
+
+        # The help is the docstring of the function, and its first paragraph the summary.
+        text = command.function.__doc__ or ""
+        summary = text.partition("\n\n")[0]
+        subparser: Parser = groups[group].add_parser(
+            last_name, help=summary, description=text, add_help=command.add_help
+        )
+        subparser.add_argument("--debug", action="store_true", help="show tracebacks")
+        for argument in command.arguments:
+            if isinstance(argument, type):  # a settings class, of which every field is an argument
+                subparser.add_fields(argument)
+            else:
+                subparser.add(argument)
+
+        # What :func:`_run_command` finds among the parsed arguments: the function to call, its
+        # parser, and whether it takes options of the configuration.
+        subparser.set_defaults(
+            command=command.function, parser=subparser, configured=command.configured
+        )
+    return parser, commands.choices
+
+
 def _run_command(words: list[str]) -> None:
     """Parse a command line and run its command.
 
@@ -88,6 +143,13 @@ def _run_command(words: list[str]) -> None:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown, command_parser or parser)
+
+    # As in RecBole, one word may name several config files, with blanks between them. A word that
+    # is the path of a file stays whole, since a path may have blanks.
+    if getattr(args, "config_files", None) is not None:
+        given, args.config_files = args.config_files, []
+        for word in given:
+            args.config_files += [word] if os.path.exists(word) else word.split()
 
     # Import modules with custom models, for commands that have --plugins as an argument.
     if getattr(args, "plugins", None) is not None:
@@ -118,7 +180,7 @@ def _refuse_unknown(unknown: list[str], parser: Parser) -> NoReturn:
         name = unknown[0].lstrip("-").partition("=")[0]
         # Names of one letter, such as -m, are similar to nothing.
         hint = suggest(f"--{name}", [f"--{known}" for known in parser.options if len(known) > 1])
-    elif parser.get_default("configured"):
+    elif parser.get_default("configured"):  # the words may be the rest of `--topk 5 10`
         hint = "; a list is one value, as in --topk='[5, 10]'"
     raise UsageError(f"no further arguments expected, found {' '.join(unknown)}{hint}")
 
@@ -135,12 +197,20 @@ def _report(error: Exception) -> int:
     Returns:
         The exit code: that of the error, 2 for a file that cannot be used, and otherwise 1.
     """
+    # Where torch has not been imported, no custom model can have run, and the function that looks
+    # for custom code is not imported either, since that takes seconds.
+    is_from_custom_code = False
+    if "torch" in sys.modules and not isinstance(error, PosError):
+        from recbole_pos.experiment.diagnosis import locate_in_custom_code
+
+        is_from_custom_code = locate_in_custom_code(error) is not None
+
     code = 1
     if isinstance(error, PosError):
         text = str(error)
         code = error.exit_code
-    elif _is_from_custom_code(error):
-        traceback.print_exception(error)
+    elif is_from_custom_code:
+        traceback.print_exception(error)  # its author needs to see where it was raised
         return code
     elif isinstance(error, OSError):
         text = error.strerror or shown(str(error))
@@ -148,23 +218,10 @@ def _report(error: Exception) -> int:
             text = f"{shown(error.filename)}: {text}"
             code = UsageError.exit_code
     else:
-        first_line = next(iter(str(error).splitlines()), "")  # a compiler's error has hundreds
+        first_line = str(error).partition("\n")[0]  # a compiler's error has hundreds
         text = f"{type(error).__name__}: {first_line}\n(run again with --debug for the traceback)"
     print(f"error: {text}", file=sys.stderr)
     return code
-
-
-def _is_from_custom_code(error: Exception) -> bool:
-    """Return whether an error was raised in, or below, the user's own code, such as a model.
-
-    The check imports torch, which takes seconds. If torch has not been imported yet, no model can
-    have run, so the answer is no without the check.
-    """
-    if "torch" not in sys.modules:
-        return False
-    from recbole_pos.experiment.diagnosis import locate_in_custom_code
-
-    return locate_in_custom_code(error) is not None
 
 
 def _format_warning(message: Warning | str, category: type[Warning], *location: Any) -> str:

@@ -8,7 +8,6 @@ values as yaml.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -16,44 +15,14 @@ from typing import Any, ClassVar, NoReturn
 
 from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
-from recbole_pos.values import is_number, shown
+from recbole_pos.values import shown
 
-_OPTION = re.compile(r"--|-[a-zA-Z]$")  # the start of an option; -1 and -inf are numbers
-
-
-def _make_number_reader(kind: type, expected: str) -> Callable[[str], Any]:
-    """Return a function that converts a word of the command line to a number, for argparse.
-
-    Args:
-        kind: ``int`` or ``float``.
-        expected: what argparse's error says was expected, for another word or a number that is not
-            finite.
-    """
-
-    def read(text: str) -> Any:
-        """Return the number in a word; for another word raise the error that argparse reports."""
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if not is_number(value):
-            raise argparse.ArgumentTypeError(f"found {shown(text)}, expected {expected}")
-        return value
-
-    return read
-
-
-# Type of an argument -> function that converts a word to it.
-_TYPES: dict[type, Callable[[str], Any]] = {
-    int: _make_number_reader(int, "a whole number such as 3"),
-    float: _make_number_reader(float, "a number such as 0.5"),
-    str: str,
-}
+_OPTION = re.compile(r"--|-[a-zA-Z]$")  # how a word begins that is an option; -1 is a number
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a command.
+    """An argument of a command, as argparse's ``add_argument`` takes it.
 
     Attributes:
         names: its names, as ``-k`` or ``--out``; of a positional argument the one it is stored as.
@@ -98,14 +67,14 @@ class Parser(argparse.ArgumentParser):
         """
         for field in fields(settings_class):
             about, kind = field.metadata, find_kind(field)
-            metavar = about["metavar"]
             settings = {"dest": field.name, "help": about["text"], "default": field.default}
             if kind is bool:
                 settings["action"] = "store_false" if field.default else "store_true"
             elif kind is list:
-                settings |= {"nargs": "+", "action": "extend", "default": [], "metavar": metavar}
+                settings |= {"nargs": "+", "action": "extend", "default": []}
+                settings["metavar"] = about["metavar"]
             else:
-                settings |= {"type": _TYPES[kind], "metavar": metavar}
+                settings |= {"type": kind, "metavar": about["metavar"]}
             # The option may have another name than the field: --quiet sets ``verbose`` to False.
             name = f"--{about.get('flag', field.name)}"
             self.add(Argument((name,), about.get("group"), settings))
@@ -119,8 +88,8 @@ class Parser(argparse.ArgumentParser):
 def option(spec: str, text: str, group: str | None = None, **settings: Any) -> Argument:
     """Return an argument of a command, from the way in which its usage is written.
 
-    ``option("--items ITEM...", "names")`` takes one or more words, and ``option("--json", "...")``
-    is a flag.
+    ``option("--items ITEM...", "names")`` takes one or more words, and ``option("--json", "print
+    json")`` is a flag.
 
     Args:
         spec: the argument as usage shows it: ``RUN_DIR``, ``-m --model NAME``, ``--items ITEM...``
@@ -129,18 +98,19 @@ def option(spec: str, text: str, group: str | None = None, **settings: Any) -> A
         group: name of a group of arguments, of which a command line can have one.
         settings: further arguments of ``add_argument``.
     """
-    # The last word is the name of the value, unless it is an option: then it is a flag.
-    *names, value = spec.split()
-    if value.startswith("-"):
-        names.append(value)
+    # The last word names the value, as in "-k N". If it is an option, as in "--json", there is no
+    # value, and all words are names of a flag.
+    names = spec.split()
+    if names[-1].startswith("-"):
         settings.setdefault("action", "store_true")
     else:
+        value = names.pop()
         settings.setdefault("metavar", value.removesuffix("..."))
         if value.endswith("..."):
             settings.setdefault("nargs", "+")
         if settings["metavar"] == "N":
-            settings["type"] = _TYPES[int]
-    if not names:  # a positional argument, which is named by its destination
+            settings["type"] = int
+    if not names:  # a positional argument, which argparse calls as it stores it
         names = [settings.pop("dest", value.removesuffix("...").lower())]
     return Argument(tuple(names), group, {**settings, "help": text})
 
@@ -168,6 +138,8 @@ class Command:
     def register(cls, name: str, *arguments: Argument | type, **settings: bool) -> Callable:
         """Return a decorator that registers a function as a command, whose help is its docstring.
 
+        The function is kept in ``Command.by_name``, and is not changed.
+
         Args:
             name: name of the command, as ``run`` or, in a group, ``inspect attention``.
             arguments: arguments, and settings classes, of which every field is an argument.
@@ -184,7 +156,8 @@ class Command:
 def read_settings(args: argparse.Namespace, settings_class: type[Settings]) -> Settings:
     """Return those of a command's parsed arguments that are fields of a settings class.
 
-    argparse collects several words in a list; the settings, which must not change, have a tuple.
+    Functions such as ``run`` take these as one object. argparse collects several words in a list;
+    the settings, which must not change, have a tuple.
 
     Args:
         args: the parsed arguments, with a value for each field of the class, and others.
@@ -211,25 +184,24 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
     Returns:
         The command's own words, and the options as ``--key=value``.
     """
-    own_words, options = [], []
-    remaining = list(reversed(words))  # so that pop takes the next word
-    while remaining:
-        word = remaining.pop()
-        key, equals, _ = word.removeprefix("--").partition("=")
-        is_option = word.startswith("--") and key
-
-        # An option of the configuration, with the next word as its value.
-        if is_option and key not in own_names:
-            if not equals and remaining and not _OPTION.match(remaining[-1]):
-                word = f"{word}={remaining.pop()}"
-            options.append(word)
+    own_words: list[str] = []
+    options: list[str] = []
+    takes_value = False  # whether the next word may be the value of the option before it
+    for word in words:
+        if takes_value and not _OPTION.match(word):
+            options[-1] += f"={word}"
+            takes_value = False
             continue
 
-        # An argument of the command, with all words up to the next option as its values.
-        own_words.append(word)
-        if is_option and not equals:
-            while remaining and not _OPTION.match(remaining[-1]):
-                own_words.append(remaining.pop())
+        # A word that is no option is an argument of the command, or a value of its last option.
+        key, equals, _ = word.removeprefix("--").partition("=")
+        is_option = word.startswith("--") and key
+        if is_option and key not in own_names:
+            options.append(word)
+            takes_value = not equals
+        else:
+            own_words.append(word)
+            takes_value = False
     return own_words, options
 
 
@@ -237,13 +209,14 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Return options of a run's configuration, given as ``--key=value``, as a dict.
 
     Values are read as yaml. A dot leads into a mapping: ``--topk=[5,10]`` and
-    ``--eval_args.target=last`` give ``{"topk": [5, 10], "eval_args": {"target": "last"}}``.
+    ``--eval_args.target=last`` give ``{"topk": [5, 10], "eval_args": {"target": "last"}}``. Of an
+    option that is given twice, the later value counts.
 
     Args:
         arguments: the options, as :func:`split_options` returns them.
 
     Raises:
-        UsageError: for an argument of another form, or a key given twice with different values.
+        UsageError: for an argument of another form.
     """
     from recbole_pos.yaml_files import parse_scalar
 
@@ -256,19 +229,11 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 "configuration are given as --key=value or --key value"
             )
         value = parse_scalar(text, f"--{key}")
-
-        # Find the mapping that the value belongs into.
         name, _, inner_name = key.partition(".")
-        mapping = overrides
         if inner_name:
-            mapping = overrides.setdefault(name, {})
-            name = inner_name
-
-        # A key may be given again with the same value. What a dot leads into must be a mapping.
-        if not isinstance(mapping, dict) or mapping.get(name, value) != value:
-            earlier = mapping[name] if isinstance(mapping, dict) else mapping
-            raise UsageError(f"--{key} is given twice, with {shown(earlier)} and {shown(value)}")
-        mapping[name] = value
+            overrides.setdefault(name, {})[inner_name] = value
+        else:
+            overrides[name] = value
     return overrides
 
 
@@ -288,16 +253,3 @@ def read_list(words: list[str] | None, name: str) -> Any:
 
     values = ",".join(word.strip("[],") for word in words or ())
     return parse_scalar(f"[{values}]", name) if values else None
-
-
-def list_files(arguments: list[str]) -> list[str]:
-    """Return the files that ``--config_files`` names.
-
-    As in RecBole, one argument may name several files with spaces between them: ``["a.yaml b.yaml",
-    "c.yaml"]`` gives three. An argument that is the path of a file stays whole, since a path may
-    have spaces.
-    """
-    files: list[str] = []
-    for argument in arguments:
-        files += [argument] if os.path.exists(argument) else argument.split()
-    return files

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-_SMALLEST = 1e-4  # smallest share of a CPU or a GPU that Ray can count
+_SMALLEST_SHARE = 1e-4  # smallest share of a CPU or a GPU that Ray can count
 
 
 def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
@@ -28,26 +28,22 @@ def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> A
         text: its line of ``--help``.
         metavar: what ``--help`` calls its value.
         extra: ``flag``, another name of it on the command line; ``group``, name of a set of
-            arguments of which only one can be given; ``kind``, the type of its value where the
-            annotation of the field does not say it.
+            arguments of which only one can be given.
     """
-
     return field(default=default, metadata={"text": text, "metavar": metavar, **extra})
 
 
 def find_kind(argument: Field) -> type:
     """Return the type of an argument's value, for the command line; ``list`` if it takes several.
 
-    A ``kind`` in the field's metadata decides. Without one, the annotation is read as text, and the
-    type with which it begins is taken: ``int | None`` gives int. Any other annotation gives str.
+    The annotation of the field is read as text, and the type with which it begins is taken: ``int |
+    None`` gives int, and ``tuple[str, ...]`` list. Any other annotation gives str.
 
     Args:
         argument: a dataclass field that :func:`_arg` made.
     """
-    if argument.metadata.get("kind"):
-        return argument.metadata["kind"]
     for name, kind in (("bool", bool), ("int", int), ("float", float), ("tuple", list)):
-        if str(argument.type).startswith(name):  # the annotation, which is text in this module
+        if str(argument.type).startswith(name):
             return kind
     return str
 
@@ -61,10 +57,7 @@ class Reporting:
 
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet", group="reporting")
     as_json: bool = _arg(
-        False,
-        "print json objects, one a line: start, epoch (each), result",
-        flag="json",
-        group="reporting",
+        False, "print json: start, each epoch, result", flag="json", group="reporting"
     )
 
 
@@ -91,9 +84,7 @@ class ClusterArguments:
     max_concurrent: int | None = _arg(None, "trainings side by side (as many as fit)", "N")
     address: str | None = _arg(None, "Ray cluster: auto or HOST:PORT (this machine)")
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
-    gpus_per_trial: float | None = _arg(
-        None, "GPUs of a training; 0.5 shares one (1 where there is one)", "N"
-    )
+    gpus_per_trial: float | None = _arg(None, "GPUs of a training; 0.5 shares one (1 if any)", "N")
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
 
 
@@ -108,11 +99,11 @@ def require_shares(args: ClusterArguments) -> None:
             choose, and is always allowed.
     """
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
+    is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST_SHARE <= gpus <= 1
     # One entry for each number: its name, its value, whether it is allowed, and what would be.
-    is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST <= gpus <= 1
     for name, value, is_allowed, expected in (
         ("max_concurrent", most, most is None or most >= 1, "1 or more"),
-        ("cpus_per_trial", cpus, cpus >= _SMALLEST, "more than 0"),
+        ("cpus_per_trial", cpus, cpus >= _SMALLEST_SHARE, "more than 0"),
         ("gpus_per_trial", gpus, is_share_of_gpus, "a fraction or a whole number"),
     ):
         if not is_allowed:
@@ -123,9 +114,7 @@ def require_shares(args: ClusterArguments) -> None:
 class CompareArguments(ClusterArguments):
     """Arguments of :func:`recbole_pos.compare`."""
 
-    vary: tuple[str, ...] = _arg(
-        (), "a configuration per value, such as 'position=[nope],[rope,kernel]'", "OPTION=A,B"
-    )
+    vary: tuple[str, ...] = _arg((), "a configuration per value: position=[nope],[rope]", "KEY=A,B")
     seeds: int | None = _arg(None, "seeds per configuration (1, or as the study says)", "N")
     reference: str | None = _arg(None, "configuration to compare with (the first)")
     rows: tuple[str, ...] = _arg((), "train only these configurations; all are shown", "NAME")
@@ -150,9 +139,7 @@ class SearchArguments(ClusterArguments):
     searcher: str = _arg("optuna", "optuna (TPE), random or grid")
     seed: int = _arg(0, "of the search (0); that of training is `seed` in a configuration file")
     run_dir: str | Path | None = _arg(None, "output folder (saved/<dataset>/<model>/tune-<time>)")
-    resume: str | Path | None = _arg(
-        None, "continue a search; with --num_samples, extend it", "DIR"
-    )
+    resume: str | Path | None = _arg(None, "continue a search; extend it by --num_samples", "DIR")
 
 
 @dataclass(frozen=True)
@@ -167,45 +154,20 @@ class ConvertArguments:
     test: Any = _arg(None, "interactions to test with, which no split chooses", "FILE")
     user: str | None = _arg(None, "column of who (by name)", "COLUMN")
     item: str | None = _arg(None, "column of what (by name)", "COLUMN")
-    time: str | None = _arg(
-        None,
-        "column of when (by name), or row_order: no such column, rows of a user are in order",
-        "COLUMN",
-    )
-    date_format: str | None = _arg(
-        None, "how times are written: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM"
-    )
-    timezone: str | None = _arg(
-        None, "zone of times that name none (UTC), such as America/New_York", "ZONE"
-    )
-    then: str | None = _arg(None, "column that orders rows of the same time", "COLUMN")
-    columns: Any = _arg(
-        (), "names of the columns of a text file without a header, in order", "NAME,NAME"
-    )
-    types: Any = _arg(
-        (), "token, token_seq, float or float_seq (guessed)", "COLUMN=TYPE", kind=list, flag="type"
-    )
-    tables: Any = _arg(
-        (),
-        "item, user or inter, where a column goes (seen)",
-        "COLUMN=TABLE",
-        kind=list,
-        flag="table",
-    )
-    rename: Any = _arg((), "names of fields", "COLUMN=FIELD", kind=list)
+    time: str | None = _arg(None, "column of when (by name); row_order: rows in order", "COLUMN")
+    date_format: str | None = _arg(None, "of times: s, ms, us, ns or '%%d/%%m/%%Y %%H:%%M'", "FORM")
+    timezone: str | None = _arg(None, "of times that name none (UTC), as America/New_York", "ZONE")
+    columns: Any = _arg((), "names of the columns of a text file without a header", "NAME,NAME")
+    types: tuple | dict = _arg((), "token(_seq), float(_seq) (guessed)", "COLUMN=TYPE", flag="type")
+    tables: tuple | dict = _arg((), "item, user or inter (seen)", "COLUMN=TABLE", flag="table")
+    rename: tuple | dict = _arg((), "names of fields", "COLUMN=FIELD")
     drop: tuple[str, ...] = _arg((), "columns to leave out", "COLUMN")
-    max_lost: float = _arg(
-        0.1,
-        "largest share of the rows of a table that may be broken, or lack user, item or time (0.1)",
-        "SHARE",
-    )
+    max_lost: float = _arg(0.1, "share of the rows of a table that may be unusable (0.1)", "SHARE")
     separator: str | None = _arg(None, "between cells of a text file (seen)")
     no_quotes: bool = _arg(False, "quotation marks mean nothing in a text file")
     encoding: str = _arg("utf-8", "of text files (utf-8)")
     decimal: str = _arg(".", "decimal separator of numbers in text (.)")
-    missing: tuple[str, ...] = _arg(
-        (), "words for a missing cell beside NA, null and so on", "WORD"
-    )
+    missing: tuple[str, ...] = _arg((), "words for a missing cell beside NA, null etc.", "WORD")
     data_path: str | Path = _arg("dataset/", "folder that gets the dataset (dataset/)")
     overwrite: bool = _arg(False, "replace a dataset of this name")
     dry_run: bool = _arg(False, "show what would be written, and write nothing")
@@ -216,16 +178,10 @@ class ConvertArguments:
 class PartArguments:
     """How :func:`recbole_pos.serve.parts.recommend_in_parts` writes its parts."""
 
-    part_rows: int | None = _arg(
-        None, "write a folder (--out) of parts of N users; the same command resumes", "N"
-    )
+    part_rows: int | None = _arg(None, "write a folder (--out) of resumable parts of N users", "N")
     workers: int = _arg(1, "processes on this machine that write parts (1)", "N", group="where")
-    part: str | None = _arg(
-        None, "write the I-th of N shares of the parts, for a scheduler", "I/N", group="where"
-    )
-    address: str | None = _arg(
-        None, "Ray cluster that writes the parts: auto or HOST:PORT", group="where"
-    )
+    part: str | None = _arg(None, "write the I-th of N shares of the parts", "I/N", group="where")
+    address: str | None = _arg(None, "Ray cluster that writes: auto or HOST:PORT", group="where")
 
 
 @dataclass(frozen=True)
@@ -237,9 +193,7 @@ class ServeArguments:
     threads: int = _arg(1, "threads that compute (1)", "N")
     data_path: str | None = _arg(None, "folder of datasets (where the run found its own)", "DIR")
     item_vectors: str | None = _arg(None, "content vectors of further items", "FILE")
-    histories_only: bool = _arg(
-        False, "answer given histories alone; reads no dataset unless the model needs it"
-    )
+    histories_only: bool = _arg(False, "answer given histories only; reads no dataset if possible")
 
 
 Settings = TypeVar(
@@ -251,9 +205,9 @@ Settings = TypeVar(
 def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """Split the keyword arguments of a call into fields of a settings object and everything else.
 
-    ``recbole_pos.run(..., nproc=2, hidden_size=64)`` gives settings with ``nproc=2`` and the
-    options ``{"hidden_size": 64}``. Numbers of numpy become Python's in the settings, which are
-    written as json.
+    Users give both in one call: ``recbole_pos.run(..., nproc=2, hidden_size=64)`` gives settings
+    with ``nproc=2`` and the options ``{"hidden_size": 64}``. Numbers of numpy become Python's in
+    the settings, which are written as json.
 
     Args:
         default: a settings object, such as ``RunArguments()``.
@@ -264,12 +218,15 @@ def split_keywords(default: Settings, keywords: dict[str, Any]) -> tuple[Setting
         The other keywords, which are options of the configuration.
     """
     names = {field.name for field in fields(default)}
-    settings = {
-        name: value.item() if isinstance(value, Real) and hasattr(value, "item") else value
-        for name, value in keywords.items()
-        if name in names
-    }
-    options = {name: value for name, value in keywords.items() if name not in names}
+    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name not in names:
+            options[name] = value
+        elif isinstance(value, Real) and hasattr(value, "item"):  # a number of numpy
+            settings[name] = value.item()
+        else:
+            settings[name] = value
     return replace(default, **settings), options
 
 

@@ -15,7 +15,6 @@ from recbole.utils import EvaluatorType, InputType, ModelType
 
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.options import Option, find_inner
-from recbole_pos.config.sources import starts_from_runs
 from recbole_pos.data.targets import check_given_parts, read_ties
 from recbole_pos.errors import UsageError
 from recbole_pos.model.models import LOSSES, PARTIAL_LOSSES, is_on_our_base
@@ -24,8 +23,8 @@ from recbole_pos.values import check_choice, nearest, shown
 
 _NUMBER = r"\s*[-+]?(inf|[\d.]+(e[-+]?\d+)?)\s*"
 _INTERVAL = rf"\s*[\[(]{_NUMBER},{_NUMBER}[\])]\s*"  # "[3,inf)"
-# Types as the table of options names them -> what pydantic checks; int, float, list and mapping,
-# which have bounds, are made by :func:`_make_type`.
+# Types as the table of options names them -> what pydantic checks. Numbers, lists and mappings have
+# bounds, and so are made by :func:`_make_type`.
 _TYPES: dict[str, Any] = {
     "any": Any,
     "none": None,
@@ -60,18 +59,20 @@ def check_value(location: str, option: Option, value: Any) -> Any:
             unknown.
     """
     name = f"{location}: {option.name}"
+    # Type, bounds and length, by pydantic.
     try:
-        # Type, bounds and length, by pydantic.
         checked = _make_adapter(option).validate_python(to_plain(value))
     except (ValidationError, TypeError):
         raise UsageError(f"{name}: expected {option.expected}, found {shown(value)}") from None
 
+    # The choices, which hold for a single value and for each element of a list.
     if option.choices and checked is not None:
         for choice in checked if isinstance(checked, list) else [checked]:
             check_choice(name, choice, option.choices)
 
+    # The keys of a mapping, if they have rows of their own.
     rows = find_inner(option.name)
-    mapping = checked if rows and checked else {}  # a mapping whose keys have rows, too
+    mapping = checked if rows and checked else {}
     for key, inner_value in mapping.items():
         if key not in rows:
             hint = nearest(key, rows)
@@ -102,6 +103,7 @@ def _make_type(text: str, option: Option) -> Any:
     if len(alternatives) > 1:
         return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
 
+    # A list that must not be empty has one element at least.
     container, _, element = text.partition(" of ")
     shortest = option.length or int(option.nonempty)
     if container == "list":
@@ -111,29 +113,21 @@ def _make_type(text: str, option: Option) -> Any:
         mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
         return Annotated[mapping, Field(min_length=shortest)]
 
-    if text == "int":
-        return Annotated[int, Strict(), Field(**_name_bounds(option))]
-    if text == "float":
-        is_bounded = float("inf") not in option.range
-        return Annotated[
-            float, Strict(), Field(allow_inf_nan=not is_bounded, **_name_bounds(option))
-        ]
-    return _TYPES[text]
-
-
-def _name_bounds(option: Option) -> dict[str, Any]:
-    """Return the smallest and largest value of an option as keyword arguments of pydantic's Field.
-
-    The range ``("above 0", 1)`` gives ``{"gt": 0, "le": 1}`` (greater than, less or equal), since
-    "above" excludes the bound itself. An empty range gives ``{}``.
-    """
+    # Anything else is a number with bounds, or a type that has none. In pydantic's words, the range
+    # ("above 0", 1) is gt=0, le=1: greater than, and less or equal.
+    if text not in ("int", "float"):
+        return _TYPES[text]
     bounds: dict[str, Any] = {}
-    for bound, inclusive, exclusive in zip(option.range, ("ge", "le"), ("gt", "lt"), strict=False):
-        if isinstance(bound, str):  # above 0
+    keywords = (("ge", "gt"), ("le", "lt"))  # for the smallest and for the largest value
+    for bound, (inclusive, exclusive) in zip(option.range, keywords, strict=False):
+        if isinstance(bound, str):  # "above 0" or "below 1", which exclude the bound itself
             bounds[exclusive] = float(bound.split()[-1])
         else:
             bounds[inclusive] = bound
-    return bounds
+    if text == "int":
+        return Annotated[int, Strict(), Field(**bounds)]
+    may_be_infinite = float("inf") in option.range
+    return Annotated[float, Strict(), Field(allow_inf_nan=may_be_infinite, **bounds)]
 
 
 # --- several together ---
@@ -142,81 +136,65 @@ def _name_bounds(option: Option) -> dict[str, Any]:
 def check_together(config: dict[str, Any], model: str) -> None:
     """Raise a UsageError if options of a run contradict each other.
 
-    Each option is valid by itself here; what is checked are combinations, such as a loss that the
+    Each option is valid by itself here. What is checked are combinations, such as a loss that the
     model lacks, or ``lr_scheduler: step`` without ``lr_decay_step``.
 
     Args:
-        config: all options of the run.
+        config: option -> value, of all options of the run.
         model: name of its model.
     """
-    # Checks that other functions make, too.
+    # What other functions check.
     _check_metrics(config)
     check_sizes(config, model)
-
-    # The losses that this model may have, and whether negatives (items to contrast with the
-    # target) are sampled for it.
-    loss = config.get("loss_type", "CE")
-    is_ours = is_on_our_base(model)  # a model of the plugin, or a custom one that extends its base
-    losses = LOSSES if is_ours else ("CE", "BPR")
-    sampled = "sampled_softmax and negatives" if is_ours else "BPR"
-    is_sequential = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    sampling = config["train_neg_sample_args"]
-    mode = config["eval_args"]["mode"]
-    modes = mode.values() if isinstance(mode, dict) else [mode]
-
-    # Options by which training starts from the weights of a former run.
-    start_keys = ("init_from", "train_only", "update_from")
-    given_starts = [key for key in start_keys if config[key] is not None]
-    histories = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
-
-    # Pairs of a condition that must not hold, and what to say if it does.
-    for is_wrong, message in (
-        (
-            given_starts and not starts_from_runs(model),
-            f"{', '.join(given_starts)}: only the plugin's models can start from another run",
-        ),
-        (
-            config["train_only"] is not None and not (config["train_only"] and config["init_from"]),
-            "train_only: names schemes to train on top of the run in init_from",
-        ),
-        (
-            config["update_from"] and config["init_from"],
-            "init_from and update_from: weights come from one run; leave one out",
-        ),
-        (
-            config["new_items"] and not config["update_from"],
-            "new_items: is about items that are new since update_from; set that too",
-        ),
-        (
-            any(mode != "full" for mode in modes),
-            f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}",
-        ),
-        (
-            loss not in losses,
-            f"loss_type: {shown(loss)} is not one of {', '.join(losses)} for this model",
-        ),
-        (
-            config.get("loss_type") == "CE" and is_sequential and sampling is not None,
-            f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
-            f"with all items; leave it out, or to sample items set loss_type: {sampled}",
-        ),
-        (
-            config["lr_scheduler"] == "step" and not config["lr_decay_step"],
-            "lr_scheduler: step needs lr_decay_step, the epochs between two steps",
-        ),
-        (
-            histories in (config["alias_of_item_id"] or ()),
-            f"alias_of_item_id: names {shown(histories)}, and examples that were cut elsewhere are "
-            "not read: give the files an interaction a row (user, item and time), and the split by "
-            "eval_args, or a file of interactions for each part by benchmark_filename",
-        ),
-    ):
-        if is_wrong:
-            raise UsageError(message)
-
     if config["benchmark_filename"] is not None:
         check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])
+
+    # The losses that this model may have, and those for which negatives (items to contrast with the
+    # target) are sampled. ``is_ours`` is also true of a custom model that extends our base class.
+    is_ours = is_on_our_base(model)
+    losses = LOSSES if is_ours else ("CE", "BPR")
+    sampled = "sampled_softmax and negatives" if is_ours else "BPR"
+    loss = config.get("loss_type", "CE")
+    sampling = config["train_neg_sample_args"]
+    # RecBole's models of single interactions have no such loss, whatever ``loss_type`` says.
+    is_over_all_items = (
+        config.get("loss_type") == "CE" and config["MODEL_TYPE"] == ModelType.SEQUENTIAL
+    )
+
+    # ``mode`` says which items are ranked, for validation and test together or each by its own.
+    mode = config["eval_args"]["mode"]
+    modes = set(mode.values()) if isinstance(mode, dict) else {mode}
+    # RecBole's name of a column of examples that were cut before: a list of items in each row.
+    list_field = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
+
+    # A message -> whether it is to be given.
+    problems = {
+        "init_from and update_from: weights come from one run; leave one out": (
+            config["update_from"] and config["init_from"]
+        ),
+        f"eval_args.mode: only full (rank all items) is supported, found {shown(mode)}": (
+            modes != {"full"}
+        ),
+        f"loss_type: {shown(loss)} is not one of {', '.join(losses)} for this model": (
+            loss not in losses
+        ),
+        f"train_neg_sample_args: found {shown(sampling)}, expected none: loss_type CE compares "
+        f"with all items; leave it out, or to sample items set loss_type: {sampled}": (
+            is_over_all_items and sampling is not None
+        ),
+        "lr_scheduler: step needs lr_decay_step, the epochs between two steps": (
+            config["lr_scheduler"] == "step" and not config["lr_decay_step"]
+        ),
+        f"alias_of_item_id: names {shown(list_field)}, and examples that were cut elsewhere are "
+        "not read: give the files an interaction a row (user, item and time), and the split by "
+        "eval_args, or a file of interactions for each part by benchmark_filename": (
+            list_field in (config["alias_of_item_id"] or ())
+        ),
+    }
+    for message, is_wrong in problems.items():
+        if is_wrong:
+            raise UsageError(message)
 
 
 def check_sizes(config: Mapping[str, Any], model: str) -> None:
@@ -229,32 +207,36 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
         model: name of the model; some give every head the whole size, and are not checked.
     """
     heads = config.get("n_heads")
+    if not heads or model in _HEADS_OF_FULL_SIZE:
+        return
     for size in _SIZES:
-        heads_share_size = heads and config.get(size) and model not in _HEADS_OF_FULL_SIZE
-        if heads_share_size and config[size] % heads:
+        if config.get(size) and config[size] % heads:
             raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 
 
 def check_negatives(config: dict[str, Any], model: str) -> None:
-    """Raise a UsageError if negative sampling does not suit the loss.
+    """Raise a UsageError if the option ``train_neg_sample_args`` does not suit the loss.
 
-    Negatives are items that the user did not choose, with which the target is compared. RecBole
-    samples them if ``train_neg_sample_args`` says so. A pairwise loss such as BPR needs them; a
-    loss of this package that draws its own must not get RecBole's.
+    By this option RecBole samples negatives: items that the user did not choose, with which the
+    target is compared. A loss of RecBole's that compares pairs, such as BPR, needs them. A loss of
+    this package that draws its own negatives must not get RecBole's, which it would not use.
 
     Args:
-        config: all options of the run, with ``MODEL_INPUT_TYPE`` (pairwise or pointwise), which
-            RecBole derives from model and loss.
+        config: option -> value, of all options of the run. ``MODEL_INPUT_TYPE``, which RecBole
+            derives from model and loss, says whether the loss compares pairs.
         model: name of the model, for messages.
     """
-    has_negatives = config["train_neg_sample_args"]["distribution"] != "none"
+    recbole_samples = config["train_neg_sample_args"]["distribution"] != "none"
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
-    # CE takes no negatives either; check_together has refused them.
-    if loss in PARTIAL_LOSSES and has_negatives:
-        how = "; negatives says how many" if "negatives" in config else ""
-        raise UsageError(f"train_neg_sample_args: {loss} chooses items itself{how}; leave it out")
-    if is_pairwise and not has_negatives and loss not in LOSSES:
+
+    # Under CE, which compares with all items, check_together has refused the option already.
+    if loss in PARTIAL_LOSSES and recbole_samples:
+        how_many = "; negatives says how many" if "negatives" in config else ""
+        raise UsageError(
+            f"train_neg_sample_args: {loss} chooses items itself{how_many}; leave it out"
+        )
+    if is_pairwise and loss not in LOSSES and not recbole_samples:
         raise UsageError(
             f"train_neg_sample_args: {model} compares targets with negatives and needs them, for "
             "example {distribution: uniform, sample_num: 1}"
@@ -269,20 +251,13 @@ def _check_metrics(config: dict[str, Any]) -> None:
     (click or no click), which some others need, do not exist here.
 
     Args:
-        config: all options of the run.
+        config: option -> value, of all options of the run.
     """
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in as_list(config["metrics"]):
-        name = metric.lower()
-        if name not in ranking:
-            hint = nearest(name, ranking) or f"; known are {', '.join(ranking)}"
-            if "@" in name:
-                hint = "; a metric stands without its cutoff, which is topk"
-            if name in metric_types:
-                hint = ", which needs labels; here items are ranked"
+        if metric.lower() not in ranking:  # RecBole's names are in lower case
+            hint = nearest(metric.lower(), ranking) or f"; known are {', '.join(ranking)}"
             raise UsageError(f"metrics: unknown {shown(metric)}{hint}")
-
-    # Names are compared in lower case, as RecBole does.
 
     computed = list_metrics(config)
     if config["valid_metric"].lower() not in [name.lower() for name in computed]:

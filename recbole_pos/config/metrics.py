@@ -81,7 +81,7 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
 def add_metric(name: str, metric: CustomMetric) -> None:
     """Make a user's metric known to RecBole's evaluator, as one of its own.
 
-    RecBole looks up the class of a metric by its name, so a subclass of ``_EvaluatedFunction``,
+    RecBole looks up the class of a metric by its name. So a subclass of ``_EvaluatedFunction``,
     which calls the user's function, is entered into RecBole's tables under this name.
 
     Args:
@@ -104,8 +104,9 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             "that no metric of RecBole has"
         )
 
-    # These tables of RecBole's say which class computes a metric, what it needs of an evaluation,
-    # that it ranks items, and whether a smaller value is better.
+    # RecBole's tables say which class computes a metric, what that needs of an evaluation (the best
+    # items are only collected if a metric needs them), that it ranks items, and whether a smaller
+    # value is better.
     CUSTOM[key] = metric
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
@@ -153,25 +154,28 @@ class _EvaluatedFunction:
         Returns:
             ``{"name@5": ..., "name@10": ...}`` for a metric with cutoffs, else ``{"name": ...}``.
         """
-        # Collect the arguments that are the same for all cutoffs, by the names the function uses.
+        # Collect the arguments that are the same for all cutoffs. The names of the function's own
+        # arguments say what it asks for; any name that is not one of ours is an attribute of items.
         metric = CUSTOM[self.key]
+        asked_for = set(metric.arguments)
         arguments: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
-        if set(metric.arguments) - {"ranks", "lists", "k"}:
+        if asked_for - {"ranks", "lists", "k"}:  # only these do without the dataset
             dataset = dataobject.get(DATASET)
             arguments["targets"] = dataset.log.items[dataobject.get(EVENT)].numpy()
-            for name in set(metric.arguments) - {"ranks", "lists", "k", "targets"}:
+            for name in asked_for - {"ranks", "lists", "k", "targets"}:
                 arguments[name] = _read_attribute(dataset, name, self.key)
 
         # Call it once for each cutoff; without cutoffs k is None.
         values: dict[str, float] = {}
         for k in self.cutoffs:
-            if "lists" in metric.arguments:
-                arguments["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
             arguments["k"] = k
+            if "lists" in asked_for:
+                arguments["lists"] = dataobject.get(ITEMS)[:, :k].numpy()
             value = metric.function(**{name: arguments[name] for name in metric.arguments})
-            name = self.key if k is None else f"{self.key}@{k}"
+
             # The function may return one number, or an array with a number for each target.
             mean = value.mean() if hasattr(value, "mean") else value
+            name = self.key if k is None else f"{self.key}@{k}"
             values[name] = round(float(mean), self.decimal_place)
         return values
 
@@ -180,7 +184,7 @@ def _read_attribute(dataset: Any, field: str, metric: str) -> np.ndarray:
     """Return an attribute of all items, such as their category, as an array by item id.
 
     Args:
-        dataset: the dataset of the evaluation.
+        dataset: the dataset of the evaluation; ``item_feat`` is its table of items, by field.
         field: name of the attribute.
         metric: name of the metric that asks for it, for the message.
 

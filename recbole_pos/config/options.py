@@ -8,6 +8,7 @@ belongs to a custom model or scheme, and has the type of its default.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,27 +87,12 @@ _TYPES_OF_DEFAULTS: dict[type, str] = {
 
 
 def _read_row(name: str, row: dict[str, Any]) -> Option:
-    """Return a row of the file as an Option, with tuples in place of lists."""
-    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return Option(name, **{**row, **lists, "default": row.get("default")})
-
-
-def _group_inner() -> dict[str, dict[str, Option]]:
-    """Return the rows of the table of options whose names have a dot, grouped by what precedes it.
-
-    The value of ``eval_args`` is a mapping, and the row ``eval_args.target`` describes its key
-    ``target``. It is returned as ``{"eval_args": {"target": row}}``.
-    """
-    groups: dict[str, dict[str, Option]] = {}
-    for name, option in OPTIONS.items():
-        mapping, dot, key = name.partition(".")
-        if dot:
-            groups.setdefault(mapping, {})[key] = option
-    return groups
+    """Return a row of the file as an Option, with tuples in place of lists, but for its default."""
+    tuples = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return Option(name, **{**row, **tuples, "default": row.get("default")})
 
 
 OPTIONS = {name: _read_row(name, row) for name, row in read_option_rows().items()}
-_INNER = _group_inner()
 # Options of RecBole's that have no effect here are left out of a run's configuration.
 REFUSED = {option.name for option in OPTIONS.values() if option.refused}
 
@@ -116,9 +102,16 @@ def find_option(name: str) -> Option:
     return OPTIONS.get(name) or Option(name)
 
 
+@functools.cache
 def find_inner(name: str) -> dict[str, Option]:
-    """Return the rows of the keys of a mapping such as ``eval_args``, by key; empty for others."""
-    return _INNER.get(name, {})
+    """Return the rows of the keys of an option whose value is a mapping, by key; empty for others.
+
+    The row ``eval_args.target`` of the table of options describes the key ``target`` of
+    ``eval_args``: ``find_inner("eval_args")`` gives ``{"target": row, ...}``.
+    """
+    prefix = f"{name}."
+    inner = [row for row in OPTIONS.values() if row.name.startswith(prefix)]
+    return {row.name.removeprefix(prefix): row for row in inner}
 
 
 def find_synonyms(name: str) -> list[str]:
@@ -142,15 +135,17 @@ def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     ``{"eval_args": {"target": "last"}}`` gives ``{"eval_args": {"target": "last"},
     "eval_args.target": "last", "eval_args.mode": ..., ...}``: one more entry for each key that has
-    a row in the table of options. A key that the mapping lacks gets the default of its row.
+    a row in the table of options. A key that the mapping lacks gets the default of its row. So
+    conditions on such keys are looked up as those on options.
 
     Args:
         options: option -> value.
     """
     flat = dict(options)
     for key, value in options.items():
+        mapping = value or {}  # an option that may be a mapping may also be None
         for inner_key, row in find_inner(key).items():
-            flat[row.name] = (value or {}).get(inner_key, row.default)
+            flat[row.name] = mapping.get(inner_key, row.default)
     return flat
 
 
@@ -158,7 +153,8 @@ def find_unmet(name: str, config: Mapping[str, Any], kinds: Collection[str]) -> 
     """Return why an option has no effect in a run: the first of its conditions that is not met.
 
     A row of the table of options may have conditions (``only``) under which the option is read at
-    all. All must be met; of a condition with the word "or" between alternatives, one suffices.
+    all: ``fusion: early``, or ``by custom models``. All must be met; of a condition with the word
+    "or" between alternatives, one suffices.
 
     Args:
         name: name of the option.

@@ -76,7 +76,11 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
         UsageError: for a value of another kind, or a module that cannot be imported.
     """
     names = [plugins] if isinstance(plugins, str) else plugins or []
-    if not (isinstance(names, (list, tuple)) and all(map(_is_module_name, names))):
+    are_names = isinstance(names, (list, tuple)) and all(
+        isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
+        for name in names
+    )
+    if not are_names:
         raise UsageError(
             f"{location}: plugins: found {shown(plugins)}, expected modules such as [my_models], "
             "as `import` names them: without .py, and with a dot for each folder"
@@ -95,11 +99,6 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
             problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
             raise UsageError(f"{location}: plugins: {short(name)}: {problem}") from error
     return list(names)
-
-
-def _is_module_name(name: Any) -> bool:
-    """Return whether a value is the name of a module, and not of a file."""
-    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not name.endswith(".py")
 
 
 def _import(name: str) -> None:
@@ -130,16 +129,14 @@ def _explain_missing(name: str) -> str:
     may be in the wrong folder. For one that only a file names it was not searched, so the user may
     have to name the module in the command.
     """
-    advice = "recbole_pos.register_model or register_scheme what it brings, under the same name"
     if name in _allowed:
         return (
             f"there is no such module, neither installed nor in {os.getcwd()}; start in the folder "
-            f"that has it. In Python, {advice}"
+            "that has it"
         )
     return (
         "it is not installed, and a file that names it does not make the working directory be "
-        f"searched. If you trust its code, add --plugins {short(name)}; in Python, import it "
-        f"first, or {advice}"
+        f"searched. If you trust its code, add --plugins {short(name)}; in Python, import it first"
     )
 
 
@@ -154,7 +151,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
         modules: names of modules, which are imported already.
     """
     for module in modules:
-        model = getattr(sys.modules.get(module), name, None)
+        model = getattr(sys.modules.get(module), name, None)  # None if it has nothing of the name
         if name not in ADDED and isinstance(model, type):
             ensure_registered(model)
 
@@ -166,9 +163,9 @@ def find_search_folder(module: str) -> str | None:
     not been imported, or has no file.
     """
     top = sys.modules.get(module.partition(".")[0])
-    folders = list(getattr(top, "__path__", []))  # of a package
-    file = folders[0] if folders else getattr(top, "__file__", None)
-    return os.path.dirname(os.path.abspath(file)) if file else None
+    folders = list(getattr(top, "__path__", []))  # of a package; a module has only __file__
+    place = folders[0] if folders else getattr(top, "__file__", None)
+    return os.path.dirname(os.path.abspath(place)) if place else None
 
 
 def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[str]:
@@ -185,10 +182,13 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
     Returns:
         Names of modules, each once.
     """
-    names = [metrics] if isinstance(metrics, str) else metrics or ()
-    entries: list[Any] = [ADDED.added.get(model), *map(SCHEMES.added.get, schemes)]
-    entries += [CUSTOM.get(str(name).lower()) for name in names]
-    return list(dict.fromkeys(entry.module for entry in entries if entry and entry.module))
+    # Look each name up among those that users have registered; None for what is built in.
+    metric_names = [metrics] if isinstance(metrics, str) else metrics or ()
+    entries: list[Any] = [ADDED.added.get(model)]
+    entries += [SCHEMES.added.get(name) for name in schemes]
+    entries += [CUSTOM.get(str(name).lower()) for name in metric_names]
+    modules = [entry.module for entry in entries if entry is not None and entry.module is not None]
+    return list(dict.fromkeys(modules))  # each once, in order
 
 
 def pack(model: str) -> bytes:
@@ -209,16 +209,17 @@ def pack(model: str) -> bytes:
         UsageError: if a class or function cannot be pickled.
     """
     # What was registered without a module is known to no other process, whatever it imports.
-    entry = ADDED.added.get(model)
-    models = {model: entry} if entry is not None and entry.module is None else {}
+    registered_models = {name: entry for name, entry in ADDED.added.items() if name == model}
+    models = {name: entry for name, entry in registered_models.items() if entry.module is None}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
 
     # The others are found by name: module -> folder to add to ``sys.path``, None for none.
     folders = dict.fromkeys(_allowed)
-    for registered in (entry, *SCHEMES.added.values(), *CUSTOM.values()):
-        if registered is not None and registered.module is not None:
-            folders[registered.module] = find_search_folder(registered.module)
+    entries: list[Any] = [*registered_models.values(), *SCHEMES.added.values(), *CUSTOM.values()]
+    for entry in entries:
+        if entry.module is not None:
+            folders[entry.module] = find_search_folder(entry.module)
 
     if not (models or schemes or metrics):
         return pickle.dumps((folders, {}, {}, {})) if folders else b""
@@ -247,7 +248,6 @@ def unpack(packed: bytes) -> None:
     _allowed.update(folders)
 
     # Make modules findable here that the other process found in a folder of its own path.
-
     for module, folder in folders.items():
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
             sys.path.append(folder)

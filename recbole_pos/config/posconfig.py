@@ -6,7 +6,6 @@ the call, refuses unknown keys and wrong values, and evaluates no text as Python
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,16 @@ import recbole
 from recbole.config import Config
 from recbole.utils import ModelType, get_model
 
-from recbole_pos.config.arguments import CompareArguments, RunArguments, SearchArguments
+from recbole_pos.config import options as option_table
+from recbole_pos.config import sources
 from recbole_pos.config.checks import check_negatives, check_together, check_value
-from recbole_pos.config.options import (
-    OPTIONS,
-    REFUSED,
-    find_option,
-    find_synonyms,
-    find_unmet,
-    flatten_options,
-    make_custom_option,
-)
 from recbole_pos.config.plugins import find_modules, import_plugins, take_model
-from recbole_pos.config.sources import (
-    add_time_field,
-    describe_readers,
-    find_config_file,
-    free_options,
-    list_positions,
-    own_defaults,
-    plugin_defaults,
-    select_parts,
-)
 from recbole_pos.data.candidates import masks_history
 from recbole_pos.data.identity import FILTERS
 from recbole_pos.data.item_vectors import make_absolute, to_file
 from recbole_pos.data.location import find_atomic_file, locate_dataset
 from recbole_pos.errors import PosError, UnknownKey, UsageError
-from recbole_pos.model.models import (
-    ADDED,
-    CAUSAL_BUILTINS,
-    OURS,
-    UNTRAINED,
-    ensure_registered,
-    explain_unknown,
-    find_unread_options,
-    is_served,
-    list_built_in,
-    list_kinds,
-    list_runnable,
-)
+from recbole_pos.model import models
 from recbole_pos.plain import to_plain
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import nearest, shown
@@ -62,16 +31,11 @@ from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
 DERIVED_KEYS = {"MODEL_TYPE"}  # keys that RecBole computes and keeps among the options
-_NOT_KEPT = DERIVED_KEYS | REFUSED  # left out of a run's config.yaml
+_NOT_KEPT = DERIVED_KEYS | option_table.REFUSED  # left out of a run's config.yaml
 _NO_FILE = "configuration"  # for messages, the place of options that come from no file
 STARTS = ("init_from", "update_from")  # options: the run whose weights another run starts from
 PLUGINS = "plugins"  # option: modules that register the model or its schemes
-_WINDOWS_PER_BATCH = 128  # for RecBole's models that learn all positions, and for the plugin's
-_KEYWORDS = {  # of run, compare and search, which a misspelt option may be meant to be
-    field.name
-    for arguments in (RunArguments, CompareArguments, SearchArguments)
-    for field in dataclasses.fields(arguments)
-}
+_WINDOWS_PER_BATCH = 128  # default of models whose examples are windows of histories
 
 
 def merge_options(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
@@ -143,54 +107,54 @@ class PosConfig(Config):
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
+        self._call_options = dict(config_dict or {})
         try:
-            self._build(model, dataset, config_file_list or [], dict(config_dict or {}))
+            self._build(model, dataset, config_file_list or [])
         except PosError:
             raise
         # RecBole raises these for options that it refuses.
         except (ValueError, TypeError, LookupError, RuntimeError) as error:
             raise UsageError(f"configuration: {error.args[0] if error.args else error}") from error
 
-    def _build(
-        self,
-        model: str | type | None,
-        dataset: str | None,
-        files: list[str],
-        options: dict[str, Any],
-    ) -> None:
+    def _build(self, model: str | type | None, dataset: str | None, files: list[str]) -> None:
         """Do what RecBole's ``Config.__init__`` does, with the plugin's sources and checks.
 
         RecBole's own, which is not called, would read options from ``sys.argv``, and evaluate text
-        as Python. Its methods are called one by one instead. ``internal_config_dict`` are RecBole's
-        name for defaults, ``external_config_dict`` for options that are given, and
-        ``final_config_dict`` for both together.
+        as Python. Its methods are called one by one instead. RecBole calls defaults
+        ``internal_config_dict``, options that are given ``external_config_dict``, and both together
+        ``final_config_dict``.
 
         Args:
             model: name or class of the model; None to read it from a file.
             dataset: name of the dataset; None to read it from a file.
-            files: paths of config files, or names of presets.
-            options: options of the call, which win over those of files.
+            files: paths of config files, or names of presets. ``self._call_options``, the options
+                of the call, win over those of files.
         """
         # Read the files.
         self.compatibility_settings()
         self._init_parameters_category()
         self.yaml_loader = PackagedLoader  # of RecBole's own files
-        self.files: list[tuple[str | Path, dict[str, Any]]] = [
-            (file, read_yaml(find_config_file(file))) for file in files
-        ]
-        self.own_files = [str(f) for f in files if not find_config_file(f).is_relative_to(ROOT)]
-        self._call_options = options
-        if "item_vectors" in options:  # content vectors of items in memory become a file
-            options["item_vectors"] = to_file(options["item_vectors"])
+        self.files: list[tuple[str | Path, dict[str, Any]]] = []
+        self.own_files = []
+        for file in files:
+            path = sources.find_config_file(file)
+            self.files.append((file, read_yaml(path)))
+            if not path.is_relative_to(ROOT):  # where the presets of this package are
+                self.own_files.append(str(file))
+        vectors = self._call_options.get("item_vectors")
+        if vectors is not None:  # content vectors of items in memory become a file
+            self._call_options["item_vectors"] = to_file(vectors)
 
         # Find model and dataset, whose names may stand in a file.
-        model_name = ensure_registered(model) if isinstance(model, type) else model
+        model_name = models.ensure_registered(model) if isinstance(model, type) else model
         plugins = self._import_plugins(model_name)
         self.model, self.dataset = self._find_names(model_name, dataset)
         self._read_dataset_file()
 
-        # Merge the options that are given: files have some under the names of model and schemes.
-        schemes = list_positions(self._merge_user_options(self.model).get("position"), self.model)
+        # Merge the options that are given: files may have some for certain models and position
+        # schemes only. Keep which file gave each option, for messages.
+        position = self._merge_user_options(self.model).get("position")
+        schemes = sources.list_positions(position, self.model)
         self.external_config_dict = self._merge_user_options(self.model, *schemes)
         self.sources = {
             key: location
@@ -209,23 +173,27 @@ class PosConfig(Config):
 
         # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it.
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
-        if not is_served(self.model):
+        if not models.is_served(self.model):
             position = self.external_config_dict.get("position")
-            self.internal_config_dict.update(plugin_defaults(self.model, position))
+            self.internal_config_dict.update(sources.plugin_defaults(self.model, position))
 
         # Check the options, and merge them with the defaults.
         self.strict = self.strict and not self._find_run_files()
-        self.free = free_options(self.model, schemes)
+        self.free = sources.free_options(self.model, schemes)
         self._check_user_options()
         self.final_config_dict = self._merge_defaults()
-        self._check_final()
+        final = self.final_config_dict.items()
+        check_together({key: value for key, value in final if key not in self.free}, self.model)
+        self.plain = self._make_plain()  # before RecBole derives values such as the device
+        if self.strict:
+            self._refuse_unread()
 
-        # Let RecBole derive values from them.
+        # Let RecBole derive values from them, such as how negatives are sampled (items to contrast
+        # with the target). A model that only counts needs none; ``plain`` keeps the option as it
+        # was given, since the names of runs are made of it.
         self._set_default_parameters()
         self._init_device()
-        # A model that only counts needs no negatives. ``plain`` keeps the option as it was given,
-        # since the names of runs are made of it.
-        if self.model in UNTRAINED:
+        if self.model in models.UNTRAINED:
             self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
         check_negatives(self.final_config_dict, self.model)
@@ -245,7 +213,7 @@ class PosConfig(Config):
         """Import the modules that config files or the call name under ``plugins``.
 
         Their import registers custom models and position schemes, which can then be looked up by
-        name.
+        name. ``self.files`` has the options of each file, ``self._call_options`` those of the call.
 
         Args:
             model: name of the model in the call; None if it stands in a file.
@@ -254,22 +222,24 @@ class PosConfig(Config):
             Names of the modules.
         """
         # Collect the names of models and schemes that the sources mention.
-        sources = [*self.files, (_NO_FILE, self._call_options)]
-        models = [model] if model else []
+        contents = [*self.files, (_NO_FILE, self._call_options)]
+        model_names = [model] if model else []
         schemes: list[str] = []
-        for _, content in sources:
+        for _, content in contents:
             if content.get("model"):
-                models.append(str(content["model"]))
-            schemes += list_positions(content.get("position"), None)
+                model_names.append(str(content["model"]))
+            schemes += sources.list_positions(content.get("position"), None)
 
         # A notebook may have registered all of them already; then a module that a run has named,
         # and that exists no longer, is not needed.
-        custom = {*models, *schemes} - {*list_built_in(), *SCHEMES.paths}
-        are_registered = bool(custom) and all(name in ADDED or name in SCHEMES for name in custom)
+        custom = {*model_names, *schemes} - {*models.list_built_in(), *SCHEMES.paths}
+        are_registered = bool(custom) and custom <= {*models.ADDED, *SCHEMES}
         modules: list[str] = []
-        for file, content in sources:
+        for file, content in contents:
             modules += import_plugins(content.get(PLUGINS), str(file), may_miss=are_registered)
-        for name in models:
+
+        # A module may also have a class of the model's name without registering it.
+        for name in model_names:
             take_model(name, modules)
         return modules
 
@@ -285,14 +255,20 @@ class PosConfig(Config):
         Returns:
             (place in a file, options) of each part; later ones win over earlier ones.
         """
-        return [part for file, text in self.files for part in select_parts(text, names, file)]
+        parts = []
+        for file, content in self.files:
+            parts += sources.select_parts(content, names, file)
+        return parts
 
     def _merge_user_options(self, *names: str) -> dict[str, Any]:
         """Return option -> value, of all options that files and the call give, without defaults.
 
+        Later files win over earlier ones, and the call (``self._call_options``) wins over files.
+
         Args:
-            names: the model of the run and its position schemes. A file may have options for some
-                models or schemes only (under ``for``), which hold if they are among these names.
+            names: the model of the run and its position schemes, as far as they are known. A file
+                may have options for some models or schemes only (under ``for``), which hold if they
+                are among these names.
         """
         merged: dict[str, Any] = {}
         for _, options in self._list_parts(*names):
@@ -318,17 +294,21 @@ class PosConfig(Config):
         if not model or not dataset:
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
+
+        # A dataset that is given as a folder has the name of the folder; ``parent`` is the folder
+        # that this one is in, and None for a dataset that is given by its name.
         data_path = self._merge_user_options(str(model)).get("data_path") or "dataset/"
-        name, folder = locate_dataset(str(dataset), str(data_path))
-        if folder is not None:  # the dataset was given as a folder, which is in this one
-            self._call_options["data_path"] = folder
+        name, parent = locate_dataset(str(dataset), str(data_path))
+        if parent is not None:
+            self._call_options["data_path"] = parent
         return str(model), name
 
     def _read_dataset_file(self) -> None:
         """Read ``<dataset>.yaml`` in the dataset's folder, as a config file of lowest priority.
 
-        Under ``public`` it may have facts on a public dataset, such as its number of users, which
-        are no options; they go to ``self.public``. Nothing happens if there is no such file.
+        Its options are put before those of all other files in ``self.files``. Under ``public`` it
+        may have facts on a public dataset, such as its number of users, which are no options; they
+        go to ``self.public``. Nothing happens if there is no such file.
 
         Raises:
             UsageError: if the file names plugins. A dataset may come from a stranger, and must not
@@ -344,17 +324,17 @@ class PosConfig(Config):
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
 
     def _find_class(self) -> type:
-        """Return the class of the model, of the plugin, of RecBole or registered.
+        """Return the class of the model ``self.model``, of the plugin, of RecBole or registered.
 
         Raises:
             UsageError: if there is no such model; the message names the file that asks for it.
         """
-        if self.model in OURS:
-            return OURS[self.model]
-        if self.model in list_runnable():
+        if self.model in models.OURS:  # the plugin's and registered ones
+            return models.OURS[self.model]
+        if self.model in models.list_runnable():
             return get_model(self.model)
         location = f"{self.sources['model']}: " if "model" in self.sources else ""
-        raise UsageError(location + explain_unknown(self.model))
+        raise UsageError(location + models.explain_unknown(self.model))
 
     def _merge_defaults(self) -> dict[str, Any]:
         """Return option -> value, of all options: what is given, and the defaults of the others.
@@ -363,22 +343,21 @@ class PosConfig(Config):
         with the target) are sampled; a batch of some models is counted in windows (a piece of a
         user's history with all its targets); and the columns to read include the time.
         """
-        external = self.external_config_dict
-        final = {**self.internal_config_dict, **external}
-        defaults = self.internal_config_dict["eval_args"]
-        final["eval_args"] = {**defaults, **(external.get("eval_args") or {})}
+        defaults, given = self.internal_config_dict, self.external_config_dict
+        final = {**defaults, **given}
+        final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
 
+        # RecBole's default is one negative, which it refuses itself under cross-entropy.
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
         if is_sequential and final.get("loss_type") == "CE":
-            # RecBole's default is one negative, which it refuses itself under cross-entropy.
-            if "train_neg_sample_args" not in external:
+            if "train_neg_sample_args" not in given:
                 final["train_neg_sample_args"] = None
 
         # A batch of RecBole's causal models holds whole histories here, and not one target a row.
-        has_windows = self.model in CAUSAL_BUILTINS and final["augmentation"] == "all_positions"
-        if has_windows and "train_batch_size" not in external:
+        has_windows = final["augmentation"] == "all_positions"
+        if self.model in models.CAUSAL_BUILTINS and has_windows and "train_batch_size" not in given:
             final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's default is 2,048 rows
-        final["load_col"] = add_time_field(final)
+        final["load_col"] = sources.add_time_field(final)
         return final
 
     def _set_default_parameters(self) -> None:
@@ -390,12 +369,12 @@ class PosConfig(Config):
         base = Path(str(self.final_config_dict["data_path"]))  # before RecBole changes it
         super()._set_default_parameters()
         folder = base / self.dataset
-        in_wheel = WHEEL_DATASETS / self.dataset
-        is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
+        in_wheel = WHEEL_DATASETS / self.dataset  # in the installed RecBole
         # ``benchmark_filename`` names files of the parts of a split, in place of one file.
-        if not (is_here or self.final_config_dict["benchmark_filename"]):
-            if find_atomic_file(in_wheel, self.dataset, "inter").is_file():
-                folder = in_wheel
+        is_here = find_atomic_file(folder, self.dataset, "inter").is_file()
+        is_here |= bool(self.final_config_dict["benchmark_filename"])
+        if not is_here and find_atomic_file(in_wheel, self.dataset, "inter").is_file():
+            folder = in_wheel
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only
             self.final_config_dict["gpu_id"] = ""
@@ -405,19 +384,20 @@ class PosConfig(Config):
     def _check_user_options(self) -> None:
         """Refuse unknown keys and wrong values of options that are given.
 
-        :func:`check_value` checks a value by the row of its option in the table of options, and
-        returns it in the type of that row (a float for a whole number), which replaces it.
+        ``self.external_config_dict`` has the options that are given. Each value is checked by the
+        row of its option in the table of options, and replaced by what :func:`check_value` returns:
+        the value in the type of that row, such as a float for a whole number.
 
         Raises:
             UsageError: naming the file and the option.
         """
-        # The defaults of a custom model are its author's, and are checked too. Options that only
-        # custom classes have (``self.free``) may hold anything.
+        # The defaults of a custom model (one in ``ADDED``) are its author's, and are checked too.
+        # Options that only custom classes have (``self.free``) may hold anything.
         defaults = self.internal_config_dict
-        if self.model in ADDED:
-            for key, value in own_defaults(self.model).items():
+        if self.model in models.ADDED:
+            for key, value in sources.own_defaults(self.model).items():
                 if key not in self.free:
-                    check_value(f"defaults of {self.model}", find_option(key), value)
+                    check_value(f"defaults of {self.model}", option_table.find_option(key), value)
 
         options = self.external_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
@@ -426,16 +406,18 @@ class PosConfig(Config):
             location = self.sources.get(key, _NO_FILE)
             # The config.yaml of a former run has all options, also those of a scheme or loss that
             # this run replaces by another: they are dropped.
-            if location in run_files and key not in known and describe_readers(key):
+            if location in run_files and key not in known and sources.describe_readers(key):
                 del options[key]
                 continue
             self._require_known(key, location, known)
-            option = find_option(key)
+            option = option_table.find_option(key)
             # An option of RecBole's that has no effect here may only have its default.
             if option.refused and value != defaults[key]:
                 raise UsageError(f"{location}: {key}: {option.refused}")
-            if key in self.free or key not in OPTIONS:  # only the type of its default is known
-                option = make_custom_option(key, defaults.get(key))
+            # Of an option that is not in the table, or means something else in a custom class, only
+            # the type of its default is known.
+            if key in self.free or key not in option_table.OPTIONS:
+                option = option_table.make_custom_option(key, defaults.get(key))
             options[key] = check_value(location, option, value)
 
     def _require_known(self, key: str, location: str, known: set[str]) -> None:
@@ -449,14 +431,15 @@ class PosConfig(Config):
         if key in known:
             return
 
-        # Later advice replaces earlier: similar names, a name of other libraries, an argument.
-        readers = describe_readers(key)
-        advice = f"; {readers}" if readers else nearest(str(key), known | _KEYWORDS)
-        if names := [name for name in find_synonyms(str(key)) if name in known]:
-            advice = f"; here it is {' and '.join(names)}"
-        if key in _KEYWORDS:
-            advice = f"; it is an argument of run, compare or tune (--{key}), not an option"
-        if self.model in ADDED:
+        # The key may be the name that other libraries give to an option, an option of another model
+        # or position scheme, or misspelt.
+        readers = sources.describe_readers(key)
+        synonyms = [name for name in option_table.find_synonyms(str(key)) if name in known]
+        if synonyms:
+            advice = f"; here it is {' and '.join(synonyms)}"
+        else:
+            advice = f"; {readers}" if readers else nearest(str(key), known)
+        if self.model in models.ADDED:
             advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
         raise UnknownKey(
             f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "
@@ -467,46 +450,46 @@ class PosConfig(Config):
     def _find_run_files(self) -> list[str]:
         """Return those of the config files that are the config.yaml of a former run.
 
-        A run writes every option into its config.yaml, and a person only some into a file; so a
-        file with more than half of all options is taken for that of a run.
+        A run writes every option into its config.yaml, and a person only some into a file. So a
+        file with more than half of all options is taken for that of a run. ``self.files`` has pairs
+        of a file and its options.
         """
         defaults = self.internal_config_dict
         counts = {str(file): len(defaults.keys() & content) for file, content in self.files}
         return [file for file, count in counts.items() if count > len(defaults) / 2]
 
-    def _check_final(self) -> None:
-        """Check options against each other, and set ``plain``, the options that repeat this run.
+    def _make_plain(self) -> dict[str, Any]:
+        """Return option -> plain value, of all options, by which this run can be repeated.
 
-        This happens before RecBole derives values such as the device. In ``plain``, paths are
-        absolute, so that the run can be repeated from another working directory.
+        Plain values are what yaml can hold: numbers, text, lists and mappings. Paths are absolute,
+        so that the run can be repeated from another working directory.
         """
-        # What options mean that only custom classes have (``free``) is not known here.
+        # Some options are not kept: RecBole computes them, or they have no effect here.
         final = self.final_config_dict
-        shared = {key: value for key, value in final.items() if key not in self.free}
-        check_together(shared, self.model)
-        self.plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
-        self.plain.update(model=self.model, dataset=self.dataset)
-        for key in ("item_vectors", *STARTS):
-            self.plain[key] = make_absolute(self.plain[key])
+        plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
+        plain.update(model=self.model, dataset=self.dataset)
+        for key in ("item_vectors", *STARTS):  # files and folders
+            plain[key] = make_absolute(plain[key])
         base = Path(str(final["data_path"]))
-        if (base / self.dataset).is_dir():  # else the dataset is found in RecBole's wheel
-            self.plain["data_path"] = str(base.resolve())
-        if self.strict:
-            self._refuse_unread()
+        if (base / self.dataset).is_dir():  # else the dataset is found in the installed RecBole
+            plain["data_path"] = str(base.resolve())
+        return plain
 
     def _refuse_unread(self) -> None:
         """Raise an UnknownKey for an option that the user gave although it has no effect here.
 
         An example is ``fusion`` with a position scheme that fuses nothing. Not refused is an option
         with its default value, and one from the dataset's file, a preset or a part of a file for
-        certain models (under ``for``), since these are written for several models.
+        certain models (under ``for``), since these are written for several models. ``self.plain``
+        has the value of each option, ``self.sources`` the file that gave it, if one did.
         """
-        # Gather what conditions are about. A key within an option is called ``eval_args.target``.
-        schemes = list_positions(self.plain.get("position"), self.model)
-        kinds = list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
-        unread = find_unread_options(self.model)
-        defaults = flatten_options(self.internal_config_dict)
-        config = flatten_options(self.plain)
+        # Gather what conditions are about: the kinds of models that this one belongs to, and all
+        # options, where a key within an option is called ``eval_args.target``.
+        schemes = sources.list_positions(self.plain.get("position"), self.model)
+        kinds = models.list_kinds(self.model, self.internal_config_dict["MODEL_TYPE"], schemes)
+        unread = models.find_unread_options(self.model)  # option -> reason
+        defaults = option_table.flatten_options(self.internal_config_dict)
+        config = option_table.flatten_options(self.plain)
         config["mask_history"] = masks_history(self.final_config_dict)
 
         # Take each option that the user gave with another value than its default, and find why
@@ -517,7 +500,7 @@ class PosConfig(Config):
             by_user = key in self.external_config_dict and location in [*self.own_files, _NO_FILE]
             if not by_user or key in self.free or value in (None, defaults.get(name)):
                 continue
-            condition = find_unmet(name, config, kinds)
+            condition = option_table.find_unmet(name, config, kinds)
             reason = f": {unread[name]}" if name in unread else f", only {condition}"
             if name in unread or condition:
                 advice = "leave it out"
@@ -534,6 +517,7 @@ class PosConfig(Config):
         Empty for other datasets, and for a run whose filters (such as a smallest number of
         interactions) are not those in the dataset's yaml, to which the numbers belong.
         """
+        # ``self.public`` has what the dataset's yaml says, and FILTERS are names of options.
         defaults = {**self.internal_config_dict, **self.public}
         has_its_filters = all(self[key] == defaults.get(key) for key in FILTERS)
         return self.public.get("counts", {}) if has_its_filters else {}
@@ -557,7 +541,7 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
-    schemes = list_positions(options.get("position"), config["model"])
+    schemes = sources.list_positions(options.get("position"), config["model"])
     if modules := find_modules(config["model"], schemes):
         plain[PLUGINS] = modules
     return to_plain(plain)

@@ -21,14 +21,7 @@ from typing import Any
 
 from recbole_pos.config.options import MODEL, find_option
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import (
-    ADDED,
-    MODELS,
-    PARTIAL_LOSSES,
-    TABLES,
-    is_on_our_base,
-    list_runnable,
-)
+from recbole_pos.model import models
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
@@ -42,13 +35,18 @@ def own_defaults(model: str) -> dict[str, Any]:
     """Return the defaults of a model's own options.
 
     Those of a model of this package stand in its yaml file; a custom model was registered with
-    them. ``TABLES`` are the registries (name -> class) of both.
+    them. ``models.TABLES`` are the registries (name -> class) of both.
+
+    Args:
+        model: name of the model.
 
     Returns:
         option -> default; ``{}`` for RecBole's models, whose defaults are RecBole's.
     """
-    registry = next((registry for registry in TABLES if model in registry), None)
-    return registry.defaults(model) if registry is not None else {}
+    for registry in models.TABLES:
+        if model in registry:
+            return registry.defaults(model)
+    return {}
 
 
 def plugin_defaults(
@@ -75,17 +73,20 @@ def plugin_defaults(
     if "position" in model_defaults:
         own_names = scheme_names(model_defaults["position"])
         names = own_names if position is None else scheme_names(position)
-        # Custom schemes come last, so that those of the plugin are known when they are checked.
-        for name in sorted(names, key=lambda name: name in SCHEMES.added):
+        # Custom schemes come last, so that the options of all others are known when they are
+        # checked: none of them may have another default for the same option.
+        built_in = [name for name in names if name not in SCHEMES.added]
+        custom = [name for name in names if name in SCHEMES.added]
+        for name in (*built_in, *custom):
             values = SCHEMES.defaults(name)
-            if name in SCHEMES.added:
+            if name in custom:
                 # A model may give the options of a scheme that it has by default other defaults.
                 earlier = defaults if name in own_names else defaults | model_defaults
                 _require_own_options(name, values, earlier)
             defaults.update(values)
 
     loss = loss_type or model_defaults.get("loss_type")
-    if loss in PARTIAL_LOSSES and is_on_our_base(model):
+    if loss in models.PARTIAL_LOSSES and models.is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
     return {**defaults, **model_defaults}
 
@@ -111,31 +112,30 @@ def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, A
 
 
 def describe_readers(option: str) -> str:
-    """Return which position schemes, losses or models of this package read an option.
+    """Return which position schemes, losses or models of this package read an option, as a text.
 
-    The text is for a message: ``it is read with position: rope, t5``. Schemes are looked at first,
-    then losses, then models. It is empty if none of them reads the option.
+    The text is for a message about an option that this run does not read: ``it is read with
+    position: rope, t5``. Schemes are looked at first, then losses, then models. It is empty if none
+    of them reads the option.
     """
     schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
     if schemes:
         return f"it is read with position: {listed(schemes)}"
-
-    loss_files = {name: ROOT / "loss" / f"{name}.yaml" for name in PARTIAL_LOSSES}
+    loss_files = {name: ROOT / "loss" / f"{name}.yaml" for name in models.PARTIAL_LOSSES}
     losses = [name for name, file in loss_files.items() if option in read_yaml(file)]
     if losses:
         return f"it is read with loss_type: {listed(losses)}"
-
-    models = [name for name in MODELS if option in own_defaults(name)]
-    return f"it is read by {listed(models)}" if models else ""
+    names = [name for name in models.MODELS if option in own_defaults(name)]
+    return f"it is read by {listed(names)}" if names else ""
 
 
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start from a run that has fewer position schemes (``init_from``).
 
-    The plugin's models can, and custom ones that extend its base and take schemes.
+    The plugin's models with schemes can, and custom ones that extend its base and take schemes.
     """
-    has_schemes = model in ADDED and is_on_our_base(model) and "position" in own_defaults(model)
-    return model in MODELS or has_schemes
+    is_like_ours = model in models.ADDED and models.is_on_our_base(model)
+    return model in models.MODELS or (is_like_ours and "position" in own_defaults(model))
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
@@ -151,22 +151,27 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    free: set[str] = set(ADDED.added[model].own_options) if model in ADDED else set()
-    shared = {"position"}  # options that the plugin or RecBole has, too
+    # Gather the options of custom classes, and those that schemes of this package have, too.
+    custom = models.ADDED.added.get(model)  # None for a model of this package or RecBole's
+    free: set[str] = set(custom.own_options) if custom is not None else set()
+    shared = {"position"}
     for name in schemes:
         if name in SCHEMES.added:
             free |= SCHEMES.added[name].own_options
         if name in SCHEMES.paths:
             shared |= SCHEMES.defaults(name).keys()
 
-    # An option on data or training means the same for every model, and is checked.
-    for row in map(find_option, free):
+    # An option on data or training means the same for every model, and is checked. Those that shape
+    # a model (MODEL) may mean something else in another one.
+    for name in free:
+        row = find_option(name)
         if row.role != MODEL or row.refused:
-            shared.add(row.name)
+            shared.add(name)
 
     # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
     # whose ``input_type`` says so itself may use ``loss_type`` as it likes.
-    if model in ADDED and not is_on_our_base(model) and hasattr(ADDED[model], "input_type"):
+    is_in_recboles_form = custom is not None and not models.is_on_our_base(model)
+    if is_in_recboles_form and hasattr(models.ADDED[model], "input_type"):
         shared.discard("loss_type")
     return free - shared
 
@@ -198,20 +203,11 @@ def find_config_file(name: str | Path) -> Path:
 
     Returns:
         The path; ``name`` itself if there is neither, which the reader of the file then refuses.
-
-    Raises:
-        UsageError: if there is neither, and presets have similar names, which the message tells.
     """
-    folder = ROOT / "presets"
-    if os.path.exists(name):  # False for a name that no file can have, where Path raises
-        return Path(name)
-    if os.path.isfile(folder / name):
-        return folder / name
-    presets = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*.yaml"))]
-    hint = suggest(str(name), presets)
-    if hint:
-        raise UsageError(f"there is no config file and no preset {name}{hint}")
-    return Path(name)  # which the reader refuses
+    preset = ROOT / "presets" / name
+    # os.path says False for a name that no file can have, for which Path would raise.
+    is_preset = os.path.isfile(preset) and not os.path.exists(name)
+    return preset if is_preset else Path(name)
 
 
 def select_parts(
@@ -234,13 +230,15 @@ def select_parts(
     Raises:
         UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
-    # ``_split_by_title`` yields title, names in it and options of each part under ``for``.
-    parts = [(str(file), {key: value for key, value in content.items() if key != FOR})]
+    for_all = {key: value for key, value in content.items() if key != FOR}
+    parts = [(str(file), for_all)]
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
+        # Some options decide which parts a run reads, and so cannot stand in one. ``position``, the
+        # schemes of a run, may stand in a part for models, but not in one for schemes.
         misplaced = _OUTSIDE & options.keys()
-        if "position" in options and not set(title_names) <= set(list_runnable()):
-            misplaced.add("position")  # since ``position`` decides whether this scheme is the run's
+        if "position" in options and not set(title_names) <= set(models.list_runnable()):
+            misplaced.add("position")
         if misplaced:
             raise UsageError(f"{location}: {', '.join(sorted(misplaced))} cannot stand here")
         if set(title_names) & set(names):
@@ -251,7 +249,9 @@ def select_parts(
 def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) -> list[str]:
     """Return which parts under ``for`` in a config file are for position schemes and not a model.
 
-    ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names ``rope``.
+    ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names the scheme
+    ``rope``, a way to tell the model where in a history an interaction is. A search that varies
+    ``position`` cannot read such parts, and so must find them.
 
     Args:
         content: the mapping in the file.
@@ -271,9 +271,11 @@ def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) 
 def list_positions(position: Any, model: str | None) -> list[str]:
     """Return the names of position schemes in a value of the option ``position``.
 
+    A position scheme is a way to tell the model where in a history, or when, an interaction is.
+
     Args:
-        position: the value, which may be wrong: what is no name is left out. None stands for the
-            schemes that the model has by default.
+        position: the value. It need not be checked yet: what is no name is left out. None stands
+            for the schemes that the model has by default.
         model: name of the model; None if it has no defaults, or they do not count.
     """
     if position is None and model is not None:
@@ -288,7 +290,7 @@ def list_positions(position: Any, model: str | None) -> list[str]:
 def _split_by_title(
     content: dict[str, Any], file: str | Path
 ) -> list[tuple[str, list[str], dict[str, Any]]]:
-    """Return the parts of a config file that stand under ``for``.
+    """Return the parts of a config file that stand under ``for``, with options for some runs only.
 
     ``for: {"PosSASRec, SASRec": {n_heads: 1}}`` gives
     ``[("PosSASRec, SASRec", ["PosSASRec", "SASRec"], {"n_heads": 1})]``.
@@ -314,7 +316,7 @@ def _split_by_title(
         )
 
     # A title has one name or several with commas between them; each must exist.
-    allowed = [*SCHEMES, *list_runnable()]
+    allowed = [*SCHEMES, *models.list_runnable()]
     parts = []
     for title, options in by_title.items():
         names = [name.strip() for name in str(title).split(",")]

@@ -6,12 +6,11 @@ interactions, and a ``Builder`` makes a field of every other column of the files
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -21,11 +20,13 @@ from pyarrow import compute as pc
 from recbole_pos.config.arguments import ConvertArguments
 from recbole_pos.conversion.cells import (
     Cells,
+    EntityIndex,
+    choose_table,
     convert_cells,
     encode,
+    find_first_values,
     guess_kind,
     read_ids,
-    read_numbers,
 )
 from recbole_pos.conversion.reading import EMPTY_LINE, Source
 from recbole_pos.conversion.times import ROW_ORDER, Times, read_times
@@ -54,15 +55,13 @@ _NAMES = {
         "event_timestamp timestamp_ms unix_time epoch t_dat eventdate",
     ),
 }
-_ORDER_NOTE = "order of the rows of each user, no time"
 _FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 # Names that RecBole uses or derives from others, and the built-in fields of relations.
 _RESERVED = re.compile(r"label|item_length|time|position|.*_list")
 _NAMELESS = re.compile(r"\(column \d+\)|__index_level_\d+__|Unnamed: \d+")  # pandas' row numbers
-# A token field of at least so many rows with more different values per row is not loaded.
+# A token field is not loaded if it has at least so many rows, and more than this share of them has
+# a value of its own.
 _UNIQUE_ROWS, _UNIQUE_SHARE = 100, 0.9
-# Of the contradictions expected by chance, a column of items or users has at most this share.
-_CONTRADICTION_SHARE = 0.1
 # What the user sets for single columns: option (type, table or rename) -> column -> value.
 Overrides = Mapping[str, Mapping[str, str]]
 
@@ -73,6 +72,11 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
     A role is one of ``user``, ``item`` and ``time``. Its column is the one that the user names, or
     else (where ``args.user`` and so on is None) the only one with a usual name, as ``customer_id``.
 
+    Args:
+        source: the table that holds the interactions.
+        args: arguments of the command ``convert``; ``user``, ``item`` and ``time`` are names of
+            columns, or None.
+
     Returns:
         Role -> name of its column. The time is ``row_order``, which is no column, if the user says
         that there is none.
@@ -80,10 +84,16 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
     Raises:
         UsageError: if a given column is not there, or none or several may have a role.
     """
-    roles = {role: str(name) for role in _NAMES if (name := getattr(args, role)) is not None}
-    for role, name in roles.items():
-        if (role, name) != ("time", ROW_ORDER):
-            require_column(name, source.columns, role)
+    # Take the columns that the user names. ``row_order`` as time says that there is no column.
+    roles = {}
+    for role in _NAMES:
+        given = getattr(args, role)
+        if given is not None:
+            roles[role] = str(given)
+            if (role, given) != ("time", ROW_ORDER):
+                require_column(roles[role], source.columns, role)
+
+    # Guess the others among the columns that are left.
     for role in [role for role in _NAMES if role not in roles]:
         names = _find_by_name(role, [name for name in source.columns if name not in roles.values()])
         if len(names) != 1:
@@ -117,17 +127,23 @@ def _find_by_name(role: str, names: Iterable[str]) -> list[str]:
     The usual names of a role are in groups, the surest first; only columns of the first group that
     has any are returned. Names are compared in lower case without ``_id``: ``boughtAt`` is
     ``bought_at``. Of ``movie`` and ``movie_id``, which are then the same, it is the id.
+
+    Args:
+        role: ``user``, ``item`` or ``time``.
+        names: names of columns.
     """
+    # Write each name in lower case with _ between words: boughtAt and Bought At as bought_at.
     plain_names = {}
     for name in names:
-        parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # boughtAt and Bought At: bought_at
+        parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
         plain_names[name] = re.sub(r"\W+", "_", parted).strip("_").lower()
+
     for group in _NAMES[role]:
-        usual = [
-            n for n, plain in plain_names.items() if re.sub("_?id$", "", plain) in group.split()
-        ]
-        if usual:
-            return [name for name in usual if plain_names[name].endswith("id")] or usual
+        usual_names = group.split()
+        found = [n for n, plain in plain_names.items() if re.sub("_?id$", "", plain) in usual_names]
+        if found:
+            ids = [name for name in found if plain_names[name].endswith("id")]
+            return ids or found
     return []
 
 
@@ -164,26 +180,29 @@ def read_interactions(
 
     Rows without a user, an item or a time that can be read are dropped, each for the first reason
     that holds. If the table has no column of times, the number of each row among the rows of its
-    user (0, 1, ...) serves as time. ``args.then`` names a column by which interactions of the same
-    time are ordered; with None all rows stay in the order of the file.
+    user (0, 1, ...) serves as time. Rows stay in the order of the file.
 
     Args:
+        source: the table that holds the interactions.
         roles: role (user, item, time) -> name of its column, see :func:`find_roles`.
+        args: arguments of the command ``convert``: words for a missing value, and the form of
+            times.
 
     Raises:
         UsageError: if no row is left, or a column is wrong.
     """
     table = source.table
-    user, item = (_read_names(table, roles[role], args) for role in ("user", "item"))
+    user = _read_names(table, roles["user"], args)
+    item = _read_names(table, roles["item"], args)
     if roles["time"] in source.columns:
         time_column = table[roles["time"]]
         times = read_times(time_column, roles["time"], args.date_format, args.timezone)
     else:  # the number of each row among those of its user serves as time
-        ranks = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
-        times = Times(ranks, Counter({_ORDER_NOTE: len(ranks)}))
-        time_column = pa.chunked_array([pa.array(ranks)])
+        numbers = pd.Series(user.codes).groupby(user.codes).cumcount().to_numpy(np.float64)
+        times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
+        time_column = pa.chunked_array([pa.array(numbers)])
 
-    # Why a row cannot be used -> [rows] bool. The code 0 stands for an empty cell.
+    # Why a row cannot be used -> [rows] bool. A row has the code of its name; 0 is an empty cell.
     has_no_time = time_column.is_null().to_numpy()
     faults = {
         EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
@@ -191,9 +210,13 @@ def read_interactions(
         f"no item ({roles['item']})": item.codes == 0,
         f"no time ({roles['time']})": has_no_time,
         f"time cannot be read ({roles['time']})": np.isnan(times.seconds),
-        "user with a line break, or called [PAD]": _find_unwritable(user),
-        "item with a line break, or called [PAD]": _find_unwritable(item),
     }
+    for role, names in (("user", user), ("item", item)):
+        # Names that cannot stand in a file: a line is a row there, and [PAD] is RecBole's padding.
+        matches = pc.match_substring_regex(names.values, UNWRITABLE)
+        is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
+        faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
+
     is_kept = np.ones(table.num_rows, dtype=bool)
     dropped = {}
     for reason, is_faulty in faults.items():  # a row is dropped for its first fault
@@ -207,37 +230,16 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
-    if args.then is not None:
-        require_column(args.then, source.columns, "then")
-        ties = encode(table[args.then], args.then, args.missing)
-        rows = rows[_order_by_time(times.seconds[rows], ties[rows])]
     return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
-
-
-def _order_by_time(seconds: np.ndarray, ties: Cells) -> np.ndarray:
-    """Sort interactions by time, and those of the same time by a further column.
-
-    Args:
-        seconds: [n] times.
-        ties: [n] cells of the further column, which are compared as numbers if all of them are
-            numbers, else as text; empty cells come first.
-
-    Returns:
-        [n] indices of the interactions in the new order.
-    """
-    texts = ties.values[1:]  # the first value stands for empty cells
-    numbers = read_numbers(texts, decimal=".")
-    are_numbers = not np.isnan(numbers).any()
-    order = np.argsort(numbers) if are_numbers else pc.sort_indices(texts).to_numpy()
-    # Each cell is the index of its text; compare cells by the place of their text in the order.
-    # For the texts "", "b", "a" the ranks are 0, 2, 1.
-    rank_of_text = np.zeros(len(texts) + 1, np.int64)
-    rank_of_text[1:][order] = np.arange(1, len(texts) + 1)
-    return np.lexsort((rank_of_text[ties.codes], seconds))
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
     """Read a column of the names of users or items; refuse lists, as each row must be about one.
+
+    Args:
+        table: the rows of a file.
+        column: name of the column.
+        args: arguments of the command ``convert``, with further words for a missing value.
 
     Returns:
         [rows] the names as :class:`Cells`: a code for each row, 0 where the name is missing.
@@ -252,137 +254,13 @@ def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
     return read_ids(cells)
 
 
-def _find_unwritable(names: Cells) -> np.ndarray:
-    """Return [rows] bool, true where a name cannot stand in a file of interactions."""
-    matches = pc.match_substring_regex(names.values, UNWRITABLE)
-    return matches.to_numpy(zero_copy_only=False)[names.codes]
-
-
-def check_overrides(
-    overrides: Overrides, roles: Mapping[str, str], sources: Iterable[Source]
-) -> None:
-    """Check what the user sets for single columns: their type, table or new name.
-
-    Args:
-        overrides: option (``type``, ``table`` or ``rename``) -> name of a column -> value.
-        roles: role (user, item, time) -> name of its column.
-
-    Raises:
-        UsageError: if no table has such a column; or if a type or table is set for the column of
-            user, item or time, for which both are fixed.
-    """
-    columns = {name for source in sources for name in source.columns}
-    for option, values in overrides.items():
-        for column in values:
-            require_column(column, columns, option)
-            if option != "rename" and column in roles.values():
-                raise UsageError(
-                    f"{option}: column {shown(column)} is the user, item or time, which are token, "
-                    "token and float of the interactions; leave it out"
-                )
-
-
-def make_field_name(column: str, taken: Iterable[str]) -> str:
-    """Make a name for the field of a dataset of the name of a column.
-
-    ``Prix (é)`` becomes ``Prix_e``. A name that RecBole uses itself, such as ``label``, or that
-    begins with a digit, gets the prefix ``column_``; a name in ``taken`` gets a number: ``name_2``.
-    """
-    # Split é into e and an accent, and leave the accents out.
-    decomposed = unicodedata.normalize("NFKD", column)
-    plain = "".join(c for c in decomposed if not unicodedata.combining(c))
-    name = re.sub(r"\W+", "_", plain).strip("_") or "column"
-    if _RESERVED.fullmatch(name.lower()) or name[0].isdigit():
-        name = f"column_{name}"
-    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if candidate not in taken)
-
-
-class EntityIndex:
-    """All items, or all users (entities), numbered in the order in which they first occur.
-
-    Attributes:
-        codes: [interactions] number of the entity of each, from 0.
-        cells: [entities] names of the entities.
-    """
-
-    def __init__(self, cells: Cells) -> None:
-        """Number the entities whose names are in ``cells`` [interactions]."""
-        encoded = pa.array(cells.codes).dictionary_encode()
-        self.codes = encoded.indices.to_numpy()
-        self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
-
-    def __len__(self) -> int:
-        return len(self.cells.codes)
-
-    def find(self, names: Cells) -> np.ndarray:
-        """Return [rows] number of the entity that each cell of ``names`` names, -1 for none."""
-        known = self.cells.values.take(pa.array(self.cells.codes))
-        numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
-        return np.where(names.codes > 0, numbers[names.codes], -1)
-
-
-def find_first_values(
-    cells: Cells, entities: np.ndarray, num_entities: int
-) -> tuple[Cells, np.ndarray]:
-    """Find the first value of a column for each item (user), and the rows with another value.
-
-    For items [0, 0, 1] with the values red, blue, red, the first values are red and red, and the
-    second row contradicts.
-
-    Args:
-        cells: [rows] cells of a column; empty ones (code 0) are neither first nor contradict.
-        entities: [rows] number of the item (user) of each row, from 0.
-        num_entities: number of items (users).
-
-    Returns:
-        Cells [num_entities], empty where an item has no value, and [rows] bool.
-    """
-    filled = np.flatnonzero(cells.codes)
-    first = np.zeros(num_entities, dtype=cells.codes.dtype)
-    # in reverse, since the last assignment to an element stays
-    first[entities[filled[::-1]]] = cells.codes[filled[::-1]]
-    is_contradicting = (cells.codes > 0) & (cells.codes != first[entities])
-    return replace(cells, codes=first), is_contradicting
-
-
-def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
-    """Decide whether a column of the interactions says something of the item, or of the user.
-
-    A column belongs to items (users) if values of one item (user) differ at most a tenth as often
-    as by chance. If no item (user) has two values, this cannot be tested, and it does not belong.
-
-    Args:
-        cells: [interactions] cells of the column; code 0 is an empty cell.
-        entities: ``item`` and ``user`` -> which item (user) each interaction has.
-
-    Returns:
-        ``item`` or ``user``, whichever its values contradict less; ``inter`` (interactions) if it
-        belongs to neither.
-    """
-    # One value and empty cells, as of a flag: let the empty ones count as a second value.
-    if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
-        cells = replace(cells, codes=cells.codes + 1)
-    ratios = {}
-    for table, index in entities.items():
-        first, is_contradicting = find_first_values(cells, index.codes, len(index))
-        num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
-        if not num_repeated:  # no item (user) has two values
-            continue
-        # The chance that two cells taken at random differ, against the share of those that do.
-        counts = np.bincount(cells.codes)[1:]
-        chance = 1 - float(((counts / counts.sum()) ** 2).sum())
-        share = np.count_nonzero(is_contradicting) / num_repeated
-        if share <= _CONTRADICTION_SHARE * chance:
-            ratios[table] = share / chance if share else 0.0
-    return min(ratios, key=lambda table: ratios[table], default="inter")
-
-
 class Builder:
     """Makes the tables of a dataset (interactions, items, users), and reports every column.
 
+    A column of a file becomes a field of one of these tables.
+
     Attributes:
-        roles: role (user, item, time) -> column.
+        field_names: names of all fields.
         fields: role -> name of its field.
         entities: role -> all items or users.
         tables: table -> field -> cells (of the time: seconds); see :meth:`finish`.
@@ -404,13 +282,16 @@ class Builder:
             interactions: user, item and time of each interaction that is kept.
             roles: role (user, item, time) -> name of its column.
             overrides: option (type, table or rename) -> column -> what the user sets for it.
+            args: arguments of the command ``convert``.
+            report: gets an entry for each column.
         """
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
-        self.taken: set[str] = set()
+        self.field_names: set[str] = set()
         self.fields = {role: self._name_field(roles[role], name) for role, name in _FIELDS.items()}
         self.entities: dict[str, EntityIndex] = {}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
+
         # `as_kind` keeps the cells and sets their type: names are tokens. The table of items
         # (users) begins with a row for each, which holds its name.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
@@ -418,6 +299,8 @@ class Builder:
             self._add(roles[role], source, "inter", cells.as_kind("token"), field)
             self.entities[role] = EntityIndex(cells)
             self.tables[role][field] = self.entities[role].cells
+
+        # The time is not held as cells, since nearly every value is another.
         self.tables["inter"][self.fields["time"]] = interactions.seconds
         time = Column(roles["time"], source.path.name, self.fields["time"], "float", "inter")
         time.different = len(np.unique(interactions.seconds))
@@ -425,10 +308,30 @@ class Builder:
         report.columns.append(time)
 
     def _name_field(self, column: str, default: str = "") -> str:
-        """Return a name for the field of a column, made of that of ``rename``, or of a default."""
+        """Make a name for the field of a column, which no other field of the dataset has.
+
+        It is made of the name that the user gives by ``rename``, or else of a default, or else of
+        that of the column. ``Prix (é)`` becomes ``Prix_e``. A name that RecBole uses itself, such
+        as ``label``, or that begins with a digit, gets the prefix ``column_``. A name that another
+        field has gets a number: ``name_2``.
+
+        Args:
+            column: name of the column.
+            default: name for a field with a role (user, item or time); empty for others.
+        """
         name = self.overrides["rename"].get(column) or default or column
-        name = make_field_name(name, self.taken)
-        self.taken.add(name)
+        # Split é into e and an accent, and leave the accents out.
+        decomposed = unicodedata.normalize("NFKD", name)
+        plain = "".join(char for char in decomposed if not unicodedata.combining(char))
+        base = re.sub(r"\W+", "_", plain).strip("_") or "column"
+        if _RESERVED.fullmatch(base.lower()) or base[0].isdigit():
+            base = f"column_{base}"
+
+        name, number = base, 1
+        while name in self.field_names:
+            number += 1
+            name = f"{base}_{number}"
+        self.field_names.add(name)
         return name
 
     @property
@@ -448,23 +351,26 @@ class Builder:
         Raises:
             UsageError: if no row is about an item (user) that has an interaction.
         """
-        # Find the item (user) of each row: its number, or -1 if it has no interaction.
+        # Find the item (user) that each row is about: its number, or -1 if it has no interaction.
         key, index = self._find_key(source, role), self.entities[role]
-        ids = _read_names(source.table, key, self.args)
-        entities = index.find(ids)
-        unused = f"{role} without an interaction"
-        dropped = {
-            f"no {role} ({key})": np.flatnonzero(ids.codes == 0),
-            unused: np.flatnonzero((entities < 0) & (ids.codes > 0)),
-        }
-        self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused)
+        names = _read_names(source.table, key, self.args)
+        entities = index.find(names)
         rows = np.flatnonzero(entities >= 0)
         if not len(rows):
-            examples = [shown(cells.values[-1].as_py()) for cells in (ids, index.cells)]
+            here, there = (shown(cells.values[-1].as_py()) for cells in (names, index.cells))
             raise UsageError(
-                f"{source.path}: no {role} has an interaction; {key} has such as {examples[0]}, "
-                f"the interactions {examples[1]}"
+                f"{source.path}: no {role} has an interaction; {key} has such as {here}, "
+                f"the interactions {there}"
             )
+
+        # Report the rows without a name, and those of items (users) without an interaction.
+        unused = f"{role} without an interaction"
+        dropped = {
+            f"no {role} ({key})": np.flatnonzero(names.codes == 0),
+            unused: np.flatnonzero((entities < 0) & (names.codes > 0)),
+        }
+        self.report.lines[f"{role}s"] = Lines.count(source, dropped, unused)
+
         for column in source.columns:
             cells = None if column == key else self._read_column(source, column)
             if cells is not None:
@@ -473,11 +379,20 @@ class Builder:
     def _find_key(self, source: Source, role: str) -> str:
         """Find the column of a file that names the item (user) which each row is about.
 
-        It is called as in the interactions, or else by a usual name, or else ``id``.
+        It is called as in the interactions (``self.roles[role]``), or else by a usual name, or else
+        ``id``.
+
+        Args:
+            source: the file.
+            role: ``item`` or ``user``.
+
+        Raises:
+            UsageError: if there is no such column, or several.
         """
-        named = [name for name in source.columns if name == self.roles[role]]
         called_id = [name for name in source.columns if name.lower() == "id"]  # ID and Id as well
-        for names in (named, _find_by_name(role, source.columns), called_id):
+        if self.roles[role] in source.columns:
+            return self.roles[role]
+        for names in (_find_by_name(role, source.columns), called_id):
             if len(names) == 1:
                 return names[0]
         raise UsageError(
@@ -495,7 +410,7 @@ class Builder:
         for column in self.source.columns:
             has_role = column in self.roles.values()
             cells = None if has_role else self._read_column(self.source, column)
-            if cells is None:
+            if cells is None:  # left out
                 continue
             cells = cells[rows]
             table = self.overrides["table"].get(column) or choose_table(cells, self.entities)
@@ -509,13 +424,15 @@ class Builder:
     def _read_column(self, source: Source, column: str) -> Cells | None:
         """Read the cells [rows] of a column as the type that the user sets, or that is guessed.
 
-        Return None, and report the reason, for a column without a name or type: it is left out.
+        Return None, and report the reason, for a column without a name or type: it is left out. A
+        type that the user sets is an error if the column cannot have it. ``self.overrides`` has
+        what the user sets: option -> column -> value.
         """
+        kind = self.overrides["type"].get(column)
         try:
-            if _NAMELESS.fullmatch(column):
+            if _NAMELESS.fullmatch(column):  # such as the numbers of rows that pandas writes
                 raise UsageError("has no name")
             cells = encode(source.table[column], column, self.args.missing)
-            kind = self.overrides["type"].get(column)
             if not kind:
                 return guess_kind(cells, column, self.args.decimal)
         except UsageError as error:
@@ -538,7 +455,9 @@ class Builder:
         Rows with another value than the first are reported.
 
         Args:
-            cells: [n] the values.
+            column, source: name of the column, and its file.
+            table: ``item`` or ``user``.
+            cells: [n] the values, as codes of the different ones; 0 is an empty cell.
             entities: [n] number of the item (user) that has each value.
             rows: [n] row of the source in which each value is, for the report.
         """
@@ -560,40 +479,45 @@ class Builder:
         Args:
             column, source: name of the column, and its file.
             table: ``inter`` (interactions), ``item`` or ``user``.
-            cells: [rows of the table] the values.
+            cells: [rows of the table] the values, as codes of the different ones; 0 is empty.
             field: name of the field; None to make one of that of the column.
         """
         field = field or self._name_field(column)
         self.tables[table][field] = cells
+
+        # Say in the report where the column went, and how many different values it has.
         reported = Column(column, source.path.name, field, cells.kind, table, cells.different)
         reported.missing = int((cells.codes == 0).sum())
         reported.notes = list(cells.notes)
-        reason = "" if column in self.roles.values() else _describe_useless(cells)
-        if reason:
-            reported.loaded = False
-            reported.notes.append(f"written, not loaded: {reason}")
         self.report.columns.append(reported)
 
-    def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
-        """Return table -> field -> cells to write, and table -> fields that a run loads by default.
+        # A column that is empty, or in which nearly every row has another value, such as a title,
+        # teaches a model nothing. Names of users and items are loaded in any case.
+        num_filled = int(np.count_nonzero(cells.codes))
+        is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
+        reason = "nearly every one is another" if is_unique and cells.kind == "token" else ""
+        if not num_filled:
+            reason = "it is empty"
+        if reason and column not in self.roles.values():
+            reported.loaded = False
+            reported.notes.append(f"written, not loaded: {reason}")
 
-        Tables of items or users without attributes are left out.
+    def finish(self) -> tuple[dict[str, Table], dict[str, list[str]]]:
+        """Return the tables to write, and which of their fields a run loads by default.
+
+        ``self.tables`` has all fields that were added, and ``self.report`` says which of them are
+        of no use to a model.
+
+        Returns:
+            Table (inter, item, user) -> field -> its cells. Tables of items or users that have only
+            names, and no attributes, are left out.
+            Table -> names of the fields to load.
         """
         not_loaded = {column.field for column in self.report.columns if not column.loaded}
-        tables = {n: table for n, table in self.tables.items() if n == "inter" or len(table) > 1}
-        loaded = {
-            name: [field for field in table if field not in not_loaded]
-            for name, table in tables.items()
-        }
-        return dict(tables), loaded
-
-
-def _describe_useless(cells: Cells) -> str:
-    """Return why a field is of no use to a model, such as a title that no two rows share; or ""."""
-    num_rows = int(np.count_nonzero(cells.codes))
-    if not num_rows:
-        return "it is empty"
-    is_unique = cells.different > _UNIQUE_SHARE * num_rows
-    if cells.kind == "token" and num_rows >= _UNIQUE_ROWS and is_unique:
-        return "nearly every one is another"
-    return ""
+        tables: dict[str, Table] = {}
+        loaded = {}
+        for name, table in self.tables.items():
+            if name == "inter" or len(table) > 1:
+                tables[name] = table
+                loaded[name] = [field for field in table if field not in not_loaded]
+        return tables, loaded

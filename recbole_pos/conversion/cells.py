@@ -1,11 +1,13 @@
-"""Columns as the different cells they have, and the type of field that these make."""
+"""Columns as the different cells they have, the type of field that these make, and its table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,8 @@ _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf)$"
 _LEADING_ZERO = r"^[+-]?0\d"
 _MANY_DIGITS = r"^[+-]?\d{16,}$"
 _SEQUENCE_SEPARATORS = (r"\|", r"\s+", ",")  # of the values in a cell of text, the surest first
+# Of the contradictions expected by chance, a column of items or users has at most this share.
+_MAX_CONTRADICTIONS = 0.1
 _MAX_WRONG = 0.1  # of the different cells may be no number for a note on them
 
 
@@ -82,19 +86,80 @@ class Cells:
         return cells.as_kind(kind, *notes)
 
 
+def simplify_types(table: pa.Table) -> pa.Table:
+    """Return a table whose columns have one of few types: see :func:`_simplify_column`."""
+    return pa.table([_simplify_column(column) for column in table.columns], table.column_names)
+
+
+def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of any type of Arrow in one of the few types that conversion understands.
+
+    ======================================  ================================================
+    text, booleans, decimals, uuids, nulls  text in a dictionary of int32, since names repeat
+    floats                                  float64
+    dates                                   timestamps in seconds
+    lists                                   large lists of text, or of float64 if of floats
+    ======================================  ================================================
+
+    Whole numbers and times stay as they are. So do types that cannot be converted: they are refused
+    if the column is used (:func:`encode`).
+    """
+    types = pa.types
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = _read_extension(column)
+    with suppress(pa.ArrowException):  # a type that cannot be converted stays
+        if types.is_dictionary(column.type):
+            if types.is_string(column.type.value_type):
+                return column.cast(pa.dictionary(pa.int32(), pa.string()))
+            column = column.cast(column.type.value_type)
+        dtype = column.type
+        if types.is_decimal(dtype):  # databases have ids as 1034.00: cut off zeros after the point
+            text = column.cast(pa.string())
+            column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
+            return column.dictionary_encode()
+        is_text = "string" in str(dtype) and not types.is_nested(dtype)  # string_view as well
+        if is_text or types.is_boolean(dtype) or types.is_null(dtype):
+            return column.cast(pa.string()).dictionary_encode()
+        if types.is_floating(dtype):
+            return column.cast(pa.float64())
+        if types.is_date(dtype):
+            return column.cast(pa.timestamp("s"))
+        if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
+            is_float = types.is_floating(dtype.value_type)
+            return column.cast(pa.large_list(pa.float64() if is_float else pa.string()))
+    return column
+
+
+def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of an extension type as the type that Arrow stores it in, UUIDs as text.
+
+    Extension types are names that programs give to types of Arrow; UUIDs are stored as 16 bytes.
+    """
+    storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if column.type.extension_name != "arrow.uuid":
+        return storage
+
+    # Each different UUID is formatted only once.
+    encoded = storage.combine_chunks().dictionary_encode()
+    names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, names)])
+
+
 def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> Cells:
     """Return a column as codes of its different values: "a", "b", "a" become [1, 2, 1].
 
-    Words such as NaN, and those in ``missing``, become missing cells, of which a note is made.
+    Later steps work on each different value once, and not on every row. Words such as NaN, and
+    those in ``missing``, become missing cells (code 0), of which a note is made.
 
     Args:
-        column: text in a dictionary, numbers, times, or lists of text or floats.
+        column: a column as :func:`simplify_types` makes it: text in a dictionary, numbers, times,
+            or lists of text or floats.
         name: name of the column, for the message.
         missing: further words that stand for a missing value.
 
     Returns:
         The cells, whose kind (type of field) is set for times and lists only: times become seconds
-        since 1970, and the values of lists are joined by ``INNER``.
+        since 1970, and the values of lists are joined by ``INNER``, a control character.
 
     Raises:
         UsageError: if the column has another type of Arrow.
@@ -119,11 +184,13 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     text = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
 
-    # Count the cells whose text is a word for a missing value.
+    # Count the cells whose text is a word for a missing value. Code 0, which stands before the
+    # codes of all texts, is that of empty cells: these need no note.
     is_missing = pc.is_in(text, pa.array([word for word in (*MISSING, *missing) if word]))
-    by_code = np.append(False, is_missing.to_numpy(zero_copy_only=False))
-    words = ", ".join(map(repr, text.filter(is_missing).to_pylist()[:4]))
-    missing_note = f"{by_code[codes].sum():,} cells {words} read as missing" if words else ""
+    is_word_by_code = np.append(False, is_missing.to_numpy(zero_copy_only=False))
+    num_cells = is_word_by_code[codes].sum()
+    examples = ", ".join(map(repr, text.filter(is_missing).to_pylist()[:4]))
+    missing_note = f"{num_cells:,} cells {examples} read as missing" if examples else ""
 
     # recode joins equal texts: 0.0 and -0.0 are both 0, and a frame's dictionary may repeat a text.
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]))
@@ -133,7 +200,8 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
 def _join_lists(chunk: Any) -> pa.Array:
     """Return each list of a column as one text with ``INNER`` (a control character) between values.
 
-    An empty list becomes an empty text, a null stays null.
+    So lists can be numbered as texts are (:func:`encode`). An empty list becomes an empty text, a
+    null stays null.
 
     Args:
         chunk: [rows] a large list of Arrow, of text or numbers.
@@ -170,25 +238,27 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     """Return the cells of a column with the kind (type of field) that they most likely have.
 
     ``as_kind`` keeps the cells and only sets kind and notes; ``recode`` gives them other texts.
-    Numbers and dates become ``float``, everything else ``token``, which is the name of something.
-    Numbers are tokens if the name of the column ends in _id or the like, if one has leading zeros,
-    or if one is a whole number that float64 would round.
+    The user has not said which. Numbers and dates become ``float``, everything else ``token``,
+    which is the name of something. Numbers are tokens if the name of the column ends in _id or the
+    like, if one has leading zeros, or if one is a whole number that float64 would round.
 
     Args:
-        cells: the cells, which keep their kind if they have one.
+        cells: the cells, as codes of their different texts. They keep their kind if they have one.
         column: name of the column.
         decimal: decimal separator of numbers, a point or a comma.
 
     Raises:
         UsageError: if a list of numbers has one that is missing or not finite.
     """
-    values = cells.values[1:]
+    values = cells.values[1:]  # the different texts, without the empty one
+    # The kind of lists and times is known from their type.
     if cells.kind == "float_seq":
         _require_finite(cells, f"column {shown(column)}")
     if cells.kind:
         return cells
     if not len(values):
         return cells.as_kind("token")
+    # Numbers that are names, such as a shop_id of 17 or a postal code of 01234.
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
 
@@ -220,7 +290,7 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
     ``as_kind`` keeps the cells and only sets the kind; ``recode`` gives them other texts as well.
 
     Args:
-        cells: the cells of the column.
+        cells: the cells of the column, as codes of their different texts (``values``).
         kind: ``token`` (a name), ``float``, or a sequence of these: ``token_seq``, ``float_seq``.
             The values of a sequence are separated by pipes, blanks or commas in a cell of text.
         column: name of the column, for messages.
@@ -240,10 +310,11 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence. In cells of text, the surest separator that any of them has splits all.
+    # A sequence. In cells of text, the surest separator that any of them has splits all: a pipe
+    # wins over blanks, and blanks win over commas.
     if not cells.kind.endswith("_seq"):
-        separators = (mark for mark in _SEQUENCE_SEPARATORS if _any_match(values, mark))
-        separator = next(separators, ",")
+        found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(values, mark)]
+        separator = found[0] if found else ","
         parts = pc.replace_substring_regex(values, rf"\s*{separator}\s*", INNER)
         cells = cells.recode(parts, kind)
     if kind == "float_seq":
@@ -255,7 +326,8 @@ def _require_finite(cells: Cells, name: str) -> None:
     """Raise a UsageError if a sequence of numbers has one that is missing or not finite.
 
     Args:
-        cells: the sequences.
+        cells: the sequences, as codes of their different texts; ``INNER``, a control character,
+            separates the numbers in a text.
         name: the column or option, with which the message begins.
     """
     texts = cells.values.filter(pc.not_equal(cells.values, ""))
@@ -273,8 +345,11 @@ def read_ids(cells: Cells) -> Cells:
 
     Programs write whole numbers in this way where a column has missing values. If other cells have
     decimals, such as 1.5, they are not ids but versions or the like, and nothing is changed.
+
+    Args:
+        cells: the cells, as codes of their different texts (``values``).
     """
-    values = cells.values[1:]
+    values = cells.values[1:]  # the different texts, without the empty one
     # If no value ends in .0, or another has decimals, there is nothing to change.
     is_float = pc.match_substring_regex(values, r"^-?\d+\.0$")
     has_decimals = pc.and_not(pc.match_substring_regex(values, r"^-?\d+\.\d"), is_float)
@@ -295,7 +370,7 @@ def _any_match(values: pa.Array, regex: str) -> bool:
 
 
 def read_numbers(texts: pa.Array, decimal: str) -> np.ndarray:
-    """Return the numbers that texts hold.
+    """Return the numbers that texts hold, such as 0.5 for ".5" and NaN for "five".
 
     Args:
         texts: [n] text.
@@ -305,6 +380,7 @@ def read_numbers(texts: pa.Array, decimal: str) -> np.ndarray:
     Returns:
         [n] float64, NaN where a text is no number.
     """
+    # Let only texts that look like numbers through, since Arrow raises for others.
     null = pa.scalar(None, pa.string())
     if decimal != ".":
         has_point = pc.match_substring(texts, ".")
@@ -324,3 +400,93 @@ def _describe_wrong(values: pa.Array, is_wrong: np.ndarray) -> str:
     return (
         f"{is_wrong.sum():,} of {len(values):,} different cells are no number, such as {example!r}"
     )
+
+
+# --- columns that say something of items or users ---
+
+
+class EntityIndex:
+    """All items, or all users, numbered in the order in which they first occur.
+
+    Items and users are called entities where both are meant.
+
+    Attributes:
+        codes: [interactions] number of the entity of each, from 0.
+        cells: [entities] names of the entities.
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        """Number the entities whose names are in ``cells`` [interactions]."""
+        encoded = pa.array(cells.codes).dictionary_encode()
+        self.codes = encoded.indices.to_numpy()
+        self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
+
+    def __len__(self) -> int:
+        return len(self.cells.codes)
+
+    def find(self, names: Cells) -> np.ndarray:
+        """Return [rows] number of the entity that each cell of ``names`` names, -1 for none."""
+        known = self.cells.values.take(pa.array(self.cells.codes))
+        numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
+        return np.where(names.codes > 0, numbers[names.codes], -1)
+
+
+def find_first_values(
+    cells: Cells, entities: np.ndarray, num_entities: int
+) -> tuple[Cells, np.ndarray]:
+    """Find the first value of a column for each item (user), and the rows with another value.
+
+    For items [0, 0, 1] with the values red, blue, red, the first values are red and red, and the
+    second row contradicts.
+
+    Args:
+        cells: [rows] cells of a column, as codes of its different texts. Empty ones (code 0) are
+            neither first nor contradict.
+        entities: [rows] number of the item (user) of each row, from 0.
+        num_entities: number of items (users).
+
+    Returns:
+        Cells [num_entities], empty where an item has no value, and [rows] bool.
+    """
+    filled = np.flatnonzero(cells.codes)
+    first = np.zeros(num_entities, dtype=cells.codes.dtype)
+    # in reverse, since the last assignment to an element stays
+    first[entities[filled[::-1]]] = cells.codes[filled[::-1]]
+    is_contradicting = (cells.codes > 0) & (cells.codes != first[entities])
+    return replace(cells, codes=first), is_contradicting
+
+
+def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
+    """Decide whether a column of the interactions says something of the item, or of the user.
+
+    A brand, for instance, is the same in all interactions of an item. A column belongs to items
+    (users) if values of one item (user) differ at most a tenth as often as by chance. If no item
+    (user) has two values, this cannot be tested, and it does not belong.
+
+    Args:
+        cells: [interactions] cells of the column, as codes of its different texts; code 0 is an
+            empty cell.
+        entities: ``item`` and ``user`` -> which item (user) each interaction has.
+
+    Returns:
+        ``item`` or ``user``, whichever its values contradict less; ``inter`` (interactions) if it
+        belongs to neither.
+    """
+    # One value and empty cells, as of a flag: let the empty ones (code 0) count as a second value.
+    if len(np.unique(cells.codes)) == 2 and cells.codes.min() == 0:
+        cells = replace(cells, codes=cells.codes + 1)
+    counts = np.bincount(cells.codes)[1:]  # of each value, without the empty one
+    # The chance that two filled cells, taken at random, differ.
+    chance = 1 - float(((counts / counts.sum()) ** 2).sum()) if len(counts) else 0.0
+
+    best, lowest_share = "inter", np.inf
+    for table, index in entities.items():
+        first, is_contradicting = find_first_values(cells, index.codes, len(index))
+        num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
+        if not num_repeated:  # no item (user) has two values
+            continue
+        # The share of the cells after the first of an item (user) that differ from the first.
+        share = np.count_nonzero(is_contradicting) / num_repeated
+        if share <= _MAX_CONTRADICTIONS * chance and share < lowest_share:
+            best, lowest_share = table, share
+    return best

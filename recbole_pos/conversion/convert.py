@@ -11,46 +11,30 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zoneinfo import available_timezones
 
 import numpy as np
 
-from recbole_pos.config.arguments import ConvertArguments, split_keywords
-from recbole_pos.conversion.build import (
-    Builder,
-    check_overrides,
-    find_roles,
-    read_interactions,
-    require_column,
-)
+from recbole_pos.config.arguments import ConvertArguments
+from recbole_pos.conversion import writing
+from recbole_pos.conversion.build import Builder, find_roles, read_interactions, require_column
 from recbole_pos.conversion.reading import Source, read_files, read_frame
-from recbole_pos.conversion.writing import (
-    HELD_OUT,
-    Lines,
-    Report,
-    Table,
-    choose_separator,
-    list_dataset_files,
-    read_counts,
-    warn_of_loss,
-    write_dataset,
-)
+from recbole_pos.conversion.writing import HELD_OUT, Lines, Report, Table
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.files import TemporaryFolder
 from recbole_pos.reporter import Reporter
-from recbole_pos.values import read_names, shown, suggest
+from recbole_pos.values import read_names, shown
 
 _DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
 # Names of frames in messages.
 _FRAMES = {"events": "interactions", "item": "items", "user": "users"}
 _MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
-_BY_COLUMN = {"type": "types", "table": "tables", "rename": "rename"}  # option -> argument
-_TEMPORARY_NAME = "data"  # of a dataset that is made of a frame without a path
+# Options that say something of single columns -> the argument of ``convert`` that has their values.
+_BY_COLUMN = {"type": "types", "table": "tables", "rename": "rename"}
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -94,28 +78,27 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
         [('brand', 'token', 'item')]
     """
     # Check the arguments. The dataset is called like the file if it is given no name.
-    args, unknown = split_keywords(settings or ConvertArguments(), given)
-    if unknown:
-        name = min(unknown)
-        raise UsageError(f"{name}: no argument of convert{suggest(name, vars(args))}")
+    args = replace(settings or ConvertArguments(), **given)
     is_file = isinstance(events, (str, os.PathLike))
     path = Path(events if is_file else _FRAMES["events"])
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
-    _check_arguments(args)
-    _require_name(name, folder, args)
-    # What the user sets for single columns: type, table or rename -> column -> value.
-    overrides = {
-        option: _read_pairs(option, getattr(args, key)) for option, key in _BY_COLUMN.items()
-    }
+    _check_arguments(args, name, folder)
 
-    # Read the files, find the columns of user, item and time (the roles), and the interactions.
+    # Read the files, and what the user sets for single columns: option -> column -> value.
     reporter = Reporter(args.verbose)
     with reporter.task(f"reading {path}"):
         sources = _read_sources(events, args)
+    columns = {column for table in sources.values() for column in table.columns}
+    overrides = {}
+    for option, argument in _BY_COLUMN.items():
+        overrides[option] = _read_pairs(option, getattr(args, argument))
+        for column in overrides[option]:
+            require_column(column, columns, option)
+
+    # Find the columns of user, item and time (the roles), and the interactions.
     source = sources["events"]
     roles = find_roles(source, args)
-    check_overrides(overrides, roles, sources.values())
     guessed = [f"--{role}={column}" for role, column in roles.items() if not getattr(args, role)]
     if guessed:
         reporter.line(f"guessed: {', '.join(guessed)}")
@@ -134,22 +117,22 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     tables, loaded = builder.finish()
 
     # Say what the dataset holds, and by which command a model is trained on it.
-    _add_counts(report, builder)
+    report.counts |= _count_dataset(builder)
     report.command = shlex.join(["recbole-pos", "run", "-m", _MODEL, "-d", name])
     if Path(args.data_path) != Path("dataset"):
         report.command += " " + shlex.quote(f"--data_path={args.data_path}")
     report.show(reporter)
-    warn_of_loss(folder, report.counts["events"])
+    writing.warn_of_loss(folder, report.counts["events"])
     if args.dry_run:
         reporter.line("nothing is written (dry_run)")
         return report
 
     # Write the dataset; interactions to validate and test with go into files of their own.
-    options = _make_options(report, builder, loaded, choose_separator(tables))
+    options = _make_options(report, builder, loaded, writing.choose_separator(tables))
     if source.cuts:
         tables |= _split_parts(tables.pop("inter"), source.cuts, interactions.rows)
         options["benchmark_filename"] = ["train", *source.cuts]
-    write_dataset(folder, tables, options, report, reporter)
+    writing.write_dataset(folder, tables, options, report, reporter)
     reporter.line(report.command)
     return report
 
@@ -176,19 +159,26 @@ def _report_lost(report: Report, max_lost: float) -> None:
         warnings.warn(f"left out of {report.name}: {text}", RunWarning, stacklevel=4)
 
 
-def _add_counts(report: Report, builder: Builder) -> None:
-    """Add numbers of kept interactions, users and items, and first and last time, to the report.
+def _count_dataset(builder: Builder) -> dict[str, Any]:
+    """Return the numbers of kept interactions, users and items, and the first and last time.
 
-    The times are texts such as ``2024-03-02 17:05:31``; None if only the order is known.
+    Args:
+        builder: has read the interactions and numbered users and items.
+
+    Returns:
+        ``events`` (interactions), ``users`` and ``items`` -> their number; ``first`` and ``last``
+        -> a text such as ``2024-03-02 17:05:31``, in UTC, or None if only the order is known.
     """
     seconds = builder.interactions.seconds
-    report.counts |= {
+    counts: dict[str, Any] = {
         "events": len(seconds),
         "users": len(builder.entities["user"]),
         "items": len(builder.entities["item"]),
-        "first": _format_time(seconds.min()) if builder.has_time else None,
-        "last": _format_time(seconds.max()) if builder.has_time else None,
     }
+    for key, time in (("first", seconds.min()), ("last", seconds.max())):
+        text = str(np.datetime64(int(np.floor(time)), "s")).replace("T", " ")
+        counts[key] = text if builder.has_time else None
+    return counts
 
 
 def _make_options(
@@ -209,23 +199,24 @@ def _make_options(
     # with two or more values, unless there are too many lists for it, the time and the position.
     relations = []
     for column in report.columns:
-        max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
         is_attribute = column.loaded and column.column not in builder.roles.values()
+        max_different = {"token": math.inf, "token_seq": _MAX_LISTS}.get(column.kind, 0)
         if is_attribute and 1 < column.different <= max_different:
             relations.append({"field": column.field})
     if builder.has_time:
         relations.append({"field": "time"})
     relations.append({"field": "position"})
+
     options: dict[str, Any] = {
         "field_separator": "\t",
         "seq_separator": separator,
         "USER_ID_FIELD": builder.fields["user"],
         "ITEM_ID_FIELD": builder.fields["item"],
         "TIME_FIELD": builder.fields["time"],
-        **({"timestamp_unit": "seconds"} if builder.has_time else {}),
-        "load_col": loaded,
-        "for": {"AttrFormer": {"relations": relations}},
     }
+    if builder.has_time:
+        options["timestamp_unit"] = "seconds"
+    options |= {"load_col": loaded, "for": {"AttrFormer": {"relations": relations}}}
     if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for the usual metrics of 20 items
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
@@ -253,24 +244,8 @@ def _split_parts(inter: Table, cuts: Mapping[str, int], rows: np.ndarray) -> dic
     return tables
 
 
-def _require_name(name: str, folder: Path, args: ConvertArguments) -> None:
-    """Raise a UsageError if a dataset cannot be written under a name.
-
-    Either the name has forbidden characters; or ``folder`` holds a dataset already, and the user
-    asks neither to replace it (``overwrite``) nor to write nothing at all (``dry_run``).
-    """
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"name: found {shown(name)}, expected letters, digits, _, - and .")
-    files = list_dataset_files(folder, name)
-    if files and not (args.overwrite or args.dry_run):
-        raise UsageError(
-            f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
-            "replace it with --overwrite"
-        )
-
-
 def _read_pairs(option: str, words: Any) -> dict[str, str]:
-    """Return what the user sets for single columns by an option as column -> value.
+    """Return what the user sets for single columns by an option: column -> value.
 
     Args:
         option: name of the option, for the message.
@@ -282,7 +257,7 @@ def _read_pairs(option: str, words: Any) -> dict[str, str]:
     if isinstance(words, Mapping):
         return {str(column): str(value) for column, value in words.items()}
     pairs = {}
-    for word in [words] if isinstance(words, str) or not isinstance(words, Iterable) else words:
+    for word in [words] if isinstance(words, str) else words:
         column, equals, value = str(word).rpartition("=")  # the last =: columns may have one, too
         if not (column and equals and value):
             raise UsageError(f"{option}: expected --{option}=COLUMN=VALUE, found {shown(word)}")
@@ -302,7 +277,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         Interactions to validate and test with stand at the end of those for training; the table
         keeps at which rows they begin.
     """
-    # Read each of them.
+    # Read each of them. ``--columns`` names the columns of the interactions only.
     tables = {"events": events, "valid": args.valid, "test": args.test}
     tables |= {"item": args.items, "user": args.users}
     sources = {}
@@ -312,6 +287,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             sources[role] = read_files(Path(table), args, columns)
         elif table is not None:
             sources[role] = read_frame(table, _FRAMES.get(role, role))
+
     # Leave out the columns that the user does not want, in whatever table they are.
     for column in read_names(args.drop, "drop"):
         names = {name for source in sources.values() for name in source.columns}
@@ -319,6 +295,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         for role, source in sources.items():
             if column in source.columns:
                 sources[role] = replace(source, table=source.table.drop_columns(column))
+
     # Append the held-out parts, validation and test, to the interactions.
     for part in HELD_OUT:
         if part in sources:
@@ -326,26 +303,28 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
     return sources
 
 
-def _check_arguments(args: ConvertArguments) -> None:
-    """Raise a UsageError for a value of an argument that can be told wrong without any file.
+def _check_arguments(args: ConvertArguments, name: str, folder: Path) -> None:
+    """Check, before any file is read, whether a dataset can be written under its name.
 
-    These are separators and decimal points of several characters, interactions to validate without
-    any to test with, and unknown zones of time.
+    Args:
+        args: arguments of the command ``convert``.
+        name: name of the dataset.
+        folder: the folder to write. If it holds a dataset, the user must have said to replace it
+            (``overwrite``), or to write nothing at all (``dry_run``).
+
+    Raises:
+        UsageError: if it cannot.
     """
-    for option in ("separator", "decimal"):
-        if len(getattr(args, option) or ".") != 1:
-            raise UsageError(f"{option}: expected one character, found {getattr(args, option)!r}")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"name: found {shown(name)}, expected letters, digits, _, - and .")
+    files = writing.list_dataset_files(folder, name)
+    if files and not (args.overwrite or args.dry_run):
+        raise UsageError(
+            f"{folder} holds a dataset already ({', '.join(files)}); take another --name, or "
+            "replace it with --overwrite"
+        )
     if args.valid is not None and args.test is None:
         raise UsageError("valid: interactions to test with are missing; give --test, too")
-    if args.timezone is not None and args.timezone not in available_timezones():
-        raise UsageError(
-            f"timezone: found {shown(args.timezone)}, expected a zone such as Europe/Oslo"
-        )
-
-
-def _format_time(seconds: float) -> str:
-    """Return seconds since 1970 as a date with a clock in UTC."""
-    return str(np.datetime64(int(np.floor(seconds)), "s")).replace("T", " ")
 
 
 class Dataset(os.PathLike[str]):
@@ -406,16 +385,14 @@ class Dataset(os.PathLike[str]):
         Raises:
             UsageError: as :func:`convert` raises it.
         """
-        # ``convert`` writes data_path/name: both are found from ``path`` here.
-        if wrong := {"data_path", "dry_run"} & given.keys():
-            raise UsageError(f"{min(wrong)}: not of from_frame; path is the folder to make")
         home = TemporaryFolder() if path is None else None
-        name = given.pop("name", _TEMPORARY_NAME)
+        name = given.pop("name", "data")
         folder = home.path / name if home else Path(os.path.abspath(path or ""))
         dataset = cls(folder)
         dataset.home = home
-        target = {"name": folder.name, "data_path": folder.parent, "verbose": False}
-        dataset.report = convert(frame, **{**target, **given})
+        # ``convert`` writes the folder data_path/name.
+        given = {"verbose": False, **given}
+        dataset.report = convert(frame, name=folder.name, data_path=folder.parent, **given)
         return dataset
 
     @property
@@ -428,7 +405,7 @@ class Dataset(os.PathLike[str]):
         """Numbers of interactions (``events``), users and items, first and last time, if known."""
         if self.report is not None:
             return dict(self.report.counts)
-        return read_counts(self.path)
+        return writing.read_counts(self.path)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -438,13 +415,9 @@ class Dataset(os.PathLike[str]):
 
     def __repr__(self) -> str:
         """Return the name and, if known, the numbers and times of a dataset in one line."""
-        counts = self.counts
-        if not counts:
+        if not self.counts:
             return f"Dataset {self.path}"
-        names = {"users": "users", "items": "items", "events": "interactions"}
-        text = ", ".join(f"{counts[key]:,} {name}" for key, name in names.items())
-        text += f", {counts['first']} to {counts['last']} UTC" if counts["first"] else ""
-        return f"Dataset {self.name}: {text}"
+        return f"Dataset {self.name}: {writing.describe_counts(self.counts)}"
 
 
 def find_folder_beside(dataset: Any, name: str) -> Path | None:
@@ -455,6 +428,8 @@ def find_folder_beside(dataset: Any, name: str) -> Path | None:
 
 def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
     """Warn if a run is kept in a folder, but its dataset vanishes at the end of this process.
+
+    Such a run could not be used later: most of what is done with a run needs its dataset.
 
     Args:
         dataset: what the user trains on; only one made by ``from_frame`` without a path vanishes.

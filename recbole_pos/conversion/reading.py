@@ -14,20 +14,18 @@ import json
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 from urllib.parse import unquote
-from uuid import UUID
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import csv as csv_reader
 
 from recbole_pos.config.arguments import ConvertArguments
+from recbole_pos.conversion.cells import simplify_types
 from recbole_pos.errors import UsageError
 from recbole_pos.tables.engine import ENGINE_ERRORS, ParquetFile
 from recbole_pos.tables.storage import read_limit
@@ -85,23 +83,34 @@ class Source:
         return [f"{place[FILE]}:{place[LINE]}" for place in places]
 
 
-class _FileRows(NamedTuple):
-    """The rows of one file, the line number [rows] of each, and the lines that are no rows.
+def _make_source(
+    path: Path,
+    table: pa.Table,
+    lines: np.ndarray,
+    broken_lines: Iterable[tuple[int, str]] = (),
+) -> Source:
+    """Return the rows of one file or frame as a source, in which each has its file and its line.
 
-    Of a broken line there are number and fault: (7, "empty line").
+    Args:
+        path: the file, or the name of the frame.
+        table: the rows.
+        lines: [rows] number of the line of each row.
+        broken_lines: number and fault of each line that is no row: (7, "empty line").
     """
-
-    table: pa.Table
-    lines: np.ndarray
-    broken_lines: list[tuple[int, str]]
+    # The name of the file is the same in all rows, and so stored once.
+    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [path.name])
+    table = table.append_column(FILE, file)
+    table = table.append_column(LINE, pa.array(lines.astype(np.int32)))
+    return Source(path, table, [(f"{path.name}:{number}", fault) for number, fault in broken_lines])
 
 
 def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
-    """Read a file, or all files of a folder that have one format.
+    """Read a file, or all files of a folder that have one format, into one table.
 
     Args:
         path: the file or folder.
-        args: its separator, quotation marks and encoding say how text is read.
+        args: arguments of the command ``convert``; its separator, quotation marks and encoding say
+            how text is read.
         columns: names of the columns of text without a header, as a list or separated by commas;
             empty if there is a header.
 
@@ -116,14 +125,14 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
 
     tables, broken_lines = [], []
     for file in files:
+        # A library may fail in its own way on each file, so that the message names the file.
         try:
             if file_format == "csv":
-                rows = _read_csv(file, args, given_names)
+                source = _read_csv(file, args, given_names)
             elif file_format == "json":
-                rows = _read_json(file, args.encoding)
+                source = _read_json(file, args.encoding)
             else:
-                rows = _read_parquet(file)
-            table = _add_partitions(_simplify_types(rows.table), file)
+                source = _read_parquet(file)
         except _UNREADABLE as error:
             raise UsageError(
                 f"{file} cannot be read as {file_format}: {str(error)[:200]}; see --encoding "
@@ -131,23 +140,24 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
             ) from error
 
         # More broken lines than rows mean that the file is not what it was taken for.
-        broken = [(f"{file.name}:{number}", fault) for number, fault in rows.broken_lines]
-        if not table.num_rows or len(broken) > table.num_rows:
-            example = f", the first: {broken[0][0]} ({broken[0][1]})" if broken else ""
+        num_rows, num_broken = source.table.num_rows, len(source.broken_lines)
+        if not num_rows or num_broken > num_rows:
+            places = [f", the first: {place} ({fault})" for place, fault in source.broken_lines[:1]]
             raise UsageError(
-                f"{file} has {table.num_rows:,} rows of data and {len(broken):,} broken lines"
-                f"{example}; if it has no header, give --columns"
+                f"{file} has {num_rows:,} rows of data and {num_broken:,} broken lines"
+                f"{''.join(places)}; if it has no header, give --columns"
             )
-        tables.append(_add_places(table, file.name, rows.lines))
-        broken_lines += broken
+        tables.append(_add_partitions(source.table, file))
+        broken_lines += source.broken_lines
     return Source(path, _stack(tables), broken_lines)
 
 
 def _find_files(path: Path) -> tuple[list[Path], str]:
     """Return the file at a path, or all data files of a folder, and their format.
 
-    Hidden files, and files in hidden folders, are skipped. Files such as README.txt or
-    dataset_infos.json are read only if the folder has no other data.
+    The suffix of a file tells its format; other files are skipped, and so are hidden files and
+    files in hidden folders. Files such as README.txt or dataset_infos.json, whose suffix may also
+    be that of data, are read only if the folder has nothing else.
 
     Args:
         path: the file or folder.
@@ -160,34 +170,31 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
     """
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
-    files = []
+    formats: dict[Path, str] = {}
     for file in sorted(path.rglob("*")) or [path]:  # rglob finds nothing below a file
         is_hidden = any(part[0] == "." for part in file.relative_to(path).parts)
-        if file.is_file() and _find_format(file) and not is_hidden:
-            files.append(file)
-    files = [file for file in files if file.suffix not in _BESIDE] or files
+        uncompressed = Path(file.name.lower().removesuffix(".gz"))
+        if file.is_file() and not is_hidden and uncompressed.suffix in _FORMATS:
+            formats[file] = _FORMATS[uncompressed.suffix]
 
-    formats = {_find_format(file) for file in files}
-    if len(formats) != 1:
+    files = [file for file in formats if file.suffix not in _BESIDE] or list(formats)
+    found = {formats[file] for file in files}
+    if len(found) != 1:
         raise UsageError(
-            f"{path} holds {' and '.join(map(str, formats)) or 'no data'}, expected one of csv, "
+            f"{path} holds {' and '.join(sorted(found)) or 'no data'}, expected one of csv, "
             "tsv, json lines (.jsonl) and parquet, text also as .gz; read other files by a library "
             "such as polars, and give its frame to Dataset.from_frame"
         )
-    return files, str(formats.pop())
+    return files, found.pop()
 
 
-def _find_format(file: Path) -> str | None:
-    """Return csv, json or parquet by the name of a file; None for another name."""
-    name = file.with_suffix("") if file.suffix.lower() == ".gz" else file
-    return _FORMATS.get(name.suffix.lower())
-
-
-def _read_parquet(file: Path) -> _FileRows:
-    parquet = ParquetFile(file, read_limit("auto"))
-    batches = [_simplify_types(pa.table(batch)) for batch in parquet.read(parquet.columns)]
-    table = _stack(batches)
-    return _FileRows(table, np.arange(1, table.num_rows + 1), [])
+def _read_parquet(file: Path) -> Source:
+    """Read a parquet file; the rows count as its lines, and none is broken."""
+    parquet = ParquetFile(file, read_limit("auto"))  # as much memory as DuckDB may have
+    # Simplify each block as it comes: text in a dictionary takes a fraction of the memory.
+    blocks = [simplify_types(pa.table(block)) for block in parquet.read(parquet.columns)]
+    table = _stack(blocks)
+    return _make_source(file, table, np.arange(1, table.num_rows + 1))
 
 
 def _open(file: Path, encoding: str) -> BinaryIO:
@@ -212,77 +219,37 @@ def _open(file: Path, encoding: str) -> BinaryIO:
 
 
 def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a stream, many of them at a time."""
+    """Yield a stream in blocks of some megabytes, each of which ends with a whole line."""
     while block := stream.read(_BLOCK_BYTES) + stream.readline():
         yield block
 
 
-class _CsvForm(NamedTuple):
-    """What separates the cells of a csv, and whether quotation marks may enclose them."""
-
-    separator: str
-    has_quotes: bool
-
-    def split(self, lines: Iterable[str]) -> Any:
-        """Return Python's csv reader, which yields the list of cells of each row.
-
-        It raises csv.Error for a quotation mark that is not closed or stands within a cell.
-        """
-        return csv.reader(
-            lines,
-            delimiter=self.separator,
-            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
-            strict=True,
-        )
-
-
-def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _FileRows:
-    """Read a file of separated cells, all of them as text.
+def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Source:
+    """Read a file of separated cells, all of them as text, and number the line of each row.
 
     Args:
         file: the file.
-        args: separator (guessed from the first line if it is not given), encoding, and whether
-            quotation marks may enclose cells.
-        given_names: names of the columns, if the file has no header. If its first line has just
-            these names, it is a header nevertheless.
+        args: arguments of the command ``convert``: separator (guessed if None), encoding, and
+            whether quotation marks mean nothing (``no_quotes``).
+        given_names: names of the columns, if the user says that the file has no header; else empty.
 
     Raises:
         UsageError: if the first line has too few columns, two columns have one name, or a quotation
             mark is not closed.
     """
+    has_quotes = not args.no_quotes
     with _open(file, args.encoding) as stream:
-        # Find the first line that is not empty; ``start`` is the byte where it begins.
-        first_line, num_skipped = "", 0
-        while not first_line and (line := stream.readline()):
-            start, num_skipped = stream.tell() - len(line), num_skipped + 1
-            first_line = line.decode("utf-8-sig").strip("\r\n")
-
-        # Split it into names of columns.
-        is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
-        likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
-        form = _CsvForm(args.separator or likely, not args.no_quotes)
-        names: list[str] = next(form.split([first_line]), [])
-        if len(names) < 2 or (given_names and len(given_names) != len(names)):
-            raise UsageError(
-                f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
-                f"{len(given_names) or 'more'}; see --separator and --columns"
-            )
-
-        # If it has other cells than the given names, it is the first row of data and is read again.
-        if given_names and names != given_names:
-            names, num_skipped = given_names, num_skipped - 1
-            stream.seek(start)
-        names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
-        _require_different(names)
-
-        # Read the rows, after a first pass that counts their lines if some rows have several.
+        names, separator = _read_header(stream, file, args, given_names)
         start = stream.tell()
-        num_further = {}
-        if form.has_quotes and _spans_lines(stream):
+        num_skipped = 1 if start else 0  # lines before the rows: the header, or none
+
+        # A cell in quotation marks may have several lines. Arrow does not tell how many, so that
+        # they are counted before.
+        num_further: dict[int, int] = {}
+        if has_quotes:
+            num_further = _count_further_lines(stream, file, num_skipped + 1, len(names), separator)
             stream.seek(start)
-            num_further = _count_further_lines(stream, file, num_skipped + 1, len(names), form)
-        stream.seek(start)
-        table, broken_rows = _read_by_arrow(stream, names, form)
+        table, broken_rows = _read_by_arrow(stream, names, separator, has_quotes)
 
     # Number the line where each row begins: a row of three lines moves the rows after it by two.
     # Broken rows are counted like others here, and then get out of the numbers of good rows.
@@ -292,29 +259,70 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> _Fi
         shift[row + 1] = count
     lines = num_skipped + 1 + np.arange(num_rows) + np.cumsum(shift)[:num_rows]
     broken_lines = [(int(lines[row]), fault) for row, fault in broken_rows]
-    return _FileRows(table, np.delete(lines, [row for row, _ in broken_rows]), broken_lines)
+    good_lines = np.delete(lines, [row for row, _ in broken_rows])
+    return _make_source(file, table, good_lines, broken_lines)
 
 
-def _spans_lines(stream: BinaryIO) -> bool:
-    """Return whether a line has a quotation mark that is not closed in the same line.
+def _read_header(
+    stream: BinaryIO, file: Path, args: ConvertArguments, given_names: list[str]
+) -> tuple[list[str], str]:
+    """Find the names of the columns of a csv, and leave the stream where the rows begin.
 
-    It has if the number of its marks is odd. Then a cell may go on in the next line.
+    The first line has the names, unless the user gives other ones: then it is the first row.
+
+    Args:
+        stream: the file from its beginning, in UTF-8.
+        file: path of the file, for messages.
+        args: arguments of the command ``convert``: the separator, None to take the character that
+            the first line has most of; and whether quotation marks mean nothing.
+        given_names: names of the columns, if the user says that the file has no header; else empty.
+
+    Returns:
+        Names of the columns, and the separator.
+
+    Raises:
+        UsageError: if the first line has too few columns, or two columns have one name.
     """
-    blocks = (block for block in _read_blocks(stream) if b'"' in block)
-    return any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n"))
+    first_line = stream.readline().decode("utf-8-sig").strip("\r\n")
+    is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
+    likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)
+    separator = args.separator or likely
+    rows = csv.reader(
+        [first_line],
+        delimiter=separator,
+        quoting=csv.QUOTE_NONE if args.no_quotes else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    names = next(rows, [])
+    if len(names) < 2 or (given_names and len(given_names) != len(names)):
+        raise UsageError(
+            f"{file}: the first line, {first_line[:80]!r}, has {len(names)} columns, expected "
+            f"{len(given_names) or 'more'}; see --separator and --columns"
+        )
+
+    # A file may have the header that the user gives; otherwise the first line is read again, as the
+    # first row.
+    if given_names and names != given_names:
+        names = given_names
+        stream.seek(0)
+    names = [name or f"(column {number})" for number, name in enumerate(names, 1)]
+    _require_different(names)
+    return names, separator
 
 
 def _count_further_lines(
-    stream: BinaryIO, file: Path, first_line: int, num_columns: int, form: _CsvForm
+    stream: BinaryIO, file: Path, first_line: int, num_columns: int, separator: str
 ) -> dict[int, int]:
-    """Return how many lines each row of a csv has after its first one.
+    """Count the lines that each row of a csv has after its first one.
+
+    A row has several lines if a cell in quotation marks does.
 
     Args:
         stream: the rows, without the header.
         file: the file, for messages.
         first_line: number of the first line of the stream in the file, from 1.
         num_columns: number of cells of every row.
-        form: what separates cells.
+        separator: character between cells.
 
     Returns:
         Number of the row, from 0 -> number of its further lines, only for rows that have any.
@@ -322,17 +330,27 @@ def _count_further_lines(
     Raises:
         UsageError: for a quotation mark that is not closed: nobody knows where its row ends.
     """
+    # Python's reader is slow. It is needed only if some line has an odd number of quotation marks:
+    # only then does a cell begin that goes on in the next line.
+    start = stream.tell()
+    blocks = (block for block in _read_blocks(stream) if b'"' in block)
+    if not any(line.count(b'"') % 2 for block in blocks for line in block.split(b"\n")):
+        return {}
+    stream.seek(start)
+
     num_further = {}
-    rows = form.split(line.decode() for line in stream)
+    rows = csv.reader((line.decode() for line in stream), delimiter=separator, strict=True)
     num_lines = 0  # of the rows before this one
     try:
         for number, cells in enumerate(rows):
-            if further := rows.line_num - num_lines - 1:
+            further = rows.line_num - num_lines - 1
+            if further:
                 num_further[number] = further
+                # A mark that is not closed joins rows up to the next mark, however far that is.
                 if len(cells) != num_columns:
                     raise csv.Error(f"a row of {further + 1} lines has {len(cells)} cells")
             num_lines = rows.line_num
-    except csv.Error as error:
+    except csv.Error as error:  # of our own, or of the reader for a mark within a cell
         raise UsageError(
             f"{file}, line {first_line + num_lines}: {error}; a quotation mark opens that is not "
             "closed, or stands within a cell: correct the line, or read marks as text by "
@@ -342,14 +360,15 @@ def _count_further_lines(
 
 
 def _read_by_arrow(
-    stream: BinaryIO, names: list[str], form: _CsvForm
+    stream: BinaryIO, names: list[str], separator: str, has_quotes: bool
 ) -> tuple[pa.Table, list[tuple[int, str]]]:
     """Read the rows of a csv by Arrow, and skip lines with another number of cells.
 
     Args:
         stream: the lines after the header.
         names: names of the columns.
-        form: what separates cells.
+        separator: character between cells.
+        has_quotes: whether quotation marks may enclose cells; otherwise they are text.
 
     Returns:
         The good rows, all cells as text, empty ones as null; and number and fault of each broken
@@ -369,9 +388,9 @@ def _read_by_arrow(
         column_names=names,
     )
     parse_options = csv_reader.ParseOptions(
-        delimiter=form.separator,
-        quote_char='"' if form.has_quotes else False,
-        newlines_in_values=form.has_quotes,
+        delimiter=separator,
+        quote_char='"' if has_quotes else False,
+        newlines_in_values=has_quotes,
         ignore_empty_lines=False,  # every line is a row
         invalid_row_handler=skip_row,
     )
@@ -383,16 +402,20 @@ def _read_by_arrow(
     return csv_reader.read_csv(stream, read_options, parse_options, convert_options), broken_rows
 
 
-def _read_json(file: Path, encoding: str) -> _FileRows:
+def _read_json(file: Path, encoding: str) -> Source:
     """Read a file of json objects, one in each line, as a table with a column for each key.
 
     Lines that are no json object are listed as broken.
+
+    Args:
+        file: the file, compressed by gzip if its name ends in .gz.
+        encoding: name of its encoding, such as ``utf-8``.
     """
     tables, lines, broken_lines = [], [np.empty(0, np.int64)], []
-    num_lines = 0
+    num_lines = 0  # before this block
     with _open(file, encoding) as stream, duckdb.connect() as connection:
         for block in _read_blocks(stream):
-            # Ask DuckDB which lines are objects.
+            # Ask DuckDB which lines are objects, as {"user": 1} is and [1] is not.
             texts = pa.array(block.removesuffix(b"\n").split(b"\n")).cast(pa.string())
             table = connection.from_arrow(pa.table({"line": texts}))
             checked = table.project("coalesce(try(json_type(line)), '') = 'OBJECT' AS is_object")
@@ -405,10 +428,10 @@ def _read_json(file: Path, encoding: str) -> _FileRows:
                 broken_lines.append((int(numbers[index]), fault))
             if is_object.any():
                 objects = _read_objects(connection, texts.filter(pa.array(is_object)))
-                tables.append(_simplify_types(objects))
+                tables.append(simplify_types(objects))
                 lines.append(numbers[is_object])
             num_lines += len(texts)
-    return _FileRows(_stack(tables), np.concatenate(lines), broken_lines)
+    return _make_source(file, _stack(tables), np.concatenate(lines), broken_lines)
 
 
 def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.Table:
@@ -422,7 +445,8 @@ def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.
         connection: a connection to DuckDB, which reads them.
         lines: [rows] text, a json object each.
     """
-    # DuckDB finds the type of each key over all objects; we choose what it is read as.
+    # DuckDB finds the type of each key over all objects, as a json text in one row of one column:
+    # {"user": "UBIGINT", "tags": ["VARCHAR"]}. We choose what each is read as.
     texts = connection.from_arrow(pa.table({"line": lines}))
     ((structure,),) = texts.aggregate("json_group_structure(line::JSON)").fetchall()
     types: dict[str, Any] = {}
@@ -439,21 +463,18 @@ def _read_objects(connection: duckdb.DuckDBPyConnection, lines: pa.Array) -> pa.
     return texts.project(f"unnest(from_json(line, '{record}'))").to_arrow_table()
 
 
-def _add_places(table: pa.Table, name: str, lines: np.ndarray) -> pa.Table:
-    """Return the rows of the file ``name`` with two more columns, FILE and LINE [rows]."""
-    file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [name])
-    table = table.append_column(FILE, file)
-    return table.append_column(LINE, pa.array(lines.astype(np.int32)))
-
-
 def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
     """Return a table with further columns whose values stand in the names of folders.
 
-    The file ``log/country=NO/part.csv`` gets the column ``country`` with the value NO in every row,
-    as Hive and Spark write it. A column of the same name in the file wins.
+    Hive and Spark write tables in this way: the file ``log/country=NO/part.csv`` gets the column
+    ``country`` with the value NO in every row. A column of the same name in the file wins.
+
+    Args:
+        table: rows of the file.
+        file: its path.
     """
-    for name in file.parts[:-1]:
-        column, equals, value = map(unquote, name.partition("="))
+    for folder in file.parts[:-1]:
+        column, equals, value = map(unquote, folder.partition("="))  # %C3%B8 stands for a letter
         if column and equals and column not in table.column_names:
             cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
             cells = pa.repeat(cell, table.num_rows).dictionary_encode()
@@ -487,83 +508,23 @@ def read_frame(frame: Any, name: str) -> Source:
         if not table.num_rows:
             raise ValueError("it has no row")
         _require_different(table.column_names)
-        table = _add_places(_simplify_types(table), name, np.arange(table.num_rows))
+        return _make_source(Path(name), simplify_types(table), np.arange(table.num_rows))
     except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
         reason = " ".join(map(str, error.args))[:200].rstrip(".")
         raise UsageError(
             f"{name}: expected a file, or a frame of pandas, polars (collected), pyarrow or "
             f"DuckDB, found {type(frame).__name__}: {reason}"
         ) from error
-    return Source(Path(name), table)
 
 
 def _require_different(names: list[str]) -> None:
     """Raise a UsageError if two columns have one name."""
-    if repeated := [name for name in names if names.count(name) > 1]:
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
         raise UsageError(
             f"two columns are called {shown(repeated[0])}; rename one, or name all with --columns "
             "if there is no header"
         )
-
-
-def _simplify_types(table: pa.Table) -> pa.Table:
-    """Return a table whose columns have one of few types: see :func:`_simplify_column`."""
-    return pa.table([_simplify_column(column) for column in table.columns], table.column_names)
-
-
-def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of any type of Arrow in one of the few types that conversion understands.
-
-    ======================================  ================================================
-    text, booleans, decimals, uuids, nulls  text in a dictionary of int32, since names repeat
-    floats                                  float64
-    dates                                   timestamps in seconds
-    lists                                   large lists of text, or of float64 if of floats
-    ======================================  ================================================
-
-    Whole numbers and times stay as they are. So do types that cannot be converted: they are refused
-    if the column is used (``cells.encode``).
-    """
-    types = pa.types
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = _read_extension(column)
-    with suppress(pa.ArrowException):
-        if types.is_dictionary(column.type):
-            if types.is_string(column.type.value_type):
-                return column.cast(pa.dictionary(pa.int32(), pa.string()))
-            column = column.cast(column.type.value_type)
-        dtype = column.type
-        if types.is_decimal(dtype):  # databases have ids as 1034.00
-            text = column.cast(pa.string())
-            column = pc.replace_substring_regex(text, r"\.0*$|(\.\d*[1-9])0+$", r"\1")
-            return column.dictionary_encode()
-        if "string" in str(dtype) and not types.is_nested(dtype):
-            return column.cast(pa.string()).dictionary_encode()
-        if types.is_boolean(dtype) or types.is_null(dtype):
-            return column.cast(pa.string()).dictionary_encode()
-        if types.is_floating(dtype):
-            return column.cast(pa.float64())
-        if types.is_date(dtype):
-            return column.cast(pa.timestamp("s"))
-        if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
-            is_float = types.is_floating(dtype.value_type)
-            return column.cast(pa.large_list(pa.float64() if is_float else pa.string()))
-    return column
-
-
-def _read_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of an extension type as the type that Arrow stores it in, UUIDs as text.
-
-    Extension types are names that programs give to types of Arrow; UUIDs are stored as 16 bytes.
-    """
-    storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    if column.type.extension_name != "arrow.uuid":
-        return storage
-
-    # Each different UUID is formatted only once.
-    encoded = storage.combine_chunks().dictionary_encode()
-    names = [str(UUID(bytes=value)) for value in encoded.dictionary.to_pylist()]
-    return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, names)])
 
 
 def _stack(tables: list[pa.Table]) -> pa.Table:
@@ -573,7 +534,7 @@ def _stack(tables: list[pa.Table]) -> pa.Table:
     between the tables becomes text.
 
     Raises:
-        UsageError: if a type cannot become text.
+        pa.ArrowException: if a type, such as a list, cannot become text.
     """
     if not tables:
         return pa.table({})
@@ -587,12 +548,9 @@ def _stack(tables: list[pa.Table]) -> pa.Table:
 
     # Turn these into text, and put the tables together.
     stacked = []
-    try:
-        for table in tables:
-            for name in mixed.intersection(table.column_names):
-                text = table[name].cast(pa.string()).dictionary_encode()
-                table = table.set_column(table.column_names.index(name), name, text)
-            stacked.append(table)
-        return pa.concat_tables(stacked, promote_options="default")
-    except pa.ArrowException as error:
-        raise UsageError(f"the types of columns differ between files: {error}") from error
+    for table in tables:
+        for name in mixed.intersection(table.column_names):
+            text = table[name].cast(pa.string()).dictionary_encode()
+            table = table.set_column(table.column_names.index(name), name, text)
+        stacked.append(table)
+    return pa.concat_tables(stacked, promote_options="default")

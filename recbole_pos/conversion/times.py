@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,30 +36,11 @@ class Times:
 
     Attributes:
         seconds: [rows] float64 seconds since 1970 in UTC, NaN where nothing is read.
-        forms: form of times -> number of rows that have it.
+        forms: form of times, such as ``ISO dates`` -> number of rows that have it.
     """
 
     seconds: np.ndarray
     forms: Counter[str]
-
-    @classmethod
-    def merge(cls, seconds_by_form: Iterable[tuple[str, np.ndarray]], num_rows: int) -> Times:
-        """Put times together that were read from one column, one form of writing at a time.
-
-        For example, a column of ISO dates in which some rows hold epochs is read twice, and each
-        reading is NaN in the rows that are written in the other form.
-
-        Args:
-            seconds_by_form: pairs of the name of a form, such as ``ISO dates``, and [num_rows]
-                seconds, NaN in rows of other forms.
-            num_rows: number of rows of the column.
-        """
-        times = cls(np.full(num_rows, np.nan), Counter())
-        for form, seconds in seconds_by_form:
-            is_read = ~np.isnan(seconds)  # rows that are written in this form
-            times.seconds[is_read] = seconds[is_read]
-            times.forms[form] += int(is_read.sum())
-        return cls(times.seconds, +times.forms)  # without forms that no row has
 
 
 def read_times(
@@ -70,9 +50,6 @@ def read_times(
     timezone: str | None = None,
 ) -> Times:
     """Read a column of times, numbers or text as seconds since 1970 in UTC.
-
-    Times are first read as if those that name no zone were in UTC; if ``timezone`` is given, these
-    are then moved by the offset of that zone.
 
     Args:
         column: [rows] of times, numbers or text.
@@ -84,35 +61,49 @@ def read_times(
     Raises:
         UsageError: if days or numbers can mean several times, or the column has no type of times.
     """
-    times = _read_times_as_utc(column, name, date_format)
-    if timezone:  # take what was read for the time on the clocks of this zone
+    # Some rows may hold dates and others epochs. The column is read once for each form, and each
+    # reading is NaN in the rows of other forms.
+    times = Times(np.full(len(column), np.nan), Counter())
+    for form, seconds in _read_as_utc(column, name, date_format).items():
+        is_read = ~np.isnan(seconds)
+        times.seconds[is_read] = seconds[is_read]
+        if is_read.any():
+            times.forms[form] = int(is_read.sum())
+
+    # Times that name no zone were read as if in UTC: move them by the offset of their zone.
+    if timezone:
         lacks_zone = _find_without_zone(column, date_format) & ~np.isnan(times.seconds)
         times.seconds[lacks_zone] = _convert_clock(times.seconds[lacks_zone], timezone)
         times.forms[f"without a zone, read as {timezone}"] = int(lacks_zone.sum())
     return times
 
 
-def _read_times_as_utc(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
+def _read_as_utc(
+    column: pa.ChunkedArray, name: str, date_format: str | None
+) -> dict[str, np.ndarray]:
     """Read a column of times as :func:`read_times` does, as if times without a zone were in UTC.
 
-    The type of the column decides how: timestamps are converted, numbers are epochs (counts of
-    seconds, ms, us or ns since 1970), or digits of dates (20240302) if ``date_format`` is a form
-    such as ``%Y%m%d``, and text is parsed.
+    The type of the column decides how. Timestamps are converted and text is parsed. Numbers are
+    epochs (counts of seconds, ms, us or ns since 1970); or they are digits of dates (20240302), if
+    ``date_format`` is a form such as ``%Y%m%d``.
+
+    Args:
+        column: [rows] of times, numbers or text.
+        name: name of the column, for messages.
+        date_format: unit of epochs or form of dates; None to tell it by the values.
+
+    Returns:
+        Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
 
     Raises:
-        UsageError: if ``date_format`` is no unit and no form, or the type cannot say a time.
+        UsageError: if the type of the column cannot say a time.
     """
     dtype, types = column.type, pa.types
-    if date_format and date_format not in _UNITS and "%" not in date_format:
-        raise UsageError(
-            f"date_format: {shown(date_format)} is neither one of {', '.join(_UNITS)} (an epoch) "
-            "nor a form with day, month and year, such as %d/%m/%Y %H:%M"
-        )
     if types.is_timestamp(dtype):
-        return Times.merge([("times", convert_ticks(column))], len(column))
+        return {"times": convert_ticks(column)}
     is_number = types.is_integer(dtype) or types.is_floating(dtype)
     if is_number and (not date_format or date_format in _UNITS):
-        return Times.merge([_read_epochs(column, name, date_format)], len(column))
+        return _read_epochs(column, name, date_format)
     if is_number or types.is_string(dtype) or types.is_dictionary(dtype):
         return _read_texts(column.cast(pa.string()), name, date_format)
     raise UsageError(f"{name} holds {dtype}, which says no time")
@@ -121,13 +112,19 @@ def _read_times_as_utc(column: pa.ChunkedArray, name: str, date_format: str | No
 def _find_without_zone(column: pa.ChunkedArray, date_format: str | None) -> np.ndarray:
     """Return [rows] bool, true where a cell is a date that names no zone.
 
-    Cells that are epochs (seconds since 1970 and such) are false: they are always in UTC.
-    ``date_format`` is as in :func:`read_times`; None if each cell tells its own form.
+    Only such dates are moved to the zone that the user gives. Cells that are epochs (seconds since
+    1970 and such) are false: they are always in UTC.
+
+    Args:
+        column: [rows] of times, numbers or text.
+        date_format: unit of epochs (s, ms, us, ns) or form of dates, such as %Y%m%d; None if each
+            cell tells its own form.
     """
     dtype = column.type
     if pa.types.is_timestamp(dtype):
         return np.full(len(column), dtype.tz is None)
     text = column.cast(pa.string()).fill_null("")
+    # A clock and then a zone, such as 12:00Z or 12:00-04:00.
     has_zone = pc.match_substring_regex(text, _WITH_ZONE)
     if not date_format or date_format in _UNITS:  # then numbers are epochs, and not digits of dates
         has_zone = pc.or_(has_zone, pc.match_substring_regex(text, _NUMBER))
@@ -169,7 +166,7 @@ def convert_ticks(column: Any) -> np.ndarray:
     return np.where(is_missing, np.nan, _ticks_to_seconds(ticks, _UNITS[column.type.unit]))
 
 
-def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndarray]:
+def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarray]:
     """Read numbers as epochs: counts of seconds, ms, us or ns since 1970, all in one unit.
 
     Args:
@@ -178,7 +175,7 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndar
         unit: s, ms, us or ns; None to guess it by the size of the numbers.
 
     Returns:
-        Name of the form, such as ``epoch seconds``, and [rows] seconds: NaN for missing numbers,
+        Name of the form, such as ``epoch seconds`` -> [rows] seconds: NaN for missing numbers,
         and, if the unit is guessed, for those outside 1978 to 2033, such as 0.
     """
     values = column.fill_null(0).to_numpy()
@@ -186,8 +183,9 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> tuple[str, np.ndar
     if unit is None and is_epoch.any():
         unit, has_unit = _guess_unit(values[is_epoch], name)
         is_epoch[is_epoch] = has_unit
-    seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit or "s"])
-    return f"epoch {_NAMES[unit or 's']}", np.where(is_epoch, seconds, np.nan)
+    unit = unit or "s"  # of a column without numbers
+    seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit])
+    return {f"epoch {_NAMES[unit]}": np.where(is_epoch, seconds, np.nan)}
 
 
 def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -196,15 +194,19 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     It is the unit (s, ms, us or ns) in which at least 99% of them lie between 1978 and 2033. The
     few others, such as a 0 that stands for a missing time, are taken for no times.
 
+    Args:
+        values: [n] numbers, of which none is missing.
+        name: name of their column, for the message.
+
     Returns:
-        The unit, and [n] bool: which of the [n] ``values`` lie in those years.
+        The unit, and [n] bool: which of the ``values`` lie in those years.
 
     Raises:
         UsageError: if no unit fits.
     """
+    first, end = _EPOCH  # seconds since 1970: of 1978 and 2033
     for unit, per_second in _UNITS.items():
-        first, end = (bound * per_second for bound in _EPOCH)
-        has_unit = (first <= values) & (values < end)
+        has_unit = (first * per_second <= values) & (values < end * per_second)
         if has_unit.sum() >= _MIN_SHARE * len(values):
             return unit, has_unit
     raise UsageError(
@@ -214,7 +216,9 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     )
 
 
-def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> Times:
+def _read_texts(
+    column: pa.ChunkedArray, name: str, date_format: str | None
+) -> dict[str, np.ndarray]:
     """Read a column of text as times.
 
     Args:
@@ -222,16 +226,18 @@ def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> 
         name: name of the column, for messages.
         date_format: form of dates for strptime; a unit (s, ms, us, ns) if all are epochs; None to
             try ISO dates first, then to tell cells that are epochs from those that are dates.
+
+    Returns:
+        Name of a form, such as ``ISO dates`` -> [rows] float64 seconds, NaN in rows of other forms.
     """
     # The fast way: if every cell is an ISO date, Arrow reads the column at once, else it raises.
     if not date_format:
         for zone in (None, "UTC"):  # Arrow reads a column of which all cells, or none, have a zone
             with suppress(pa.ArrowException):
-                seconds = convert_ticks(column.cast(pa.timestamp("ns", zone)))
-                return Times.merge([("ISO dates", seconds)], len(column))
+                return {"ISO dates": convert_ticks(column.cast(pa.timestamp("ns", zone)))}
 
-    seconds_by_form = []
     # Cells that are numbers are epochs; they are then removed from the column.
+    seconds_by_form: dict[str, np.ndarray] = {}
     if not date_format or date_format in _UNITS:
         null = pa.scalar(None, pa.string())
         is_number = pc.match_substring_regex(column, _NUMBER)
@@ -240,20 +246,21 @@ def _read_texts(column: pa.ChunkedArray, name: str, date_format: str | None) -> 
             numbers = numbers.cast(pa.int64())
         except pa.ArrowException:  # some have decimals
             numbers = numbers.cast(pa.float64())
-        seconds_by_form.append(_read_epochs(numbers, name, date_format))
+        seconds_by_form |= _read_epochs(numbers, name, date_format)
         column = pc.if_else(is_number, null, column)
+
     # The others are dates. Each different text is parsed once, and its time repeated in all rows
     # that hold it; empty cells point at the NaN that is appended.
     if date_format not in _UNITS and column.null_count < len(column):
         encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
         for form, seconds in _read_dates(encoded.dictionary, name, date_format).items():
-            seconds_by_form.append((form, np.append(seconds, np.nan)[codes]))
-    return Times.merge(seconds_by_form, len(column))
+            seconds_by_form[form] = np.append(seconds, np.nan)[codes]
+    return seconds_by_form
 
 
 def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str, np.ndarray]:
-    """Parse texts as dates.
+    """Parse the different texts of a column as dates, in every form that a date may have.
 
     Args:
         texts: [n] strings, all different.
@@ -277,15 +284,15 @@ def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str
 def _parse_dates(texts: pa.Array, date_format: str) -> np.ndarray:
     """Parse [n] texts in one form to [n] float64 seconds since 1970; NaN for other texts.
 
-    ``date_format`` has directives of strptime, or is ``ISO8601``.
+    Args:
+        texts: [n] strings.
+        date_format: the form, with directives of strptime; or ``ISO8601``, as pandas calls ISO
+            dates. pandas raises a ValueError for a directive that it does not know.
     """
     # two short forms that users know from strftime, but that reading by strptime lacks
     form = date_format.replace("%T", "%H:%M:%S").replace("%F", "%Y-%m-%d")
     objects = texts.to_pandas().astype(object)
-    try:
-        stamps = pd.to_datetime(objects, format=form, errors="coerce", utc=True)
-    except ValueError as error:
-        raise UsageError(f"date_format: {error}") from error
+    stamps = pd.to_datetime(objects, format=form, errors="coerce", utc=True)
     ticks = stamps.dt.as_unit("ns").astype("int64").to_numpy()
     return np.where(stamps.isna(), np.nan, _ticks_to_seconds(ticks, _UNITS["ns"]))
 
@@ -297,6 +304,10 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
     the day first (31/12), all are read so; 12/31 tells the opposite. If texts of both kinds occur,
     or of neither, a text that may be two days (03/04) is refused.
 
+    Args:
+        texts: [n] strings, of which those of other forms are left out.
+        name: name of the column, for the message.
+
     Returns:
         Name of a form -> [n] float64 seconds since 1970, NaN for a text of another form.
 
@@ -304,11 +315,13 @@ def _parse_days_and_months(texts: pa.Array, name: str) -> dict[str, np.ndarray]:
         UsageError: if a text may be two days, as 03/04/2024, and no other tells the order.
     """
     dates = pc.if_else(pc.match_substring_regex(texts, _DAY_OR_MONTH), texts, "")
-    # Rewrite each text as an ISO date in both ways; what is no date, as month 31, becomes NaN.
-    by_day, by_month = (
-        _parse_dates(pc.replace_substring_regex(dates, _DAY_OR_MONTH, iso), "ISO8601")
-        for iso in (r"\3-\2-\1", r"\3-\1-\2")
-    )
+    # Rewrite each text as an ISO date in both ways: 31/12/2024 as 2024-12-31 and as 2024-31-12.
+    # What is no date, as month 31, becomes NaN.
+    day_first = pc.replace_substring_regex(dates, _DAY_OR_MONTH, r"\3-\2-\1")
+    month_first = pc.replace_substring_regex(dates, _DAY_OR_MONTH, r"\3-\1-\2")
+    by_day, by_month = _parse_dates(day_first, "ISO8601"), _parse_dates(month_first, "ISO8601")
+
+    # See whether some text can be read in one way only.
     can_be_day, can_be_month = ~np.isnan(by_day), ~np.isnan(by_month)
     has_day_first = (can_be_day & ~can_be_month).any()
     has_month_first = (can_be_month & ~can_be_day).any()

@@ -101,19 +101,21 @@ class Lines:
                 needed, so that they are not counted as lost.
         """
         # Collect the places of broken lines by reason; empty lines are a reason of their own.
-        faults: dict[str, list[str]] = {}
+        places_by_reason: dict[str, list[str]] = {}
         for place, fault in source.broken_lines:
             reason = EMPTY_LINE if fault == EMPTY_LINE else "broken line"
-            faults.setdefault(reason, []).append(f"{place} ({fault})")
+            places_by_reason.setdefault(reason, []).append(f"{place} ({fault})")
 
-        # Count lines and rows of each reason, and name the first places.
+        # Count lines and rows of each reason, and name the first places. A reason may have both:
+        # a line of nothing but separators is a row, and counts as an empty line, too.
         reasons: dict[str, dict[str, Any]] = {}
-        for reason in dict.fromkeys((*faults, *dropped)):
-            lines, rows = faults.get(reason, []), dropped.get(reason, np.empty(0, np.int64))
-            places = lines[:MAX_LISTED] + source.locate_rows(rows[:MAX_LISTED])
-            if places:
-                number = len(lines) + len(rows)
-                reasons[reason] = {"lines": number, "first": places[:MAX_LISTED]}
+        for reason in dict.fromkeys((*places_by_reason, *dropped)):  # each reason once, in order
+            places = places_by_reason.get(reason, [])
+            rows = dropped.get(reason, np.empty(0, np.int64))
+            first = places[:MAX_LISTED] + source.locate_rows(rows[:MAX_LISTED])
+            if first:
+                number = len(places) + len(rows)
+                reasons[reason] = {"lines": number, "first": first[:MAX_LISTED]}
 
         read = source.table.num_rows + len(source.broken_lines)
         kept = read - sum(entry["lines"] for entry in reasons.values())
@@ -128,10 +130,12 @@ class Lines:
     def describe_lost(self) -> str:
         """Return how many rows cannot be used, and for each reason their number and the first.
 
-        For example ``3 of 100 rows of log.csv (no time: 2, first log.csv:7; broken line: 1, ...)``.
+        For example ``2 of 100 rows of log.csv (no time: 2, first log.csv:7)``, for a warning.
         """
-        entries = [(reason, self.dropped[reason]) for reason in self.lost]
-        reasons = [f"{reason}: {e['lines']:,}, first {e['first'][0]}" for reason, e in entries]
+        reasons = []
+        for reason in self.lost:
+            entry = self.dropped[reason]
+            reasons.append(f"{reason}: {entry['lines']:,}, first {entry['first'][0]}")
         name = Path(self.source).name
         return f"{self.num_lost:,} of {self.read:,} rows of {name} ({'; '.join(reasons)})"
 
@@ -164,11 +168,12 @@ class Report:
         # A table with a row for each column of the files. Text() prints brackets in names as such.
         table = rich.table.Table("column", "field", "type", "table", "different", "missing", "")
         for column in self.columns:
-            counts = (f"{column.different:,}", f"{column.missing:,}") if column.field else ("", "")
-            field = column.field or "(left out)"
-            cells = (column.column, field, column.kind, column.table, *counts)
-            texts = (*cells, "; ".join(column.notes))
-            table.add_row(*(Text(text, overflow="fold") for text in texts))
+            cells = [column.column, column.field, column.kind, column.table]
+            cells += [f"{column.different:,}", f"{column.missing:,}"]
+            if not column.field:
+                cells = [column.column, "(left out)", "", "", "", ""]
+            cells.append("; ".join(column.notes))
+            table.add_row(*(Text(cell, overflow="fold") for cell in cells))
         reporter.line(table)
 
         # How many rows of each file are kept, and why others are not.
@@ -178,13 +183,21 @@ class Report:
                 count, first = dropped["lines"], ", ".join(dropped["first"])
                 reporter.line(f"dropped: {reason}: {count:,} rows, first {first}")
 
-        # The sizes of the dataset, and its first and last time, if times count time.
-        names = {"events": "interactions", "users": "users", "items": "items"}
-        totals = ", ".join(f"{self.counts[key]:,} {name}" for key, name in names.items())
-        first, last = self.counts["first"], self.counts["last"]
-        period = f"{first} to {last} UTC; " if first else ""
+        # The sizes of the dataset, and the forms in which its times were written.
         forms = ", ".join(f"{num_rows:,} {form}" for form, num_rows in self.times.items())
-        reporter.line(f"{totals}, {period}times: {forms}")
+        reporter.line(f"{describe_counts(self.counts)}; times: {forms}")
+
+
+def describe_counts(counts: Mapping[str, Any]) -> str:
+    """Return the sizes of a dataset, and from when to when its interactions are, as a text.
+
+    Args:
+        counts: numbers of ``users``, ``items`` and interactions (``events``); ``first`` and
+            ``last`` time, None if times are only an order.
+    """
+    text = f"{counts['users']:,} users, {counts['items']:,} items, "
+    text += f"{counts['events']:,} interactions"
+    return text + (f", {counts['first']} to {counts['last']} UTC" if counts["first"] else "")
 
 
 def choose_separator(tables: Mapping[str, Table]) -> str:
@@ -198,14 +211,15 @@ def choose_separator(tables: Mapping[str, Table]) -> str:
     Returns:
         The first of a blank, |, ; and others that no name contains; a control character if all do.
     """
-    values = [
-        _replace_line_ends(cells.values)
-        for table in tables.values()
-        for cells in table.values()
-        if isinstance(cells, Cells) and cells.kind.endswith("_seq")
+    # The different texts of each field that holds sequences, in an array for each field.
+    columns = [column for table in tables.values() for column in table.values()]
+    fields = [
+        _replace_line_ends(column.values)
+        for column in columns
+        if isinstance(column, Cells) and column.kind.endswith("_seq")
     ]
     for separator in _SEPARATORS:
-        if not any(pc.any(pc.match_substring(texts, separator)).as_py() for texts in values):
+        if not any(pc.any(pc.match_substring(texts, separator)).as_py() for texts in fields):
             return separator
     return INNER
 
@@ -221,11 +235,15 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         table: field -> cells, or an array of seconds.
         separator: what separates the names of a sequence.
     """
-    # The text of each different value of a field, so that rows only look it up by its code.
-    # An array of seconds has no kind, and is a float.
-    texts = {f: _escape(cells, separator) for f, cells in table.items() if isinstance(cells, Cells)}
-    header = [f"{field}:{getattr(column, 'kind', 'float')}" for field, column in table.items()]
-    num_rows = max(len(column.codes) for column in table.values() if isinstance(column, Cells))
+    # Make the text of each different value of a field once, so that rows look it up by its code.
+    header, texts, num_rows = [], {}, 0
+    for field, column in table.items():
+        if isinstance(column, Cells):
+            header.append(f"{field}:{column.kind}")
+            texts[field] = _escape(column, separator)
+            num_rows = len(column.codes)  # the same for all fields
+        else:
+            header.append(f"{field}:float")
 
     with atomic_write(path, text=False) as file:
         file.write(("\t".join(header) + "\n").encode())
@@ -252,11 +270,12 @@ def _replace_line_ends(values: pa.Array) -> pa.Array:
 def _escape(cells: Cells, separator: str) -> pa.Array:
     """Return each different value of a column as it is written to a file.
 
-    Line ends become blanks. A value with a quotation mark or a tab is put into quotation marks, and
-    marks in it are doubled: ``5" disk`` becomes ``"5"" disk"``.
+    Line ends become blanks, since every line of the file is a row. A value with a quotation mark or
+    a tab is put into quotation marks, and marks in it are doubled: ``5" disk`` becomes
+    ``"5"" disk"``.
 
     Args:
-        cells: the column.
+        cells: the column, as codes of its different texts (``values``).
         separator: what separates the names of a sequence.
 
     Returns:
@@ -310,8 +329,9 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
         file: a file in the folder of the dataset.
         name: name of the dataset.
     """
-    parts = "|".join(("train", *HELD_OUT))
-    table = rf"(({parts})\.)?({'|'.join(TABLES)})(\{PARQUET})?"
+    # The name of the dataset, and then "yaml"; or the part of a split, if any, and the table.
+    part, kind = "|".join(("train", *HELD_OUT)), "|".join(TABLES)
+    table = rf"(({part})\.)?({kind})({re.escape(PARQUET)})?"
     is_named = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
     return file.name == REPORT or is_named is not None
 
@@ -343,7 +363,8 @@ def write_dataset(
         report: what became of the rows and columns, which becomes convert.json.
         reporter: prints what is written.
     """
-    # The yaml with the options, the report, and a file for each table.
+    # The yaml with the options, the report, and a file for each table. `replace_folder` is given a
+    # function that says which files of the old folder stay.
     name = report.name
     with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
         text = yaml.safe_dump(
