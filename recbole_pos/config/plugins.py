@@ -60,14 +60,12 @@ def import_named(plugins: Any) -> list[str]:
     return import_plugins(plugins, "--plugins")
 
 
-def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[str]:
+def import_plugins(plugins: Any, location: str) -> list[str]:
     """Import the modules that the option ``plugins`` names; they register custom models and such.
 
     Args:
         plugins: one name of a module or several; None for none.
         location: file or argument that gave the option, with which messages begin.
-        may_miss: whether a module that does not exist is skipped. The caller sets it if everything
-            that the modules would register is registered already, as in a notebook.
 
     Returns:
         The names as a list.
@@ -94,8 +92,6 @@ def import_plugins(plugins: Any, location: str, may_miss: bool = False) -> list[
             # module, or for another error, the module exists and its code fails.
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             is_missing = missing is not None and f"{name}.".startswith(f"{missing}.")
-            if is_missing and may_miss:
-                continue
             problem = _explain_missing(name) if is_missing else f"{type(error).__name__}: {error}"
             raise UsageError(f"{location}: plugins: {short(name)}: {problem}") from error
     return list(names)

@@ -24,7 +24,6 @@ from recbole_pos.data.location import find_atomic_file, locate_dataset
 from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model import models
 from recbole_pos.plain import to_plain
-from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.values import nearest, shown
 from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
 
@@ -221,26 +220,15 @@ class PosConfig(Config):
         Returns:
             Names of the modules.
         """
-        # Collect the names of models and schemes that the sources mention.
         contents = [*self.files, (_NO_FILE, self._call_options)]
-        model_names = [model] if model else []
-        schemes: list[str] = []
-        for _, content in contents:
-            if content.get("model"):
-                model_names.append(str(content["model"]))
-            schemes += sources.list_positions(content.get("position"), None)
-
-        # A notebook may have registered all of them already; then a module that a run has named,
-        # and that exists no longer, is not needed.
-        custom = {*model_names, *schemes} - {*models.list_built_in(), *SCHEMES.paths}
-        are_registered = bool(custom) and custom <= {*models.ADDED, *SCHEMES}
         modules: list[str] = []
         for file, content in contents:
-            modules += import_plugins(content.get(PLUGINS), str(file), may_miss=are_registered)
+            modules += import_plugins(content.get(PLUGINS), str(file))
 
         # A module may also have a class of the model's name without registering it.
-        for name in model_names:
-            take_model(name, modules)
+        for name in (model, *(content.get("model") for _, content in contents)):
+            if name:
+                take_model(str(name), modules)
         return modules
 
     def _list_parts(self, *names: str) -> list[tuple[str, dict[str, Any]]]:

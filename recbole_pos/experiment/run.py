@@ -15,7 +15,6 @@ import numpy as np
 from recbole_pos.config.arguments import AttachArguments, RunArguments, split_keywords
 from recbole_pos.config.plugins import allow, import_plugins
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.config.sources import list_positions
 from recbole_pos.conversion.convert import warn_if_temporary
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.location import read_dataset_name
@@ -29,7 +28,7 @@ from recbole_pos.experiment.folder import Result, RunFolder, is_unfinished
 from recbole_pos.experiment.launch import is_launched, list_gpus, run_as_rank, run_in_parallel
 from recbole_pos.experiment.train import train
 from recbole_pos.experiment.warm_start import require_updatable
-from recbole_pos.position.schemes import SCHEMES, scheme_names
+from recbole_pos.position.schemes import scheme_names
 from recbole_pos.reporter import Reporter
 from recbole_pos.values import Options
 
@@ -382,13 +381,11 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # Import the modules of custom schemes, of this call and of the trained run. Those of the run
-    # are not needed if its schemes are known already.
+    # Import the modules of custom schemes, of this call and of the trained run.
     options = dict(config_dict or {})
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")
-    are_registered = all(name in SCHEMES for name in list_positions(config["position"], None))
-    import_plugins(config.get("plugins"), str(source.config), are_registered)
+    import_plugins(config.get("plugins"), str(source.config))
 
     # Add the schemes to those of the run; ``nope`` stands for none. A run that was an update itself
     # is not updated again: its weights include that update.
