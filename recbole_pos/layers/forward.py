@@ -58,7 +58,9 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 def encode_queries(model: Any, batch: SequenceBatch) -> Tensor:
-    """Return the states that a model's ``encode`` computes for the queries of a batch.
+    """Encode the queries of a batch by a model's ``encode``, and check what that returns.
+
+    A query asks for what follows one of the interactions. Its state is compared with item vectors.
 
     Args:
         model: a :class:`~recbole_pos.model.base.PosRecommender`, which may be a user's own.

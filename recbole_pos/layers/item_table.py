@@ -196,9 +196,10 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
         The gradient; the training loop calls its ``clear`` before each step.
     """
     gradient = KeptGradient(weight, clears_all)
+    # ``note`` is called with every gradient of the table before it is added
     hook = weight.register_hook(gradient.note)
     gradient.clear()
-    _kept.append(gradient)
+    _kept.append(gradient)  # where ``takes_rows`` looks
     try:
         yield gradient
     finally:
@@ -215,8 +216,9 @@ def takes_rows(weight: Tensor) -> bool:
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
     """Return the rows that the gradient of a table has, and the indices of ``ids`` among them.
 
-    In a :func:`kept_gradient` block (``takes_rows``) the gradient has only the rows that a step
-    touches; otherwise it has all.
+    A loss sums its gradient of the table by these indices. In a :func:`kept_gradient` block
+    (``takes_rows``) the gradient has only the rows that a step touches, which saves time and memory
+    where the table is large; otherwise it has all.
 
     Args:
         weight: [rows, d] the table.
@@ -254,9 +256,14 @@ class RowLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum the gradients [..., d] by item, and return them as a sparse gradient of the table.
+        """Sum the gradients of the looked-up rows by item, into a sparse gradient of the table.
 
-        None stands for the two other arguments of ``forward``.
+        Args:
+            ctx: torch's context with the items that ``forward`` has looked up.
+            grad: [..., d] gradient to the rows.
+
+        Returns:
+            [n, d] sparse, and None for each of the two other arguments of ``forward``.
         """
         (items,) = ctx.saved_tensors
         rows, index = items.unique(return_inverse=True)

@@ -11,7 +11,7 @@ equation        code
 =============== ===================================================================
 1, 10, A.2      ``relate_categorical``, ``similarity`` in ``relations/tables.py``
 2 to 5          ``MultiHeadAttention`` in ``layers/forward.py``
-6, degrees      ``_normalise`` in ``relations/lookup.py``
+6, degrees      ``normalise`` in ``relations/sparse.py``
 6 to 8          ``RelationAttention.compute_heads``
 9               ``RelationAttention.attention``
 top-K           ``top_relations`` in ``relations/search.py``
@@ -109,9 +109,7 @@ class AttrFormer(PosSASRec):
 
         # the loss: weights of the next items (betas), and the prior over all items
         betas, self.prior_weight = read_posterior(config)
-        # without a prior and with one target for a state the loss is that of the backbone
-        is_plain = self.prior_weight == 0 and betas == [1.0]
-        self.later_targets = None if is_plain else LaterTargets(dataset.split, betas)
+        self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         counts = torch.from_numpy(dataset.popularity)
         prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
@@ -251,12 +249,13 @@ class AttrFormer(PosSASRec):
     ) -> BatchRelations:
         """Return the relations among the interactions of some sequences, as sparse matrices.
 
-        The order in which users may read each other is partly random; ``seed`` fixes it in
-        prediction.
+        An interaction reads related ones of other users by adding their states to its own. Which of
+        them it may read depends on an order of all interactions, which is partly random; in
+        prediction ``seed`` fixes it.
 
         Args:
-            rows: the sequences, by rows of the log.
-            lookup: the log and its relations.
+            rows: the sequences, whose interactions are given by their rows in the dataset.
+            lookup: the dataset's interactions and how they are related.
             device: where the matrices are put.
 
         Returns:
@@ -396,8 +395,8 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             factor of its prior, and ``loss_type`` must be CE unless they give plain cross-entropy.
 
     Returns:
-        The betas, the weight of the next item first, and the weight of the prior. For plain
-        cross-entropy they are [1.0] and 0.
+        The betas, the weight of the next item first, and the weight of the prior. Without a prior
+        and with one target the loss is the backbone's cross-entropy: there are no betas then.
 
     Raises:
         UsageError: if the options are no such weights, or ``loss_type`` does not support them.
@@ -415,8 +414,7 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             f"loss_type: {config['loss_type']} cannot have posterior targets; set "
             "prior_weight: 0.0 and future_weights: [1.0], or loss_type: CE"
         )
-    betas = [1.0] if is_plain else [float(beta) for beta in betas]
-    return betas, float(prior_weight)
+    return [] if is_plain else [float(beta) for beta in betas], float(prior_weight)
 
 
 class RelationAttention(MultiHeadAttention):

@@ -128,7 +128,9 @@ class Statistics:
     matrix: Any
 
     def transform(self, values: np.ndarray) -> np.ndarray:
-        """Return (values - mean) @ matrix, a part of the rows at a time.
+        """Scale or whiten content vectors of items: (values - mean) @ matrix.
+
+        A part of the rows is transformed at a time, which bounds the memory in float64.
 
         Args:
             values: [n, c] content vectors. They are overwritten if their size stays c. A row of

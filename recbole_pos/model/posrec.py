@@ -203,31 +203,16 @@ class FGNN(GraphRecommender):
             [b, d].
         """
         graph, anchors = self.prepare(batch).extras
-        weights = self.compute_weights(graph, anchors)
         x = self.embed(graph.nodes)
+
+        # w_ij: how often item i follows item j. A node attends to the nodes before it (N_in), which
+        # include anchors with their distances, not to those after.
+        incoming, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)  # [b, n, n]
+        # an edge of weight 1 from every node to itself, padding too, unless it has one
+        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
+        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming).to(x)
+
         for layer_index, layer in enumerate(self.graph_layers):
             # ReLU between layers, not before the first
             x = layer(x.relu() if layer_index else x, weights, graph.nodes)
         return self.out(self.readout(x, graph.nodes))
-
-    def compute_weights(self, graph: SessionGraph, anchors: Anchors | None) -> Tensor:
-        """Return the weights w_ij of the edge to node i (row) from node j.
-
-        w_ij is how often item i follows item j in the session, 0 for no edge. Every node has an
-        edge to itself. With anchors, the first and repeated items have edges to all nodes, weighted
-        by their distance.
-
-        Args:
-            graph: graphs of b sessions.
-            anchors: their anchors, or None.
-
-        Returns:
-            [b, n, n], with n nodes in the largest session.
-        """
-        # FGNN attends to the nodes before (N_in), not to those after
-        incoming, _ = weigh_neighbours(graph, graph.transitions, anchors).unbind(1)
-
-        # an edge of weight 1 from every node to itself, padding too, unless it has one
-        is_itself = torch.eye(incoming.size(1), dtype=torch.bool, device=incoming.device)
-        weights = torch.where(is_itself & (incoming == 0), 1.0, incoming)
-        return weights.to(self.item_embedding.weight)

@@ -43,7 +43,7 @@ def build(
         files: its raw files, in the order of ``PublicDataset.files``.
         data_path: folder in which the folder of the dataset is made.
         overwrite: whether to replace a dataset that is there.
-        verbose: whether to print progress, counts and checksums.
+        verbose: whether to print progress and counts.
 
     Returns:
         Folder of the dataset.
@@ -94,9 +94,6 @@ def build(
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))
     counts = count_dataset(dataset).items()
     reporter.line(f"{folder}: " + ", ".join(f"{count:,} {unit}" for unit, count in counts))
-    for file in sorted(folder.glob(f"{name}.*")):
-        if file.suffix in SUFFIXES:
-            reporter.line(f"{digest_file(file)}  {file.name}")
     require_counts(name, public.counts, dataset)
     return folder
 

@@ -28,7 +28,7 @@ from recbole_pos.data.dataset import Dataset
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import gather_index
 from recbole_pos.relations.search import Edges, EventOrder, top_differences, top_relations
-from recbole_pos.relations.sparse import SparseProduct
+from recbole_pos.relations.sparse import stack_relations
 from recbole_pos.relations.tables import (
     POSITION,
     TIME,
@@ -253,7 +253,7 @@ class RelationLookup:
         """
         log = dataset.log
         self.top_k, self.max_length = top_k, max_length
-        self.clock = cross_sequence
+        self.clock = cross_sequence  # which time orders interactions of different users
         self.across_users = cross_sequence != "none"  # whether any relation reaches other users
         self.default_self_relation = default_self_relation
 
@@ -289,6 +289,9 @@ class RelationLookup:
         Args:
             relation: a relation of the option ``relations``, not one of users.
             dataset: where the values of its field are read.
+
+        Returns:
+            An object whose ``find_top`` finds the related interactions of a batch.
         """
         origin = relation.table  # file of the field, or position or time
         if origin in (POSITION, TIME):
@@ -342,17 +345,19 @@ class RelationLookup:
     def pack_windows(
         self, events: np.ndarray, lengths: np.ndarray, is_source: np.ndarray, linked: bool
     ) -> PackedSequences:
-        """Return the training windows of a batch as rows that may read each other.
+        """Describe the training windows of a batch: what may read what in and across them.
 
-        A chain is a run of windows in which later interactions read all earlier ones. Without
-        ``linked`` each window is its own chain. With it a window that begins right after the end
-        of the one before, in the log of the same user, continues that one's chain.
+        An interaction reads another one by adding its state to its own. A chain is a run of windows
+        in which later interactions read all earlier ones. Without ``linked`` each window is its own
+        chain. With it a window that begins right after the end of the one before, in the history
+        of the same user, continues that one's chain.
 
         Args:
-            events: [m] int64 rows of the interactions in the log, window after window.
+            events: [m] int64 rows of the interactions in the dataset, which is sorted by user and
+                time, window after window.
             lengths: [b] int64 number of interactions of each window.
-            is_source: [m] bool, whether other users may read the interaction. Where windows
-                overlap, each interaction should be a source in one of them.
+            is_source: [m] bool, whether interactions of other users may read this one. Where
+                windows overlap, each interaction should be a source in one of them.
             linked: whether windows of a user that follow each other form one chain.
 
         Returns:
@@ -371,17 +376,20 @@ class RelationLookup:
         return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
 
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
-        """Cut whole histories into windows of at most L interactions, which are the rows.
+        """Cut whole histories into windows of at most L interactions, as a model can read them.
 
         All windows have L interactions but the oldest one of a history: with L = 50, one of 120
         interactions becomes windows of 20, 50 and 50. They form one chain, in which later
         interactions read earlier ones.
 
         Args:
-            start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the log, at
-                least one.
+            start, end: [histories] a history is the rows ``start`` to ``end - 1`` of the dataset's
+                interactions, at least one.
             is_bank: whether the histories are only there for other users to read; if not, other
                 users do not read them, and predictions are made from them.
+
+        Returns:
+            The windows of all histories, one after the other.
         """
         sizes = end - start
         num_windows = -(-sizes // self.max_length)  # division rounded up
@@ -398,7 +406,7 @@ class RelationLookup:
         return PackedSequences(events, lengths, chain, is_source, is_predicted)
 
     def pack_bank(self, users: np.ndarray) -> PackedSequences:
-        """Return the training histories that predictions for other users read (the bank).
+        """Return the bank: training histories whose states are added to those of predicted users.
 
         Each is the newest L training interactions of a user, or fewer if there are no more. A
         training batch has whole histories of fewer users, so that an early interaction of a long
@@ -424,6 +432,10 @@ class RelationLookup:
         Args:
             rows: the sequences of the batch, with m interactions.
             rng: generator of the random arrival times.
+
+        Returns:
+            User, chain and rank of each interaction, whether other users may read it, and its place
+            in its window.
         """
         events = rows.events
         row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)  # of each interaction
@@ -524,12 +536,13 @@ class RelationLookup:
         order = self.make_order(rows, rng)
         heads, users = self.find(rows, order)
 
-        # interactions may be related to themselves by their user, but not by other attributes
         m = len(order)
-        head_product = _stack(heads, m, device, dtype) if heads else None
+        head_product = stack_relations(heads, m, device, dtype) if heads else None
         user_product = None
         if users is not None:
-            user_product = _stack([self._add_self_relations(users, order)], m, device, dtype)
+            # interactions are related to themselves by their user, too, but by no other attribute
+            users = self._add_self_relations(users, order)
+            user_product = stack_relations([users], m, device, dtype)
         return BatchRelations(head_product, user_product, sum(len(edges.value) for edges in heads))
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
@@ -541,6 +554,9 @@ class RelationLookup:
         Args:
             edges: relations by users between different interactions.
             order: the m interactions of the batch, for their users.
+
+        Returns:
+            These relations and m more.
         """
         assert self.user_table is not None
         value = take_or_fill(self.user_table.self_relation, order.user, 0)
@@ -548,41 +564,3 @@ class RelationLookup:
 
         event = np.arange(len(order))
         return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
-
-
-def _normalise(edges: Edges, m: int) -> np.ndarray:
-    """Return the weights of the relations R of one attribute: D^-1/2 R D^-1/2.
-
-    That is Norm(R) of equation 6 (AttrFormer, Liu et al., KDD 2025), where D is the diagonal matrix
-    of degrees.
-
-    Args:
-        edges: the E entries of R that are not zero.
-        m: number of interactions in the batch; R is [m, m].
-
-    Returns:
-        [E] float64 normalised entries.
-    """
-    # D sums the relations that an interaction reads, where the paper counts them: their strength
-    # differs. It is at least 1, since an interaction that is read may read nothing itself.
-    degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
-    return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
-
-
-def _stack(
-    heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
-) -> SparseProduct:
-    """Stack the normalised relations of M attributes into one sparse matrix [M * m, m].
-
-    The matrix [m, m] of the second attribute is under that of the first, and so on: a relation of
-    attribute 1 from interaction 3 to 2 is the entry at row m + 3 and column 2.
-
-    Args:
-        heads: the relations of each attribute.
-        m: number of interactions in the batch.
-        device, dtype: of the matrix.
-    """
-    reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
-    source = np.concatenate([edges.source for edges in heads])
-    weight = np.concatenate([_normalise(edges, m) for edges in heads])
-    return SparseProduct.build(reader, source, weight, (len(heads) * m, m), device, dtype)

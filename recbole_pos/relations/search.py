@@ -52,7 +52,12 @@ class EventOrder:
 
 @dataclass(frozen=True)
 class Edges:
-    """Relations [E] that are kept: ``reader`` (never falling) reads ``source`` at ``value``."""
+    """Relations that are kept: the state of ``source`` is added to that of ``reader``.
+
+    Attributes:
+        reader, source: [E] int64 two interactions of a batch; readers never fall.
+        value: [E] float64 strength of the relation, the weight of the source's state.
+    """
 
     reader: np.ndarray
     source: np.ndarray
@@ -62,14 +67,18 @@ class Edges:
     def from_parts(cls, parts: list[tuple[np.ndarray, ...]]) -> Edges:
         """Join lists of relations into one, sorted by reader.
 
+        A relation connects two interactions of a batch: the reader, which adds the state of the
+        source to its own, with a value as the weight.
+
         Args:
-            parts: for each list its readers, sources and values, [edges] each. Relations of the
-                same reader keep their order.
+            parts: for each list its readers, sources and values, [relations] each. Relations of
+                the same reader keep their order.
 
         Returns:
             The relations of all lists.
         """
-        empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)  # if there is no part
+        # begin with an empty list, so that there is something to join without any part
+        empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
         reader, source, value = (np.concatenate(x) for x in zip(empty, *parts, strict=True))
         by_reader = np.argsort(reader, kind="stable")
         return cls(reader[by_reader], source[by_reader], value[by_reader])

@@ -1,10 +1,11 @@
-"""The product of a constant sparse matrix with a dense one, which has a gradient.
+"""Relations of a batch as a constant sparse matrix, which multiplies states and has a gradient.
 
-In: the entries of the matrix as numpy arrays. Out: a function of tensors [cols, d] to [rows, d].
+In: relations as numpy arrays. Out: a function of tensors [cols, d] to [rows, d].
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from recbole_pos.relations.search import Edges
 
 
 @dataclass(frozen=True)
@@ -91,3 +94,44 @@ def _sum_rows(x: Tensor, index: Tensor, weight: Tensor, first: Tensor) -> Tensor
     """
     weight = weight.to(x.dtype)
     return F.embedding_bag(index, x.contiguous(), first, mode="sum", per_sample_weights=weight)
+
+
+def normalise(edges: Edges, m: int) -> np.ndarray:
+    """Return the weights of the relations R of one attribute: D^-1/2 R D^-1/2.
+
+    That is Norm(R) of equation 6 (AttrFormer, Liu et al., KDD 2025), where D is the diagonal matrix
+    of degrees.
+
+    Args:
+        edges: the E entries of R that are not zero.
+        m: number of interactions in the batch; R is [m, m].
+
+    Returns:
+        [E] float64 normalised entries.
+    """
+    # D sums the relations that an interaction reads, where the paper counts them: their strength
+    # differs. It is at least 1, since an interaction that is read may read nothing itself.
+    degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
+    return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
+
+
+def stack_relations(
+    heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
+) -> SparseProduct:
+    """Stack the normalised relations of M attributes into one sparse matrix [M * m, m].
+
+    The matrix [m, m] of the second attribute is under that of the first, and so on: a relation of
+    attribute 1 from interaction 3 to 2 is the entry at row m + 3 and column 2.
+
+    Args:
+        heads: the relations of each attribute.
+        m: number of interactions in the batch.
+        device, dtype: of the matrix.
+
+    Returns:
+        The matrix, which multiplies states [m, d] to weighted sums of related states [M * m, d].
+    """
+    reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
+    source = np.concatenate([edges.source for edges in heads])
+    weight = np.concatenate([normalise(edges, m) for edges in heads])
+    return SparseProduct.build(reader, source, weight, (len(heads) * m, m), device, dtype)

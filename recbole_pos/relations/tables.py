@@ -100,6 +100,9 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
             the whole batch, any other those of one sequence.
         dataset: says which fields exist, and of which type.
 
+    Returns:
+        The relation, in which nothing is left to defaults.
+
     Raises:
         UsageError: if a key, field, scope, condition or scale is not possible.
     """
@@ -175,6 +178,9 @@ def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> st
         dataset: says which fields exist, and of which type.
         location: where the user has given it, for the message.
 
+    Returns:
+        The name of the field, or None.
+
     Raises:
         UsageError: if it is no such field.
     """
@@ -204,6 +210,9 @@ def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[flo
         kind: kind of the field; a categorical one has no differences and no scales.
         table: where the field comes from: a file of the dataset, ``TIME`` or ``POSITION``.
         location: where the user has given it, for the message.
+
+    Returns:
+        The values, in the order given; none for a categorical field.
 
     Raises:
         UsageError: if a value is not a number above 0, or the field is categorical.
@@ -276,12 +285,13 @@ class RelationTable:
 
 
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
-    """Number the classes of a token column: entities with the same tokens are of one class.
+    """Number the different sets of tokens of a column: equal sets are one class of entities.
+
+    Relations between entities are then computed once for each pair of classes. Items with the
+    tokens [3, 5], [5, 3], [5] and none are of the classes 2, 2, 1 and 0.
 
     Args:
         column: [entities] tokens, or [entities, s] lists of tokens; 0 is padding.
-
-    Items with the tokens [3, 5], [5, 3], [5] and none are of the classes 2, 2, 1 and 0.
 
     Returns:
         [entities] int64 classes, 0 for no token; and a sparse matrix [classes, tokens] that is 1
@@ -349,9 +359,10 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 
 
 def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the classes of a float column: entities with equal numbers are of one class.
+    """Number the different values of a float column: entities with equal numbers are of one class.
 
-    The numbers 9.5, 3.0, NaN, 9.5 have the classes 2, 1, 0, 2 and are NaN, 3.0, 9.5 by class.
+    Relations between entities are then computed once for each pair of classes. The numbers 9.5,
+    3.0, NaN, 9.5 have the classes 2, 1, 0, 2 and are NaN, 3.0, 9.5 by class.
 
     Args:
         column: [entities] float64 numbers.
