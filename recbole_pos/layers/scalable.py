@@ -128,12 +128,12 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
             top.merge(products, torch.arange(start, start + len(chunk), device=rows.device))
         elif len(chunk) < width:
             # the last chunk, which has no whole groups
-            top.defer(*top.select_above(products), start)
+            top.defer(top.select_above(products), start)
         else:
             # the groups whose maximum is good enough, then their members that are
             bucket, group, _ = top.select_above(products.view(n, GROUP, num_groups).amax(1))
             columns = group[:, None] + offsets
-            top.defer(*top.select_above(products, bucket[:, None], columns), start)
+            top.defer(top.select_above(products, bucket[:, None], columns), start)
     return top.merge_deferred()
 
 
@@ -158,6 +158,8 @@ class _RunningTopK:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the products that are above the k-th best of their bucket so far.
 
+        Only these may be among the k best in the end, so all others are left out of sorting.
+
         Args:
             products: [n, columns] of n buckets.
             bucket, column: [c, 1] and [c, g], to compare only ``products[bucket, column]``; None
@@ -176,17 +178,18 @@ class _RunningTopK:
             buckets, columns = bucket[group, 0], column[group, member]
         return buckets, columns, products[buckets, columns]
 
-    def defer(self, bucket: Tensor, column: Tensor, value: Tensor, start: int) -> None:
+    def defer(self, candidates: tuple[Tensor, Tensor, Tensor], start: int) -> None:
         """Keep candidates for later, and merge them all if they outnumber the best.
 
         Candidates are products that may be among the k best of their bucket. Merging sorts, which
         takes less time for many at once than for the few of each chunk.
 
         Args:
-            bucket, column, value: [c] bucket of each candidate, its column in a chunk of products,
-                and the product.
+            candidates: [c] bucket of each candidate, its column in a chunk of products, and the
+                product.
             start: row of the chunk's first column.
         """
+        bucket, column, value = candidates
         self.deferred.append((bucket, value, column + start))
         if sum(len(bucket) for bucket, _, _ in self.deferred) > self.best.numel():
             self.merge_deferred()
@@ -198,6 +201,7 @@ class _RunningTopK:
             [n, k] int64 rows, in no order.
         """
         if self.deferred:
+            # the candidates of all chunks: their buckets, products and rows, a tensor each
             bucket, value, index = map(torch.cat, zip(*self.deferred, strict=True))
             self.deferred = []
 

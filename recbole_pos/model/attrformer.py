@@ -212,8 +212,9 @@ class AttrFormer(PosSASRec):
         Returns:
             Scalar.
         """
-        prior = self.prior, self.prior_weight
-        return posterior_loss(states, vectors, targets, target_weights, *prior)
+        return posterior_loss(
+            states, vectors, targets, target_weights, self.prior, self.prior_weight
+        )
 
     # --- training: the rows of a batch read each other ---
 
@@ -223,7 +224,7 @@ class AttrFormer(PosSASRec):
         return replace(batch, extras=self._relate(rows, self.lookup, batch.items.device))
 
     def locate(self, batch: SequenceBatch) -> PackedSequences:
-        """Find the interactions of a batch in the log, and decide which of them others may read.
+        """Find the interactions of a batch in the dataset, and decide which ones others may read.
 
         To read an interaction is to add its state to one's own, weighted by how they are related.
         Windows of a user may overlap, so an interaction may be read by other users only in the
@@ -231,15 +232,17 @@ class AttrFormer(PosSASRec):
         targets no interaction may be read by other users.
 
         Args:
-            batch: windows with the log row of each of their m interactions.
+            batch: windows, parts of histories, with the row of each of their m interactions in the
+                dataset, which is sorted by user and time.
 
         Returns:
-            The windows as rows of the log.
+            The windows as rows of the dataset's interactions.
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
         is_source = np.zeros(len(events), dtype=bool)
         if batch.targets is not None:
+            # the interactions that a query, and so a target, follows
             followed = batch.take_queries(torch.arange(len(events), device=batch.items.device))
             is_source[followed.cpu().numpy()] = True
         return self.lookup.pack_windows(events, batch.lengths.cpu().numpy(), is_source, self.linked)
@@ -321,10 +324,11 @@ class AttrFormer(PosSASRec):
 
         # Histories read the bank but not each other, so they can be encoded part by part, with
         # about ``MOST_EVENTS`` interactions in each.
+        part = np.cumsum(target - start) // MOST_EVENTS  # to which each history belongs
+        part_begins = np.flatnonzero(np.diff(part)) + 1  # but for the first part
         bank = self._pack_bank(lookup.users[newest], lookup)
         states = []
-        part = np.cumsum(target - start) // MOST_EVENTS
-        for histories in np.split(np.arange(len(target)), np.flatnonzero(np.diff(part)) + 1):
+        for histories in np.split(np.arange(len(target)), part_begins):
             packed = lookup.pack_histories(start[histories], target[histories], is_bank=False)
             # a query after the last interaction of each history
             queries = np.cumsum(target[histories] - start[histories]) - 1

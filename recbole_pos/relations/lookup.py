@@ -108,7 +108,8 @@ class TableRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction of a batch to ones it may read.
 
-        Two interactions are related as the table says of the classes that their items have, or
+        To read an interaction is to add its state to one's own, weighted by the relation. Two
+        interactions are related as the table says of the classes that their items have, or
         that they have themselves: two items of the same brand, for example, with value 1.
 
         Args:
@@ -325,15 +326,14 @@ class RelationLookup:
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
         users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
 
+        is_trained = np.zeros(len(items), dtype=bool)
+        new_columns = {"items": items, "users": users, "times": times, "ranks": ranks}
+        new_columns["is_trained"] = is_trained
+
         extended = copy.copy(self)
-        for name, column in {
-            "items": items,
-            "users": users,
-            "times": times,
-            "ranks": ranks,
-            "is_trained": np.zeros(len(items), dtype=bool),
-        }.items():
-            setattr(extended, name, ExtendedColumn(getattr(self, name), column))
+        for name, column in new_columns.items():
+            log_column = getattr(self, name)
+            setattr(extended, name, ExtendedColumn(log_column, column))
         return extended
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:

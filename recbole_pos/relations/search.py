@@ -265,8 +265,10 @@ def top_relations(
         parts.append(_take_newest(runs.own, own_end, own_taken, own_taken, reader, value))
         # the newest of a shared run may be of the reader's own user, so as many more are looked at
         inspected = np.minimum(shared_taken + skipped, shared_size) * (shared_taken > 0)
-        shared_run = runs.shared, shared_end, shared_taken, inspected
-        parts.append(_take_newest(*shared_run, reader, value, order.user))
+        newest_shared = _take_newest(
+            runs.shared, shared_end, shared_taken, inspected, reader, value, order.user
+        )
+        parts.append(newest_shared)
 
         # readers that lack relations and have classes left go on, with more classes at a time
         np.subtract.at(remaining, reader, own_taken + shared_taken)
