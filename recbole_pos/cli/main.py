@@ -237,7 +237,7 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
     """
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
-    return _USUAL_FORMAT(message, category, *location)
+    return _USUAL_FORMAT(message, category, *location)  # Python's own
 
 
 @contextmanager

@@ -34,7 +34,7 @@ _TYPES: dict[str, Any] = {
     # The form is checked here, since RecBole would skip an interval that it cannot read.
     "interval": Annotated[str, Strict(), Field(pattern=rf"^({_INTERVAL}(;{_INTERVAL})*)$")],
 }
-_SIZES = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
+_SIZE_OPTIONS = ("hidden_size", "embedding_size", "difsr_size")  # which n_heads must divide
 _HEADS_OF_FULL_SIZE = ("FGNN",)  # models of which each head has the size of all
 
 
@@ -209,7 +209,7 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
     heads = config.get("n_heads")
     if not heads or model in _HEADS_OF_FULL_SIZE:
         return
-    for size in _SIZES:
+    for size in _SIZE_OPTIONS:
         if config.get(size) and config[size] % heads:
             raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 

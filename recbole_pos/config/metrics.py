@@ -123,7 +123,7 @@ def has_cutoff(name: str) -> bool:
     its function has an argument ``lists`` or ``k``, since only these depend on the cutoff.
     """
     metric = CUSTOM.get(name.lower())
-    if metric is None:
+    if metric is None:  # it is one of RecBole's
         return name.lower() != "gauc"
     return not {"lists", "k"}.isdisjoint(metric.arguments)
 

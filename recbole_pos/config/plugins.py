@@ -155,8 +155,9 @@ def take_model(name: str, modules: Iterable[str]) -> None:
 def find_search_folder(module: str) -> str | None:
     """Return the folder that must be on ``sys.path`` for a module to be found.
 
-    For ``package.module`` it is the folder that contains ``package``. It is None if the module has
-    not been imported, or has no file.
+    Other processes are given it, so that they find the module where this process did. For
+    ``package.module`` it is the folder that contains ``package``. It is None if the module has not
+    been imported, or has no file.
     """
     top = sys.modules.get(module.partition(".")[0])
     folders = list(getattr(top, "__path__", []))  # of a package; a module has only __file__
@@ -241,7 +242,7 @@ def unpack(packed: bytes) -> None:
     if not packed:
         return
     folders, models, schemes, metrics = pickle.loads(packed)
-    _allowed.update(folders)
+    _allowed.update(folders)  # the names of modules, which may be imported here, too
 
     # Make modules findable here that the other process found in a folder of its own path.
     for module, folder in folders.items():

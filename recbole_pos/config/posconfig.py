@@ -331,15 +331,16 @@ class PosConfig(Config):
         with the target) are sampled; a batch of some models is counted in windows (a piece of a
         user's history with all its targets); and the columns to read include the time.
         """
+        # RecBole's names for defaults, and for the options that are given.
         defaults, given = self.internal_config_dict, self.external_config_dict
         final = {**defaults, **given}
         final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
 
         # RecBole's default is one negative, which it refuses itself under cross-entropy.
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
-        if is_sequential and final.get("loss_type") == "CE":
-            if "train_neg_sample_args" not in given:
-                final["train_neg_sample_args"] = None
+        has_all_items = is_sequential and final.get("loss_type") == "CE"
+        if has_all_items and "train_neg_sample_args" not in given:
+            final["train_neg_sample_args"] = None
 
         # A batch of RecBole's causal models holds whole histories here, and not one target a row.
         has_windows = final["augmentation"] == "all_positions"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import check_choice, listed, shown, suggest
 
 # Usual names by role, without _id at their end: a name of an earlier group wins over later ones.
-_NAMES = {
+_USUAL_NAMES = {
     "user": (
         "user u user_token",
         "customer client visitor member buyer shopper account reviewer person viewer listener "
@@ -86,7 +86,7 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
     """
     # Take the columns that the user names. ``row_order`` as time says that there is no column.
     roles = {}
-    for role in _NAMES:
+    for role in _USUAL_NAMES:
         given = getattr(args, role)
         if given is not None:
             roles[role] = str(given)
@@ -94,7 +94,9 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
                 require_column(roles[role], source.columns, role)
 
     # Guess the others among the columns that are left.
-    for role in [role for role in _NAMES if role not in roles]:
+    for role in _USUAL_NAMES:
+        if role in roles:
+            continue
         names = _find_by_name(role, [name for name in source.columns if name not in roles.values()])
         if len(names) != 1:
             found = f"{' and '.join(names)[:100]} may both be" if names else "no column is known as"
@@ -121,7 +123,7 @@ def require_column(name: str, columns: Iterable[str], option: str) -> None:
         )
 
 
-def _find_by_name(role: str, names: Iterable[str]) -> list[str]:
+def _find_by_name(role: str, names: Sequence[str]) -> list[str]:
     """Return the columns that may have a role (user, item or time) by their names.
 
     The usual names of a role are in groups, the surest first; only columns of the first group that
@@ -138,9 +140,8 @@ def _find_by_name(role: str, names: Iterable[str]) -> list[str]:
         parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
         plain_names[name] = re.sub(r"\W+", "_", parted).strip("_").lower()
 
-    for group in _NAMES[role]:
-        usual_names = group.split()
-        found = [n for n, plain in plain_names.items() if re.sub("_?id$", "", plain) in usual_names]
+    for group in _USUAL_NAMES[role]:
+        found = [name for name in names if re.sub("_?id$", "", plain_names[name]) in group.split()]
         if found:
             ids = [name for name in found if plain_names[name].endswith("id")]
             return ids or found
@@ -223,6 +224,7 @@ def read_interactions(
         if (is_kept & is_faulty).any():
             dropped[reason] = np.flatnonzero(is_kept & is_faulty)
             is_kept &= ~is_faulty
+
     rows = np.flatnonzero(is_kept)
     if not len(rows):
         reasons = ", ".join(f"{reason}: {len(rows):,} rows" for reason, rows in dropped.items())
@@ -406,7 +408,7 @@ class Builder:
         It goes into the table that the user sets for it, or else into that of items (users) if it
         is the same in nearly all interactions of an item (user), or else stays where it is.
         """
-        rows = self.interactions.rows
+        rows = self.interactions.rows  # those of the file that are kept
         for column in self.source.columns:
             has_role = column in self.roles.values()
             cells = None if has_role else self._read_column(self.source, column)

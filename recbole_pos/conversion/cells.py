@@ -111,7 +111,7 @@ def _simplify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
         if types.is_dictionary(column.type):
             if types.is_string(column.type.value_type):
                 return column.cast(pa.dictionary(pa.int32(), pa.string()))
-            column = column.cast(column.type.value_type)
+            column = column.cast(column.type.value_type)  # numbers and such in a dictionary
         dtype = column.type
         if types.is_decimal(dtype):  # databases have ids as 1034.00: cut off zeros after the point
             text = column.cast(pa.string())
@@ -237,10 +237,11 @@ def format_numbers(numbers: Any) -> pa.Array:
 def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     """Return the cells of a column with the kind (type of field) that they most likely have.
 
+    Numbers and dates become ``float``, everything else ``token``, which is the name of something.
+    Numbers are tokens if the name of the column ends in _id or the like, if one has leading zeros,
+    or if one is a whole number that float64 would round.
+
     ``as_kind`` keeps the cells and only sets kind and notes; ``recode`` gives them other texts.
-    The user has not said which. Numbers and dates become ``float``, everything else ``token``,
-    which is the name of something. Numbers are tokens if the name of the column ends in _id or the
-    like, if one has leading zeros, or if one is a whole number that float64 would round.
 
     Args:
         cells: the cells, as codes of their different texts. They keep their kind if they have one.

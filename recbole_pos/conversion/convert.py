@@ -141,21 +141,21 @@ def _report_lost(report: Report, max_lost: float) -> None:
     """Warn of rows that cannot be used, such as interactions without an item.
 
     Args:
-        report: ``report.lines`` has the numbers of rows that were read and lost by table.
+        report: ``report.lines`` has, for each table, the numbers of rows that were read and lost.
         max_lost: share of the rows of a table, from 0 to 1, that may be lost.
 
     Raises:
         UsageError: if a table loses more.
     """
-    tables = [lines for lines in report.lines.values() if lines.lost]
-    too_many = [lines for lines in tables if lines.num_lost > max_lost * lines.read]
+    with_losses = [lines for lines in report.lines.values() if lines.lost]
+    too_many = [lines for lines in with_losses if lines.num_lost > max_lost * lines.read]
     if too_many:
         raise UsageError(
             f"{too_many[0].describe_lost()} cannot be used, expected at most {max_lost:.0%}; "
             "correct them, or raise --max_lost to go on without them"
         )
-    if tables:
-        text = "; ".join(lines.describe_lost() for lines in tables)
+    if with_losses:
+        text = "; ".join(lines.describe_lost() for lines in with_losses)
         warnings.warn(f"left out of {report.name}: {text}", RunWarning, stacklevel=4)
 
 

@@ -145,7 +145,7 @@ def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
         [n] seconds since 1970 in UTC. Fractions of a second are kept, since only the whole seconds
         of the offset are subtracted.
     """
-    # whole seconds: enough to find the offset of the zone at that time
+    # Take the whole seconds for local times of the zone, and find the same moments in UTC.
     clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
     is_first = np.ones(len(clock), dtype=bool)
     local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
@@ -275,7 +275,9 @@ def _read_dates(texts: pa.Array, name: str, date_format: str | None) -> dict[str
         if "." not in date_format:  # digits that were read as floats, such as 20240302.0
             texts = pc.replace_substring_regex(texts, r"\.0*$", "")
         return {f"dates ({date_format})": _parse_dates(texts, date_format)}
-    # databases write 2024-03-02 17:05:31 UTC
+
+    # Without a form, dates begin with the year (ISO), or with day and month. Databases write a zone
+    # as in 2024-03-02 17:05:31 UTC.
     texts = pc.replace_substring_regex(texts, " ?(UTC|GMT)$", "Z")
     iso = pc.if_else(pc.match_substring_regex(texts, _ISO), texts, "")
     return {"ISO dates": _parse_dates(iso, "ISO8601"), **_parse_days_and_months(texts, name)}

@@ -249,12 +249,12 @@ def write_table(path: Path, table: Table, separator: str) -> None:
         file.write(("\t".join(header) + "\n").encode())
         for start in range(0, num_rows, _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
-            columns = [
-                texts[field].take(pa.array(column.codes[batch]))
-                if isinstance(column, Cells)
-                else format_numbers(column[batch])
-                for field, column in table.items()
-            ]
+            columns = []
+            for field, column in table.items():
+                if isinstance(column, Cells):
+                    columns.append(texts[field].take(pa.array(column.codes[batch])))
+                else:
+                    columns.append(format_numbers(column[batch]))
             # Join cells to lines, and lines to one text, which needs a list of all lines.
             rows = pc.binary_join_element_wise(*columns, "\t")
             all_rows = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
