@@ -17,7 +17,7 @@ from recbole_pos.config.arguments import Settings, find_kind
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 
-_OPTION = re.compile(r"--|-[a-zA-Z]$")  # how a word begins that is an option; -1 is a number
+_OPTION_START = re.compile(r"--|-[a-zA-Z]$")  # how a word begins that is an option; -1 is a number
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
     options: list[str] = []
     takes_value = False  # whether the next word may be the value of the option before it
     for word in words:
-        if takes_value and not _OPTION.match(word):
+        if takes_value and not _OPTION_START.match(word):
             options[-1] += f"={word}"
             takes_value = False
             continue
