@@ -281,16 +281,13 @@ def _inspect_because(args: argparse.Namespace) -> None:
     """
     from recbole_pos.inspect.pictures import describe_run, draw_explanation
     from recbole_pos.reporter import Reporter
-    from recbole_pos.serve.recommend import read_at
+    from recbole_pos.serve.recommend import read_at, report_unknown
     from recbole_pos.serve.recommender import Recommender
-    from recbole_pos.values import listed
 
     # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=has_history)
-    unknown = [name for name in args.history or () if name not in recommender.ids]
-    if unknown:
-        Reporter().warning(f"--history: not known to the model and left out: {listed(unknown)}")
+    report_unknown(recommender, Reporter(), history=args.history)
 
     # A frame with a row for each recommended item and past interaction: how much the score of the
     # item changes without the interaction.

@@ -159,7 +159,7 @@ class ConvertArguments:
     timezone: str | None = _arg(None, "of times that name none (UTC), as America/New_York", "ZONE")
     columns: Any = _arg((), "names of the columns of a text file without a header", "NAME,NAME")
     types: tuple | dict = _arg((), "token, token_seq, float, float_seq", "COLUMN=TYPE", flag="type")
-    tables: tuple | dict = _arg((), "where it goes: item, user, inter", "COLUMN=TABLE", flag="table")
+    tables: tuple | dict = _arg((), "table: item, user or inter", "COLUMN=TABLE", flag="table")
     rename: tuple | dict = _arg((), "names of fields", "COLUMN=FIELD")
     drop: tuple[str, ...] = _arg((), "columns to leave out", "COLUMN")
     max_lost: float = _arg(0.1, "share of the rows of a table that may be unusable (0.1)", "SHARE")
