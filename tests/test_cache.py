@@ -15,7 +15,6 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data import cache
 from recbole_pos.data.atomic_files import TextTable
 from recbole_pos.data.recbole_view import make_views
-from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
 
 TEXT = TextTable.read_blocks
@@ -76,7 +75,7 @@ def all_of(dataset: Any) -> dict[str, Any]:
 
 def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[str]) -> None:
     options = {"load_col": LOAD, "relations": ["brand"], "normalize_all": True}
-    options |= {"rm_dup_inter": "first", "unused_col": {"item": ["weight"]}}
+    options |= {"rm_dup_inter": "first"}
     made = prepared(folder, **options)
     texts = list(any_size)
     assert len(texts) >= 3
@@ -169,22 +168,6 @@ def test_small_tables_are_not_kept_and_few_others(folder: Path, monkeypatch) -> 
     assert len(list(begun.parent.iterdir())) == cache.MAX_CACHES == len(kept())
 
 
-def test_warnings_are_repeated_from_the_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = tables()
-    made["inter"].iloc[2, 1] = ""
-    folder = write(tmp_path, made)
-    for _ in range(2):
-        caplog.clear()
-        prepared(folder)
-        assert "shop.inter: 1 rows have no item_id and are left out; of" in caplog.text
-        assert "counted from 1: 3\n" in caplog.text
-    made["inter"].iloc[:40, 0] = ""
-    prepared(write(tmp_path, made))
-    assert "40 rows have no user_id" in caplog.text and "12, ... (40 in all)\n" in caplog.text
-
-
 def test_a_file_that_changes_or_no_place_for_a_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,16 +191,3 @@ def test_a_file_that_changes_or_no_place_for_a_cache(
 
 def _no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
-
-
-def test_what_is_refused_is_refused_again(tmp_path: Path) -> None:
-    for part, user in (("train", "a"), ("test", "b")):
-        rows = "".join(f"{user}\ti{n}\t{n}\n" for n in range(1, 4 if part == "train" else 2))
-        (tmp_path / "shop").mkdir(exist_ok=True)
-        header = "user_id:token\titem_id:token\ttimestamp:float\n"
-        (tmp_path / "shop" / f"shop.{part}.inter").write_text(header + rows)
-    given = {"data_path": str(tmp_path), "benchmark_filename": ["train", "test"]}
-    for _ in range(2):
-        with pytest.raises(UsageError, match="nothing of the test part can be predicted"):
-            make_views(read_dataset(PosConfig("PosSASRec", "shop", None, given)))
-    assert kept()

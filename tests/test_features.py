@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import shop
 import torch
-from conftest import small, train, write_atomic
+from conftest import small
 from torch import Tensor
 
 import recbole_pos
@@ -26,8 +25,6 @@ from recbole_pos.data.splits import TRAIN
 from recbole_pos.data.windows import map_tensors
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare, read_dataset
-from recbole_pos.experiment.folder import RunFolder, read_result
-from recbole_pos.layers.sequence_batch import Features, PaddedBatch
 
 FEATURES = {
     "item_features": ["brand", "tags", "price"],
@@ -199,91 +196,6 @@ def test_a_state_reads_no_later_interaction_and_no_feature_of_its_target(made: C
             assert torch.equal(found, known) == same
 
 
-def test_batches_of_every_form_have_the_same_states(made: Callable) -> None:
-    """Packed windows, RecBole's rows, a padded block; whatever stands behind."""
-    experiment = made(augmentation="prefix")
-    model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
-    wide, events = model.pack(rows), model.event_features
-    with torch.no_grad():
-        known = model.encode(in_float64(wide))
-        torch.testing.assert_close(model.compute_states(rows), known)
-        behind = rows["item_id_list"] == 0
-        columns = {name: rows[f"{name}_list"] for name in events.events}
-        features = Features(columns, {name: rows[name] for name in events.users}).map(
-            lambda x: x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 1)
-        )
-        padded = PaddedBatch.from_rows(
-            rows["item_id_list"], rows["item_length"], 5, features=features
-        )
-        torch.testing.assert_close(model.encode(padded), known)
-
-
-@pytest.mark.parametrize("model", ["PosRec", "FGNN", "PosSASRec"])
-def test_graphs_and_other_models_read_users_and_items(made: Callable, model: str) -> None:
-    experiment = made(model=model, event_features=None)
-    made_model, rows = experiment.model, next(iter(experiment.loaders["test"]))[0]
-    with torch.no_grad():
-        known = made_model.compute_states(rows)
-        rows.interaction["country"] = 1 + rows["country"] % 2
-        assert not torch.isclose(made_model.compute_states(rows), known).all(1).any()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that reads ``code``, which alone says what the next item is."""
-    folder, rng = tmp_path_factory.mktemp("decided"), np.random.default_rng(0)
-    users, items = 150, 24
-    code = rng.integers(0, items, (users, 12))
-    item = np.column_stack((rng.integers(0, items, users), code[:, :-1]))
-    frame = pd.DataFrame(
-        {
-            "user_id": np.repeat([f"u{u}" for u in range(users)], 12),
-            "item_id": [f"i{i}" for i in item.ravel()],
-            "timestamp": np.tile(np.arange(12.0), users) + 1.5e9,
-            "code": [f"c{c}" for c in code.ravel()],
-        }
-    )
-    write_atomic(frame, folder, token_columns=("code",))
-    load = {"inter": ["user_id", "item_id", "timestamp", "code"]}
-    given = {"load_col": load, "event_features": ["code"], "epochs": 12, "learning_rate": 0.02}
-    given |= {"n_layers": 1, "hidden_dropout_prob": 0.0}
-    run_dir = train(folder, folder / "run", "PosSASRec", **given)
-    assert (
-        read_result(RunFolder(run_dir)).test["ndcg@10"] > 0.95
-    )  # without the code it would be below 0.4
-    return run_dir
-
-
-def test_histories_say_what_happened(run: Path) -> None:
-    """As the data have it; what is not said, or not known, counts as missing."""
-    trained = recbole_pos.Recommender.load(run, histories_only=True)
-    items = ["i1", "i2", "i3"]
-    said = [{"items": items, "events": {"code": ["c9", "c9", f"c{n}"]}} for n in (4, 7)]
-    for histories in (said, pa.Table.from_pylist(said)):
-        assert trained.recommend(histories=histories, k=1)["item"].tolist() == ["i4", "i7"]
-    later = [
-        {"items": items, "events": {"code": ["c4", "c9", "c9"]}, "times": [3, 1, 2]},
-        {"items": [*items, "??"], "events": {"code": ["c9", "c9", "c4", "c8"]}},
-    ]
-    assert trained.recommend(histories=later, k=1)["item"].tolist() == ["i4", "i4"]
-    unsaid = [{"items": items, "events": x} for x in ({}, {"code": [None, None, "c999"]})]
-    scores = trained.recommend(histories=[items, *unsaid], k=3)["score"].to_numpy().reshape(3, 3)
-    assert (scores == scores[0]).all()
-    of_data = recbole_pos.Recommender.load(run)
-    log, name = of_data.dataset.log, of_data.dataset.field2id_token
-    events = np.flatnonzero(log.users.numpy() == 5)
-    history = {
-        "items": name["item_id"][log.items[events]].tolist(),
-        "events": {"code": name["code"][log.fields["code"][events]].tolist()},
-    }
-    user = name["user_id"][5]
-    both = of_data.recommend(users=[user], k=4), of_data.recommend(histories=[history], k=4)
-    assert np.array_equal(*(table["score"] for table in both))
-    for wrong, named in (({"code": ["c1"]}, "each of 3 items"), ({"cod": ["c1"] * 3}, "cod")):
-        with pytest.raises(UsageError, match=named):
-            trained.recommend(histories=[{"items": items, "events": wrong}])
-
-
 @pytest.mark.parametrize("augmentation", ["all_positions", "prefix"])
 def test_a_history_has_the_same_scores_on_every_path(
     folder: Path, tmp_path: Path, augmentation: str
@@ -353,6 +265,18 @@ def test_a_history_has_the_same_scores_on_every_path(
     want = tabulate(histories=[describe(start, end) for start, end in bounds])
     users = dataset.field2id_token["user_id"][1:].tolist()
     np.testing.assert_allclose(tabulate(users=users), want, rtol=1e-4, atol=1e-5)
+
+    # What a history does not say, or names that are not known, count as missing.
+    items, unknown = item_names[:2].tolist(), {"channel": [None, "x"], "stars": [None, None]}
+    histories = [{"items": items}, {"items": items, "events": unknown}]
+    one, other = tabulate(histories=histories)
+    assert (one == other).all()
+    for wrong, named in (
+        ({"channel": ["web"]}, "each of 2 items"),
+        ({"chan": ["web"] * 2}, "chan"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            trained.recommend(histories=[{"items": items, "events": wrong}])
 
 
 @pytest.mark.long

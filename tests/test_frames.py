@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
+import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -82,13 +81,28 @@ def test_a_frame_equals_its_file(kind: str, tmp_path: Path) -> None:
     assert dropped == {"no user (user_id)": {"lines": 1, "first": ["interactions:5"]}}
 
 
-def test_flags_of_few_interactions_are_theirs() -> None:
-    """Although no item has two values; where an item has it at all times, it is the item's."""
-    frame = make_log()
-    frame["returned"] = np.where(np.arange(len(frame)) % 10 == 0, "yes", None)
-    frame["fragile"] = np.where(frame["item_id"] < "i2", "yes", None)
-    columns = rp.Dataset.from_frame(frame).report.columns[3:]
-    assert [column.table for column in columns] == ["inter", "item"]
+def test_frames_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block of docs/data.md reads what a spreadsheet has."""
+    polars = pytest.importorskip("polars")
+    sheet = polars.DataFrame(
+        {
+            "customer": ["ann", "ann", "bob"],
+            "product": ["owl", "kite", "owl"],
+            "bought_at": ["Mar 2, 2024", "Mar 2, 2024", "Jul 2, 2024"],
+            "step": [2, 1, 1],
+            "price": ["$1,234.50", "$3", "$1,234.50"],
+        }
+    )
+    monkeypatch.setattr(polars, "read_excel", lambda path: sheet)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(import polars.*?)```", page, re.DOTALL)
+    exec(block, {})
+    written = pd.read_csv("dataset/shop/shop.inter", sep="\t")
+    assert written["item_id:token"].tolist() == ["kite", "owl", "owl"]
+    midnights = pd.to_datetime(["2024-03-02 05:00", "2024-03-02 05:00", "2024-07-02 04:00"])
+    assert written["timestamp:float"].tolist() == [stamp.timestamp() for stamp in midnights]
+    assert pd.read_csv("dataset/shop/shop.item", sep="\t")["price:float"].tolist() == [3, 1234.5]
 
 
 def test_columns_of_a_frame_may_be_called_by_numbers(tmp_path: Path) -> None:
@@ -114,35 +128,6 @@ def test_types_that_are_no_field_are_left_out_by_name(tmp_path: Path) -> None:
     assert all("which is no field" in column.notes[0] for column in columns)
     with pytest.raises(UsageError, match="^column 'record' holds struct.*, which is no field"):
         rp.convert(frame, **{**options, "name": "y"}, user="record")
-
-
-def test_an_uuid_is_its_text_and_another_extension_what_it_stores() -> None:
-    users = [UUID(int=number) for number in (5, 6, 5)]
-    table = pa.table(
-        {
-            "user_id": pa.array([user.bytes for user in users], pa.uuid()),
-            "item_id": ["a", "b", "b"],
-            "timestamp": [1_700_000_001, 1_700_000_002, 1_700_000_003],
-            "rebought": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 0, 1], pa.int8())),
-        }
-    )
-    data = rp.Dataset.from_frame(table)
-    written = pd.read_csv(data.path / f"{data.path.name}.inter", sep="\t")
-    assert written["user_id:token"].tolist() == list(map(str, users))
-    assert written["rebought:float"].tolist() == [0, 0, 1]
-
-
-def test_lists_keep_their_length(tmp_path: Path) -> None:
-    """A name with a line end is one name; a list with a number that is missing is none."""
-    rows = {"user": ["a", "b"], "item": ["p", "q"], "time": [1_700_000_000, 1_700_000_001]}
-    tags = [["red\nkite", "b"], ["c"]]
-    rp.Dataset.from_frame(pa.table({**rows, "tags": tags}), path=tmp_path / "x")
-    assert (tmp_path / "x" / "x.inter").read_text().splitlines()[1].endswith("\tred kite|b")
-    table = pa.table({**rows, "vector": [[0.1, None, 0.3], [1.0, 2.0, 3.0]]})
-    (column,) = rp.Dataset.from_frame(table).report.columns[3:]
-    assert not column.field and "expected finite numbers" in column.notes[0]
-    with pytest.raises(UsageError, match=r"^type: vector=float_seq: found .* in a list"):
-        rp.Dataset.from_frame(table, types={"vector": "float_seq"})
 
 
 def test_given_parts() -> None:
@@ -279,26 +264,6 @@ def test_a_run_that_outlives_its_data_is_warned_of(
         rp.fit("Pop", temporary, run_dir=tmp_path / "two", **UNTRAINED)
     with pytest.warns(RunWarning, match=r"run_dir: .* is temporary"):
         rp.compare(["Pop"], temporary, run_dir=tmp_path / "s", dry_run=True, **UNTRAINED)
-
-
-def test_a_saved_model_knows_where_its_data_were_found(tmp_path: Path) -> None:
-    """Not where they were once: a server of it could answer no user."""
-    data = rp.Dataset.from_frame(make_log(), path=tmp_path / "old" / "shop")
-    trained = rp.fit("Pop", data, run_dir=tmp_path / "run", **UNTRAINED)
-    expected = trained.recommend(["u5"], k=2)
-    (tmp_path / "old").rename(tmp_path / "new")
-    rp.load(tmp_path / "run", data_path=tmp_path / "new").save(tmp_path / "saved")
-    pd.testing.assert_frame_equal(rp.load(tmp_path / "saved").recommend(["u5"], k=2), expected)
-    rp.load(tmp_path / "saved").save(tmp_path / "whole", data=True)
-    shutil.rmtree(tmp_path / "new")
-    pd.testing.assert_frame_equal(rp.load(tmp_path / "whole").recommend(["u5"], k=2), expected)
-
-
-def test_reprs(fitted: rp.Recommender) -> None:
-    data = rp.Dataset.from_frame(make_log())
-    assert repr(data).startswith("Dataset data: 60 users, 40 items, ")
-    assert "PosSASRec on data: 60 users, 40 items" in repr(fitted)
-    assert f"{fitted.result.test['ndcg@5']:.4f}" in fitted._repr_html_()
 
 
 def test_a_comparison_as_an_object(fitted: rp.Recommender, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import make_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recbole.data.dataset import Dataset
@@ -46,10 +45,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        ("dataset/toyshop/toyshop.item", "`-d toyshop --data_path=dataset`"),
-        ("more/toyshop/toyshop.inter", "`-d toyshop --data_path=more`"),
-        ("more", "datasets toyshop; type `-d NAME --data_path=more`"),
-        ("orders.csv", "type `recbole-pos convert orders.csv --name orders` and then `-d orders`"),
+        ("more", "(found there: toyshop)"),
+        ("orders.csv", "`recbole-pos convert FILE --name NAME` makes a dataset"),
         ("dataset/toyshpo", "did you mean toyshop?"),
         ("/", "there is no"),
     ],
@@ -93,24 +90,18 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-VALUES = {"seq_len": 3, "val_interval": "[3,inf)"}
-
-
-@pytest.mark.parametrize("option", NAMING_FIELDS)
-def test_fields_that_options_name(shop: Path, option: str) -> None:
+@pytest.mark.parametrize(("option", "kinds"), NAMING_FIELDS.items(), ids=NAMING_FIELDS)
+def test_fields_that_options_name(shop: Path, option: str, kinds: tuple[str, ...]) -> None:
     """They must be loaded, and of a type that the option can use."""
 
     def name(field: str) -> Any:
-        if option == "unused_col":
-            return {"item": [field]}
-        return {field: VALUES[option]} if option in VALUES else [field]
+        return {field: "[3,inf)"} if option == "val_interval" else [field]
 
     with pytest.raises(UsageError, match=rf"{option}: field 'prise' is not loaded \(did you mean"):
         read(shop, **{option: name("prise")})
-    if kinds := NAMING_FIELDS[option]:
-        field, kind = ("price", "float") if "token" in kinds else ("brand", "token")
-        with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {kind}; "):
-            read(shop, **{option: name(field)})
+    field, kind = ("price", "float") if "token" in kinds else ("brand", "token")
+    with pytest.raises(UsageError, match=f"{option}: field '{field}' is of type {kind}; "):
+        read(shop, **{option: name(field)})
 
 
 INTER = ["user_id", "item_id", "timestamp"]
@@ -144,33 +135,9 @@ def test_lines_that_contradict_each_other(shop: Path) -> None:
         read(shop, load_col=None)
 
 
-@pytest.mark.parametrize("name", ["[PAD]", "a\nb", "a\rb"])
-@pytest.mark.parametrize("field", ["user_id", "item_id"])
-def test_names_that_a_run_could_not_keep(tmp_path: Path, field: str, name: str) -> None:
-    """The name of padding, and line breaks, which only parquet can have."""
-    log = make_log(users=20)
-    log.loc[5, field] = name
-    (tmp_path / "tiny").mkdir()
-    kinds = {"user_id": "user_id:token", "item_id": "item_id:token", "timestamp": "timestamp:float"}
-    log.rename(columns=kinds).to_parquet(tmp_path / "tiny" / "tiny.inter.parquet")
-    with pytest.raises(UsageError) as refusal:
-        read_dataset(PosConfig("FPARec", "tiny", None, {"data_path": str(tmp_path)}))
-    assert f"{field}: found {name!r}, expected a name without a line break" in str(refusal.value)
-
-
 def _names(shop: Path) -> list[str]:
     lines = (shop / "toyshop" / "toyshop.inter").read_text().splitlines()
     return [line.split("\t")[0] for line in lines[1:]]
-
-
-def test_a_table_of_other_names(shop: Path) -> None:
-    """Ids in another case: nothing would be known of any item."""
-    file = shop / "toyshop" / "toyshop.item"
-    header, *lines = file.read_text().splitlines()
-    file.write_text("\n".join([header, *(f"ID-{line}" for line in lines)]) + "\n")
-    load = {"inter": INTER, "item": ["item_id", "brand"]}
-    with pytest.raises(UsageError, match="toyshop.item: no item_id of it has an inter.*'ID-"):
-        read(shop, load_col=load, filter_inter_by_user_or_item=False)
 
 
 class RecBoleTables(Dataset):

@@ -186,7 +186,7 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ([], "at least one field"),
+        ([], "not empty"),
         (["brnd"], "did you mean brand"),
         (["brand", "price"], "add numerical_features: [price]"),
         (["vector"], "'vector'"),  # of which FDSA would read the mean only

@@ -55,12 +55,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(folder: Path, name: str, model: str = "PosSASRec", **options: Any) -> Any:
     given = {"data_path": str(folder), "load_col": {"inter": COLUMNS}, "cache": False, **options}
-    dataset = read_dataset(PosConfig(model, name, None, given))
-    return dataset
+    return read_dataset(PosConfig(model, name, None, given))
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("text", {}),
     ("columns", {"item_inter_num_interval": "[15,inf)", "rm_copies": True}),
     ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
     ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),

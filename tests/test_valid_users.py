@@ -10,7 +10,7 @@ import pytest
 from conftest import small
 
 import recbole_pos
-from recbole_pos.data.valid_users import sample_users
+from recbole_pos.data.loaders import sample_users
 from recbole_pos.distributed import Shard
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.evaluate import describe_evaluation, evaluate

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,10 @@ from recbole_pos.data.windows import (
     Windows,
     cut_windows,
     fits_on_device,
-    prefetch,
 )
 from recbole_pos.distributed import Shard
 from recbole_pos.errors import UsageError
-from recbole_pos.layers.sequence_batch import Features, SequenceBatch
+from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.model.training import make_adapter
 
 window_case = st.tuples(
@@ -65,12 +62,6 @@ def test_windows_train_every_event_once(case, data) -> None:
     }
     assert set(trained) == want and max(trained.values(), default=1) == 1
     assert windows.num_targets.sum() == len(want)
-
-
-def test_augmentation_none_keeps_one_row_per_user(experiment) -> None:
-    rows = experiment("SASRec", augmentation="none").loaders["train"]._dataset.inter_feat
-    users = rows["user_id"].tolist()
-    assert len(users) == len(set(users)) > 50
 
 
 def test_stride_of_sliding_windows() -> None:
@@ -208,21 +199,6 @@ def test_a_custom_model_keeps_its_own_loss_of_rows(experiment) -> None:
     assert make_adapter(made.config, made.model).requirements().pack is None
 
 
-def test_graphs_are_made_by_a_thread_one_batch_ahead(experiment) -> None:
-    loader = open_loader(experiment, "PosRec")
-    threads = set()
-
-    def prepare(batch: SequenceBatch) -> SequenceBatch:
-        threads.add(threading.get_ident())
-        return batch
-
-    object.__setattr__(loader.requirements, "prepare", prepare)
-    assert len(list(loader.iterate_batches(torch.device("cpu"), "auto"))) == len(loader)
-    assert not threads  # a CPU has the model do it
-    next(loader.iterate_batches(torch.device("meta"), "auto"))
-    assert threads and threading.get_ident() not in threads
-
-
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -286,16 +262,3 @@ def test_a_log_fits_on_device_a_gpu_that_has_room(monkeypatch, device, wanted, f
     assert 100 < size < 200 < 2 * size
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10**9))
     assert fits_on_device(device, wanted, log, windows, Features()) == there
-
-
-def test_what_fails_in_the_thread_fails_here_and_a_break_leaves_no_thread() -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        raise MemoryError("of the host")
-
-    with pytest.raises(MemoryError, match="of the host"):
-        list(prefetch(failing()))
-    before = threading.active_count()
-    for _ in prefetch(iter(range(5))):
-        break
-    assert threading.active_count() == before

@@ -31,12 +31,6 @@ _MISSING = frozenset(MISSING)
 _BOOLEANS = {"true": 1.0, "false": 0.0}  # cells of columns that pandas wrote from bool
 LARGEST = float(np.finfo(np.float32).max)  # largest number that a model can compute with
 _BLOCK_LINES = 1 << 16  # how many lines Python reads at a time
-_EXPECTED = {
-    "token": "text or whole numbers",
-    "float": "numbers (a time as a number, such as seconds since 1970)",
-    "token_seq": "lists of text or numbers, or text",
-    "float_seq": "lists of numbers, or text",
-}
 # Columns of some rows: names as dictionaries, numbers as arrays of float64, lists of arrays.
 Block = dict[str, Any]
 
@@ -51,8 +45,8 @@ def read_rows(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Read files with the same columns into one table, one file below the other.
 
-    Each file yields blocks of rows. Each block is written to its place in columns that are made
-    once, with room for all files (``Column``), so that nothing is copied when blocks are joined.
+    The columns are made once, with room for all files. Each block of rows that a file yields is
+    written to its place in them, so that nothing is copied to join the blocks.
 
     Args:
         files: the files.
@@ -68,28 +62,29 @@ def read_rows(
     Raises:
         UsageError: for the first row that is wrong, or a file without rows.
     """
-    first_file = files[0]
-    kinds = {name: first_file.kinds[name] for name in names}
-    num_rows = sum(file.num_rows for file in files)
-    columns = {name: Column(kind, num_rows, storage or Storage()) for name, kind in kinds.items()}
+    kinds = {name: files[0].kinds[name] for name in names}  # all files have the same
+    max_rows = sum(file.num_rows for file in files)
+    columns = {name: Column(kind, max_rows, storage or Storage()) for name, kind in kinds.items()}
 
-    # A file begins in ``first_row`` of the table; ``start`` is counted within the file. A reader
-    # that fails midway begins again at 0 with another method, which overwrites the rows.
-    row, sizes = 0, []
+    # ``first_row`` is where a file begins in the table; ``start`` is counted within the file. A
+    # reader that fails midway begins again at 0 by another method, which overwrites its rows.
+    first_row = 0
+    sizes = []
     for file in files:
-        first_row = row
+        num_rows = 0
         for start, block in file.read_blocks(kinds):
-            row = first_row + start
             for name, column in columns.items():
-                column.write(row, block[name])
-            row += len(next(iter(block.values())))
-        sizes.append(row - first_row)
-        if not sizes[-1]:
+                column.write(first_row + start, block[name])
+            num_rows = start + len(block[name])  # all columns of a block have the same length
+        if num_rows == 0:
             raise UsageError(
                 f"{file.path} has no line of data; fill it; a .user or .item file may also be "
                 "removed"
             )
-    table = {name: column.finish(row) for name, column in columns.items()}
+        first_row += num_rows
+        sizes.append(num_rows)
+    table = {name: column.finish(first_row) for name, column in columns.items()}
+
     # Return the memory that Arrow keeps to use again: hundreds of megabytes after a large file.
     pa.default_memory_pool().release_unused()
     return pd.DataFrame(table, copy=False), sizes
@@ -131,12 +126,34 @@ class AtomicFile:
             )
         self.kinds[name] = kind
 
-    def _make_cell_error(self, place: str, name: str, cell: Any) -> UsageError:
-        """Return the error about a cell of a column ``name`` that is not a number."""
-        return UsageError(
-            f"{self.path}, {place}: {name} ({self.kinds[name]}) is {str(cell)[:80]!r}, in which "
-            "something is not a number; correct the cell or leave it empty"
-        )
+    def _make_error(self, place: str, problem: str) -> UsageError:
+        return UsageError(f"{self.path}, {place}: {problem}")
+
+    def _parse_cell(self, place: str, name: str, cell: Any) -> Any:
+        """Convert a cell to the type of its column.
+
+        Args:
+            place: where it is, for the message, such as "line 7".
+            name: name of its column.
+            cell: its text; or, of a field of lists in parquet, a list.
+
+        Returns:
+            A name (None if missing), a number (NaN if missing), or an array.
+
+        Raises:
+            UsageError: if it should be a number or numbers, and is not.
+        """
+        kind = self.kinds[name]
+        try:
+            if kind == "token":
+                return None if cell in _MISSING else cell
+            return _parse_number(cell) if kind == "float" else self._parse_list(cell, kind)
+        except ValueError:
+            raise self._make_error(
+                place,
+                f"{name} ({kind}) is {str(cell)[:80]!r}, in which something is not a number; "
+                "correct the cell or leave it empty",
+            ) from None
 
     def _parse_list(self, cell: Any, kind: str) -> np.ndarray:
         """Parse a cell of a list field.
@@ -152,14 +169,16 @@ class AtomicFile:
             ValueError: if a value of float_seq is no number, or not finite in float32. A single
                 number may be missing and gets the mean; within a list none can be filled in.
         """
+        values = cell or ()
         if isinstance(cell, str):
-            cell = () if cell in _MISSING else cell.split(self.seq_separator)
-        texts = [str(value) for value in cell or () if value is not None and value != ""]
+            values = () if cell in _MISSING else cell.split(self.seq_separator)
+        texts = [str(value) for value in values if value is not None and value != ""]
         if kind == "token_seq":
             return np.array(texts)
+
         numbers = np.array(list(map(float, texts)))
-        if not (np.abs(numbers) <= LARGEST).all():
-            raise ValueError("nan or inf")
+        if not (np.abs(numbers) <= LARGEST).all():  # nor is NaN at most the largest
+            raise ValueError
         return numbers
 
 
@@ -172,13 +191,10 @@ class TextTable(AtomicFile):
         self.separator = config["field_separator"]
         if len(self.separator) != 1 or self.separator in '"\r\n\0':
             raise UsageError(
-                f"field_separator: {shown(self.separator)} must be one character, and neither a "
-                'quotation mark nor the end of a line; a tab is "\\t" in a yaml file'
+                f"field_separator: expected one character, such as a tab, found "
+                f"{shown(self.separator)}"
             )
         self.header_line = self._read_names()
-
-    def _make_line_error(self, line_number: int, problem: str) -> UsageError:
-        return UsageError(f"{self.path}, line {line_number}: {problem}")
 
     def _read_names(self) -> int:
         """Read the names and types of the columns from the first line that is not blank.
@@ -189,19 +205,21 @@ class TextTable(AtomicFile):
         Raises:
             UsageError: if there is none, or a cell of it is not name:type.
         """
-        lines = iterate_lines(self.path)
-        number, line = next(((n, text) for n, text in lines if text.strip()), (0, ""))
-        if not line:
+        for number, line in iterate_lines(self.path):  # noqa: B007
+            if line.strip():
+                break
+        else:
             raise UsageError(
                 f"{self.path} is empty: its first line must name the columns as name:type, such as "
                 "user_id:token"
             )
+
         # A cell is such as user_id:token.
         for i, cell in enumerate(self._split_line(number, line), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
-                raise self._make_line_error(
-                    number,
+                raise self._make_error(
+                    f"line {number}",
                     f"cell {i} of the first line is {shown(cell[:80])}, but must name a column "
                     f"as name:type, type being one of {', '.join(KINDS)}, as in 'user_id:token'. "
                     f"Cells are separated by {shown(self.separator)} (field_separator)",
@@ -222,16 +240,21 @@ class TextTable(AtomicFile):
         return sum(1 for _ in iterate_lines(self.path))
 
     def read_blocks(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
-        """Yield blocks of rows: the number of the first row, and the columns.
+        """Yield blocks of rows: the number of the first row, from 0, and the columns.
 
         If DuckDB finds anything unusual, the rows are yielded again from the first, read by Python.
-        """
-        try:
-            yield from self._read_fast(kinds)
-        except (*ENGINE_ERRORS, ValueError):
-            yield from self._read_slowly(kinds)
 
-    def _read_fast(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
+        Args:
+            kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
+        """
+        # In a file of one column DuckDB cannot tell a blank line from an empty cell.
+        if self._form is not None and len(self.kinds) > 1:
+            with suppress(*ENGINE_ERRORS, ValueError):
+                yield from self._read_fast(kinds, self._form)
+                return
+        yield from self._read_slowly(kinds)
+
+    def _read_fast(self, kinds: Mapping[str, str], form: TextForm) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows whose lines DuckDB splits into cells.
 
         This is the fast way, for a text in which DuckDB finds nothing unusual. ``read_text`` yields
@@ -239,42 +262,29 @@ class TextTable(AtomicFile):
 
         Args:
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
+            form: counts of the lines of the file, with which its rows are compared.
 
         Yields:
             The number of the first row, from 0, and the columns of the block.
 
         Raises:
-            ValueError, or an error of DuckDB: if only Python can read the file.
+            ValueError, or an error of DuckDB: if only Python can read the file, which then begins
+                again at its first row.
         """
-        # In a file of one column DuckDB cannot tell a blank line from an empty cell.
-        if self._form is None or len(self.kinds) == 1:
-            raise ValueError("a blank line and an empty cell are the same")
         first_row = 0
-        options = self.separator, self._form, self.memory_limit
-        for cells in read_text(self.path, len(self.kinds), *options):
-            texts = dict(zip(self.kinds, cells, strict=True))
-            block = {name: self._convert(kind, texts[name]) for name, kind in kinds.items()}
+        cells = read_text(self.path, len(self.kinds), self.separator, form, self.memory_limit)
+        for columns in cells:
+            texts = dict(zip(self.kinds, columns, strict=True))
+            block: Block = {}
+            for name, kind in kinds.items():
+                if kind == "token":
+                    block[name] = _drop_missing(texts[name].dictionary_encode())
+                elif kind == "float":
+                    block[name] = _parse_numbers(texts[name])
+                else:
+                    block[name] = [self._parse_list(cell, kind) for cell in texts[name].to_pylist()]
             yield first_row, block
-            first_row += len(cells[0])
-
-    def _convert(self, kind: str, texts: pa.Array) -> Any:
-        """Convert the cells of one column in a block of rows.
-
-        Args:
-            kind: token, float, token_seq or float_seq.
-            texts: the cells.
-
-        Returns:
-            Names numbered by Arrow, float64 numbers, or a list of arrays.
-
-        Raises:
-            ValueError: if a cell is not of this kind.
-        """
-        if kind == "token":
-            return _drop_missing(texts.dictionary_encode())
-        if kind == "float":
-            return _parse_numbers(texts)
-        return [self._parse_list(cell, kind) for cell in texts.to_pylist()]
+            first_row += len(columns[0])
 
     def _read_slowly(self, kinds: Mapping[str, str]) -> Iterator[tuple[int, Block]]:
         """Yield blocks of rows that Python reads line by line, where the fast reader has failed.
@@ -300,16 +310,16 @@ class TextTable(AtomicFile):
             # A row: one cell for each column, of which those that are read are parsed.
             cells = self._split_line(number, line)
             if len(cells) != len(self.kinds):
-                raise self._make_line_error(
-                    number,
+                raise self._make_error(
+                    f"line {number}",
                     f"cells of this line: {len(cells)}, expected {len(self.kinds)}, one for each "
                     f"column of the first line ({listed(self.kinds)}), separated by "
                     f"{shown(self.separator)}; a cell that holds the separator needs quotation "
                     'marks ("...")',
                 )
-            row = dict(zip(self.kinds, cells, strict=True))
+            row, place = dict(zip(self.kinds, cells, strict=True)), f"line {number}"
             for name, column in columns.items():
-                column.append(self._parse_cell(number, name, row[name]))
+                column.append(self._parse_cell(place, name, row[name]))
 
             # All columns are as long as the last one of the loop.
             if len(column) == _BLOCK_LINES:
@@ -338,35 +348,13 @@ class TextTable(AtomicFile):
         try:
             return next(csv.reader([line], delimiter=self.separator, strict=True))
         except csv.Error as error:
-            raise self._make_line_error(
-                number,
+            raise self._make_error(
+                f"line {number}",
                 "a cell starts with a quotation mark that its end does not close: double it "
                 '(""") or remove it; a cell cannot hold a line break',
             ) from error
         finally:
             csv.field_size_limit(old_limit)
-
-    def _parse_cell(self, number: int, name: str, cell: str) -> Any:
-        """Convert a cell to the type of its column.
-
-        Args:
-            number: number of its line, for the message.
-            name: name of its column.
-            cell: its text.
-
-        Returns:
-            A name (None if missing), a number (NaN if missing), or an array.
-
-        Raises:
-            UsageError: if it should be a number or numbers, and is not.
-        """
-        kind = self.kinds[name]
-        try:
-            if kind == "token":
-                return None if cell in _MISSING else cell
-            return _parse_number(cell) if kind == "float" else self._parse_list(cell, kind)
-        except ValueError:
-            raise self._make_cell_error(f"line {number}", name, cell) from None
 
 
 class ParquetTable(AtomicFile):
@@ -382,7 +370,7 @@ class ParquetTable(AtomicFile):
         try:
             self.file = ParquetFile(path, self.memory_limit)
         except ENGINE_ERRORS as error:
-            raise self._make_read_error(error) from error
+            raise self._explain_damage(error) from error
         self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
         types = config["column_types"] or {}
         # The name and type of a column are in its name (user_id:token), or else in the option.
@@ -404,7 +392,7 @@ class ParquetTable(AtomicFile):
         """Number of rows."""
         return self.file.num_rows
 
-    def _make_read_error(self, error: Exception) -> UsageError:
+    def _explain_damage(self, error: Exception) -> UsageError:
         problem = str(error).partition("\n")[0]
         return UsageError(f"{self.path} cannot be read as parquet: {problem}")
 
@@ -417,11 +405,14 @@ class ParquetTable(AtomicFile):
         first_row = 0
         try:
             for block in self.file.read([self.column_names[name] for name in kinds]):
-                columns = zip(kinds, block.columns, strict=True)
-                yield first_row, {name: self._convert(first_row, name, c) for name, c in columns}
+                columns = dict(zip(kinds, block.columns, strict=True))
+                yield (
+                    first_row,
+                    {name: self._convert(first_row, name, columns[name]) for name in kinds},
+                )
                 first_row += len(block)
         except ENGINE_ERRORS as error:
-            raise self._make_read_error(error) from error
+            raise self._explain_damage(error) from error
 
     def _convert(self, first_row: int, name: str, column: pa.Array) -> Any:
         """Convert the cells of one column in a block of rows to the type of its field.
@@ -446,8 +437,6 @@ class ParquetTable(AtomicFile):
         if kind == "token" and (pa.types.is_integer(dtype) or _is_text(dtype)):
             encoded = column.dictionary_encode()
             names = encoded.dictionary.cast(pa.string())
-            if compute.any(compute.match_substring(names, "\0")).as_py():
-                raise UsageError(f"{self.path}: a name of {name} has a NUL byte; remove it")
             return _drop_missing(pa.DictionaryArray.from_arrays(encoded.indices, names))
 
         # float: numbers, or true and false as 1 and 0
@@ -458,31 +447,12 @@ class ParquetTable(AtomicFile):
         is_list = is_list_type(dtype)
         value_type = dtype.value_type if is_list else dtype
         if kind.endswith("seq") and (_is_text(value_type) or (is_list and _is_number(value_type))):
-            return self._convert_lists(first_row, name, column)
+            rows = enumerate(column.to_pylist(), first_row + 1)  # messages count from 1
+            return [self._parse_cell(f"row {row}", name, cell) for row, cell in rows]
         raise UsageError(
-            f"{self.path}: {name} ({kind}) holds {column.type}; expected {_EXPECTED[kind]}. Write "
-            "another type into the file, or give the column another kind"
+            f"{self.path}: {name} ({kind}) holds {column.type}; expected text or whole numbers "
+            "(token), numbers (float, a time too), or lists of these (token_seq, float_seq)"
         )
-
-    def _convert_lists(self, first_row: int, name: str, column: pa.Array) -> list[np.ndarray]:
-        """Convert the cells of a list field in a block of rows.
-
-        Args:
-            first_row: number of the block's first row, from 0; messages count from 1.
-            name: name of the field.
-            column: the cells: lists, or text with separators.
-
-        Raises:
-            UsageError: for the first row with something else than numbers, in a field of numbers.
-        """
-        lists = []
-        kind = self.kinds[name]
-        for row, cell in enumerate(column.to_pylist(), first_row + 1):
-            try:
-                lists.append(self._parse_list(cell, kind))
-            except ValueError:
-                raise self._make_cell_error(f"row {row}", name, cell) from None
-        return lists
 
 
 def _parse_number(cell: str) -> float:

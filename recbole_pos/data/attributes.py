@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recbole_pos.data.atomic_files import open_file
 from recbole_pos.data.dataset import Dataset
-from recbole_pos.data.location import SIDE_FEATURES, find_atomic_file
+from recbole_pos.data.location import SIDE_FEATURES
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.sequence_batch import Features
 from recbole_pos.values import Options, listed, shown, suggest
@@ -23,36 +21,18 @@ def map_fields_to_tables(dataset: Dataset) -> dict[str, str]:
 
 
 def explain_not_loaded(field: str, dataset: Dataset, alternatives: tuple[str, ...] = ()) -> str:
-    """Explain in a message why a field is not loaded, and which option loads it.
-
-    An option may leave it out; or a file of the dataset has it and ``load_col`` does not name it;
-    or no file has it, so that a similar name is suggested.
+    """Say in a message that a field is not loaded, and which ones are.
 
     Args:
         field: the field.
         dataset: the dataset.
         alternatives: names besides those of the dataset that may have been meant.
-
-    Returns:
-        The explanation, to be put into the message of an error.
     """
-    config = dataset.config
     loaded = [*map_fields_to_tables(dataset), *alternatives]
-    problem = f"field {shown(field)} is not loaded (loaded are {listed(loaded)})"
-    id_fields = {"item": [dataset.iid_field], "user": [dataset.uid_field], "inter": []}
-    for table, ids in id_fields.items():
-        # An option of this table leaves the field out: mapping of table -> fields not to load.
-        for key in ("unload_col", "unused_col"):
-            if field in ((config[key] or {}).get(table) or ()):
-                return f"{problem}; {key} leaves it out: take it from {key}: {table}"
-        file = find_atomic_file(Path(dataset.dataset_path), dataset.dataset_name, table)
-        if file.is_file() and field in open_file(file, config).kinds:
-            # Advise a load_col with what it names now and the field, or at least the ids.
-            names = (config["load_col"] or {}).get(table) or ids
-            names = ", ".join([*names, field]) if isinstance(names, list) else field
-            return f"{problem}; {file.name} has it: add it to load_col, as in {table}: [{names}]"
-    hint = suggest(field, loaded)
-    return f"{problem}, and no atomic file of {shown(dataset.dataset_name)} has it{hint}"
+    return (
+        f"field {shown(field)} is not loaded{suggest(field, loaded)}; loaded are {listed(loaded)}; "
+        "load_col names the columns to load"
+    )
 
 
 def is_strict(config: Options) -> bool:
@@ -72,10 +52,10 @@ def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
         prefix: beginning of the message, such as ``item_features: ``.
     """
     table = map_fields_to_tables(dataset)[field]
-    mask, column = dataset.missing.get(field), _get_column(field, table, dataset)
-    if mask is not None:
-        is_empty = bool(mask.all())
-    else:  # a field of numbers without a missing one; or tokens, where 0 stands for none
+    column = dataset.tables[table][field]
+    if field in dataset.missing:  # a field of numbers, some of which are missing
+        is_empty = bool(dataset.missing[field].all())
+    else:  # numbers of which none is missing; or tokens, where 0 stands for none
         is_empty = not column.is_floating_point() and bool(column.eq(0).all())
     if is_empty and is_strict(dataset.config):
         raise UsageError(
@@ -94,8 +74,6 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
         dataset: the dataset.
         fields: the value of the option ``selected_features``.
     """
-    if not fields:
-        raise UsageError("selected_features: expected at least one field of items")
     for field in fields:
         _require_field(dataset, "selected_features", field, "item")
         kind = dataset.kinds[field]
@@ -120,22 +98,17 @@ def read_column(field: str, table: str, dataset: Dataset) -> np.ndarray:
         [n], or [n, s] of lists: by id for users and items, by row of the log for interactions.
         Tokens are int64 with 0 where one is missing, numbers float64 with NaN where one is missing.
     """
-    column: np.ndarray = _get_column(field, table, dataset).numpy()
+    column: np.ndarray = dataset.tables[table][field].numpy()
     if column.dtype.kind != "f":
         return column
     column = column.astype(np.float64)
-    is_missing = dataset.missing.get(field)
-    if is_missing is not None:
-        column[is_missing] = np.nan
+    if field in dataset.missing:
+        column[dataset.missing[field]] = np.nan
     return column
 
 
-def _get_column(field: str, table: str, dataset: Dataset) -> Tensor:
-    return dataset.tables[table][field]
-
-
 def read_feature_names(config: Options, option: str) -> list[str]:
-    """Return the fields in one of ``SIDE_FEATURES``."""
+    """Return the fields that one of the options in ``SIDE_FEATURES`` names: one or a list."""
     names = config[option] or []
     return [names] if isinstance(names, str) else list(names)
 
@@ -155,14 +128,20 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     Raises:
         UsageError: if a field cannot be embedded.
     """
-    columns = {}
-    for field in read_feature_names(dataset.config, option):
-        _require_field(dataset, option, field, SIDE_FEATURES[option])
-        column = torch.from_numpy(read_column(field, SIDE_FEATURES[option], dataset))
-        if column.is_floating_point():
-            _require_unscaled(dataset.config, option, field)
-            column = column.float()
-        columns[field] = column
+    columns: dict[str, Tensor] = {}
+    config, table = dataset.config, SIDE_FEATURES[option]
+    for field in read_feature_names(config, option):
+        _require_field(dataset, option, field, table)
+        columns[field] = torch.from_numpy(read_column(field, table, dataset))
+        if not columns[field].is_floating_point():
+            continue
+        columns[field] = columns[field].float()
+        # The model standardizes numbers, which RecBole's options may have scaled already.
+        if config["normalize_all"] or field in (config["normalize_field"] or ()):
+            raise UsageError(
+                f"{option} standardizes {shown(field)}: take it out of normalize_field, and set "
+                "normalize_all to False"
+            )
     return columns
 
 
@@ -173,26 +152,12 @@ def read_history_features(dataset: Dataset) -> Features:
     )
 
 
-def _require_unscaled(config: Options, option: str, field: str) -> None:
-    """Refuse a field of numbers that is scaled twice: by an option of RecBole and by a model.
-
-    Args:
-        config: configuration with ``normalize_field`` (names of fields) and ``normalize_all``.
-        option: the option that names the field, whose numbers the model standardizes.
-        field: the field.
-    """
-    for key in ("normalize_field", "normalize_all"):
-        value = config[key]
-        if value is True or field in (value or ()):
-            advice = "set it to False" if value is True else f"take {field} out of it"
-            raise UsageError(f"{key}: {shown(field)} is standardized by {option}; {advice}")
-
-
 def _require_field(dataset: Dataset, option: str, field: str, table: str) -> None:
     """Refuse a field that a model could not embed as an attribute of the rows of a table.
 
     That is a field that is not loaded, is an id or the time, is of another table, holds vectors
-    (float_seq; accepted for an existing run, which is only loaded), or has no value.
+    (float_seq), or has no value. An existing run, which is only loaded (``is_strict`` is false
+    then), may have vectors and fields without a value.
 
     Args:
         dataset: the dataset.
@@ -200,23 +165,20 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
         field: the field.
         table: the table that it must be of: inter, user or item.
     """
-    # Each check has its own message, which says what to do; ``fields`` maps fields to tables.
-    label = f"{option}: {shown(field)}"
-    fields = map_fields_to_tables(dataset)
-    if field not in fields:
+    table_by_field = map_fields_to_tables(dataset)
+    if field not in table_by_field:
         raise UsageError(f"{option}: {explain_not_loaded(field, dataset)}")
+
+    problem, actual = "", table_by_field[field]
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
-        raise UsageError(f"{label} is no attribute: ids and times are read anyhow; leave it out")
-    # Of another table: advise the option for that one, if there is such an option.
-    if (actual := fields[field]) != table:
+        problem = "is an id or the time, which are read anyhow; leave it out"
+    elif actual != table:
         option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
-        advice = f"; name it in {option_by_table[actual]}" if option in SIDE_FEATURES else ""
-        name = dataset.dataset_name
-        raise UsageError(f"{label} is a field of {name}.{actual}, expected one of .{table}{advice}")
-    if dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
-        raise UsageError(
-            f"{label} holds vectors; give each number a column of type float, or leave it out"
-        )
+        problem = f"is a field of {dataset.dataset_name}.{actual}; see {option_by_table[actual]}"
+    elif dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
+        problem = "holds vectors; give each number a column of type float, or leave it out"
+    if problem:
+        raise UsageError(f"{option}: expected attributes in .{table}, but {shown(field)} {problem}")
     require_values(field, dataset, f"{option}: ")
 
 
@@ -233,14 +195,10 @@ def read_item_attribute(dataset: Dataset, field: str) -> Tensor:
     Raises:
         UsageError: if the field is not loaded, of another type or table, or without any value.
     """
-    fields = map_fields_to_tables(dataset)
-    if field not in fields:
-        raise UsageError(explain_not_loaded(field, dataset))
-    if fields[field] != "item" or dataset.kinds[field] not in ("token", "token_seq"):
-        raise UsageError(
-            f"field {shown(field)} must be a token or token_seq field of the item table"
-        )
-    require_values(field, dataset)
+    _require_field(dataset, "an attribute of items", field, "item")
+    if not dataset.kinds[field].startswith("token"):
+        raise UsageError(f"{shown(field)}: expected a field of items of type token or token_seq")
+
     # One token for each item, [items], becomes [items, 1].
-    column = _get_column(field, "item", dataset)
+    column = dataset.tables["item"][field]
     return column.reshape(len(column), -1)

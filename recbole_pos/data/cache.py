@@ -28,7 +28,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 8  # number to raise when the same files and options are prepared in another way
+FORMAT = 9  # number to raise when the same files and options are prepared in another way
 MIN_BYTES = 4 << 20  # least size of the files: smaller ones are read in less than a second
 MAX_CACHES = 4  # how many caches of a dataset are kept
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
@@ -39,13 +39,13 @@ READ = (
     *("alias_of_item_id", "benchmark_filename", "column_types"),
     *("eval_args", "field_separator", "filter_inter_by_user_or_item", "item_inter_num_interval"),
     *("load_col", "normalize_all", "normalize_field", "numerical_features", "rm_copies"),
-    *("rm_dup_inter", "seq_len", "seq_separator", "session_filter", "target_events"),
-    *("timestamp_unit", "train_fraction", "unload_col", "unused_col", "user_inter_num_interval"),
+    *("rm_dup_inter", "seq_separator", "session_filter", "target_events"),
+    *("timestamp_unit", "train_fraction", "unload_col", "user_inter_num_interval"),
     "val_interval",
 )
 # Attributes of a dataset that are kept as they are.
 _KEPT = ("kinds", "identity", "user_counts", "missing")
-_ARRAY = "array"  # key of a mapping in json that stands for an array
+_NUMBER = "(number of the array)"  # key of a mapping in json that stands for an array
 
 
 class Cache:
@@ -58,7 +58,10 @@ class Cache:
     """
 
     def __init__(self, config: Options, files: list[Path]) -> None:
-        """Compute the path of the cache, a digest (short hash) of all that its content depends on.
+        """Compute the path of the cache, whose name is a digest of all that its content depends on.
+
+        A digest is a short hash. If a file, an option or a version changes, so does the path, and
+        no file is found there.
 
         Args:
             config: configuration of the dataset.
@@ -68,9 +71,9 @@ class Cache:
         self.states = _read_states(files)
         versions = [FORMAT, __version__, recbole.__version__]
         options = {name: config[name] for name in READ}
-        source = json.dumps([versions, options, self.states], sort_keys=True, default=str)
-        folder = f"{config['dataset']}-{_digest(os.path.abspath(files[0].parent))}"
-        self.path = find_cache_folder() / folder / f"{_digest(source)}.arrow"
+        content = json.dumps([versions, options, self.states], sort_keys=True, default=str)
+        folder_name = f"{config['dataset']}-{_digest(os.path.abspath(files[0].parent))}"
+        self.path = find_cache_folder() / folder_name / f"{_digest(content)}.arrow"
 
     @classmethod
     def open(cls, config: Options, files: Iterable[Path]) -> Cache | None:
@@ -86,10 +89,11 @@ class Cache:
         """
         existing = [file for file in files if file.is_file()]
         stats = [file.stat() for file in existing]
-        if config["cache"] is not True or sum(stat.st_size for stat in stats) < MIN_BYTES:
+        num_bytes = sum(stat.st_size for stat in stats)
+        if config["cache"] is not True or num_bytes < MIN_BYTES:
             return None
-        newest = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
-        if time.time_ns() - newest < _SETTLED:
+        last_change = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
+        if time.time_ns() - last_change < _SETTLED:
             return None
         try:
             return cls(config, existing)
@@ -97,7 +101,7 @@ class Cache:
             return None
 
     def load(self, config: Options) -> Dataset | None:
-        """Return the dataset from the cache, and log again the warnings of when it was read.
+        """Return the dataset from the cache.
 
         Args:
             config: configuration of the run, which the dataset gets.
@@ -106,42 +110,32 @@ class Cache:
             The dataset; None if there is no cache, or a damaged one, which is then written anew.
         """
         try:
-            content = _read_arrays(self.path)
-            dataset = restore(content["state"], config)
+            dataset = restore(_read_arrays(self.path), config)
             os.utime(self.path)  # marks it as used now: those used longest ago are removed first
         # Any error: a damaged file may fail in any way, and the data can be read without it.
         except Exception:
             return None
-        for message in content["warnings"]:
-            logging.getLogger().warning(message)
         return dataset
 
-    def save(self, dataset: Dataset, warnings: list[str]) -> None:
-        """Write a dataset to the cache. A failure is logged only, since a cache is not needed.
-
-        Args:
-            dataset: the prepared data.
-            warnings: messages that were logged while they were read.
-        """
-        # If a file has changed since its state was noted, the data may be those of either state.
+    def save(self, dataset: Dataset) -> None:
+        """Write a dataset to the cache. A failure is logged only, since a cache is not needed."""
+        folder = self.path.parent
         try:
+            # If a file has changed since its state was noted, the data may be of either state.
             if _read_states(self.files) != self.states:
-                raise OSError("a file has changed while it was read")
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _write_arrays(self.path, {"state": capture(dataset), "warnings": warnings})
-            self._remove_old()
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_arrays(self.path, capture(dataset))
+
+            # Remove all caches but the ``MAX_CACHES`` used last, and temporary files whose writer
+            # must have been killed.
+            last_used = sorted(folder.glob("*.arrow"), key=os.path.getmtime, reverse=True)
+            for file in (*last_used[MAX_CACHES:], *folder.glob(".*.tmp")):
+                if file.suffix == ".arrow" or time.time() - os.path.getmtime(file) > _ABANDONED:
+                    file.unlink(missing_ok=True)
         except (OSError, PosError) as error:
             message = "prepared data of %s are not kept for the next start: %s"
             logging.getLogger().info(message, self.files[0].parent, error)
-
-    def _remove_old(self) -> None:
-        """Remove abandoned temporary files, and all caches but the ``MAX_CACHES`` used last."""
-        folder = self.path.parent
-        by_age = sorted(folder.glob("*.arrow"), key=os.path.getmtime, reverse=True)
-        newest_abandoned = time.time() - _ABANDONED
-        abandoned = [f for f in folder.glob(".*.tmp") if os.path.getmtime(f) < newest_abandoned]
-        for file in (*by_age[MAX_CACHES:], *abandoned):
-            file.unlink(missing_ok=True)
 
 
 def find_cache_folder() -> Path:
@@ -165,9 +159,10 @@ def capture(dataset: Dataset) -> dict[str, Any]:
     """
     split, names = dataset.split, dataset.field2id_token
 
-    # Fields that share their names (as friends do with users) have the same array, which is stored
-    # once: under the first of these fields, to which ``sharing`` maps each.
-    first = {id(column): field for field, column in reversed(names.items())}
+    # Fields that share their names (as friends do with users) have the same array. It is stored
+    # once, under the first of these fields, to which ``sharing`` maps each of them. Later entries
+    # of a dict replace earlier ones, so that the first field stands last in the reversed order.
+    first_field = {id(column): field for field, column in reversed(names.items())}
     return {
         **{name: getattr(dataset, name) for name in _KEPT},
         "offsets": split.log.offsets,
@@ -178,8 +173,8 @@ def capture(dataset: Dataset) -> dict[str, Any]:
             name: {field: column.numpy() for field, column in table.items()}
             for name, table in dataset.tables.items()
         },
-        "names": {field: names[field] for field in first.values()},
-        "sharing": {field: first[id(column)] for field, column in names.items()},
+        "names": {field: names[field] for field in first_field.values()},
+        "sharing": {field: first_field[id(column)] for field, column in names.items()},
     }
 
 
@@ -194,17 +189,21 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
     Returns:
         The dataset, whose arrays are still read from disk as they are used.
     """
+    tables: dict[str, Columns] = {
+        name: {field: wrap_read_only(column) for field, column in table.items()}
+        for name, table in state["tables"].items()
+    }
+    key_fields = (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
+    log = EventLog(tables["inter"], state["offsets"], *key_fields)
+
     # Fields that share their names share the array again, and the mapping from names to ids.
-    names = state["names"]
+    names, sharing = state["names"], state["sharing"]
     ids = {field: NameIds(column) for field, column in names.items()}
-    tables = {name: _to_tensors(table) for name, table in state["tables"].items()}
-    keys = (config[f"{name}_FIELD"] for name in ("USER_ID", "ITEM_ID", "TIME"))
-    log = EventLog(tables["inter"], state["offsets"], *keys)
     dataset = Dataset(
         config=config,
         kinds=state["kinds"],
-        field2id_token={field: names[source] for field, source in state["sharing"].items()},
-        field2token_id={field: ids[source] for field, source in state["sharing"].items()},
+        field2id_token={field: names[stored_as] for field, stored_as in sharing.items()},
+        field2token_id={field: ids[stored_as] for field, stored_as in sharing.items()},
         user_feat=tables.get("user"),
         item_feat=tables.get("item"),
         missing=state["missing"],
@@ -215,15 +214,12 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
     return dataset
 
 
-def _to_tensors(columns: dict[str, np.ndarray]) -> Columns:
-    return {field: wrap_read_only(column) for field, column in columns.items()}
-
-
 def _write_arrays(path: Path, content: Any) -> None:
     """Write nested dicts and lists of arrays and plain values as one file of Arrow.
 
-    The file is a table of one row, with a cell for the bytes of each array. The rest is json in its
-    metadata, where {"array": 3, "dtype": ..., "shape": ...} stands for the array in column 3.
+    The file is a table of one row, in which every array has a column: its cell holds the bytes of
+    the array. The rest is text in the metadata of the table, as json. There an array is replaced by
+    a mapping such as {_NUMBER: 3, "dtype": "<f8", "shape": [7, 2]}, if its bytes are in column 3.
 
     Args:
         path: the file, which appears only when it is whole (``atomic_write``).
@@ -231,32 +227,34 @@ def _write_arrays(path: Path, content: Any) -> None:
     """
     arrays: list[np.ndarray] = []
 
-    def describe(value: Any) -> Any:
-        """Return what stands for an array in json, and append the array to ``arrays``.
+    def replace_array(value: Any) -> Any:
+        """Add an array to ``arrays``, and return the mapping that stands for it in json.
 
-        A single number of numpy becomes one of Python.
+        ``json.dumps`` calls this for every value that json has no form for. Besides arrays these
+        are single numbers of numpy, which become numbers of Python.
         """
         if isinstance(value, np.generic):
             return value.item()
         arrays.append(np.ascontiguousarray(value))
-        return {_ARRAY: len(arrays) - 1, "dtype": value.dtype.str, "shape": value.shape}
+        return {_NUMBER: len(arrays) - 1, "dtype": value.dtype.str, "shape": value.shape}
 
-    text = json.dumps(content, default=describe)
+    text = json.dumps(content, default=replace_array)
 
-    # A cell is made of the array's own memory, with the bounds of its bytes: nothing is copied.
+    # Arrow's large_binary consists of the bounds of each cell and of the bytes of all. Here it is
+    # one cell, whose bytes are the array's own memory: nothing is copied.
     cells = []
     for array in arrays:
-        offsets, data = np.array([0, array.nbytes]), array.reshape(-1).view(np.uint8)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        bounds, data = np.array([0, array.nbytes]), array.reshape(-1).view(np.uint8)
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
         cells.append(pa.Array.from_buffers(pa.large_binary(), 1, buffers))
-    batch = pa.record_batch(cells, names=[str(number) for number in range(len(cells))])
-    schema = batch.schema.with_metadata({"content": text})
+    row = pa.record_batch(cells, names=[str(number) for number in range(len(cells))])
+    schema = row.schema.with_metadata({"content": text})
     with atomic_write(path, text=False) as file, pa.ipc.new_file(file, schema) as writer:
-        writer.write_batch(batch)
+        writer.write_batch(row)
 
 
 def _read_arrays(path: Path) -> Any:
-    """Read a file that :func:`_write_arrays` wrote.
+    """Read a file that :func:`_write_arrays` wrote: a table of one row, with an array in each cell.
 
     Its arrays are mapped: they are read from disk when they are used. What is written into one
     (mode "c", copy on write) stays in this process and does not change the file.
@@ -264,15 +262,15 @@ def _read_arrays(path: Path) -> Any:
     Returns:
         The nested dicts and lists of arrays and plain values that were written.
     """
-    # Buffer 2 of a column of one cell has the bytes of its array.
+    # Arrow keeps three buffers for a column of cells: the last one has their bytes.
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
     cells = [column.buffers()[2] for column in reader.get_batch(0).columns]
 
     def find_array(value: dict[str, Any]) -> Any:
         """Return the array that a mapping of json stands for, other mappings as they are."""
-        if _ARRAY not in value:
+        if _NUMBER not in value:
             return value
-        array = np.frombuffer(cells[value[_ARRAY]] or b"", np.dtype(value["dtype"]))
+        array = np.frombuffer(cells[value[_NUMBER]] or b"", np.dtype(value["dtype"]))
         return array.reshape(value["shape"])
 
     return json.loads(reader.schema.metadata[b"content"], object_hook=find_array)

@@ -84,18 +84,17 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     Returns:
         One warning, or none.
     """
-    # Where seen items are not ranked, a seen target is a miss, or the only seen item in the list.
     num_targets = summary["targets"]["test"]
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
-    share = f"{num_repeated:,} of {num_targets:,} test targets ({num_repeated / num_targets:.0%})"
+    # Under ``miss`` the seen target is not ranked; under ``candidate`` it is, without other seen
+    # items beside it.
+    effect = "which makes them easy to hit: no other seen item is ranked"
     if candidates == WITHOUT_SEEN:
-        return [
-            f"mask_history: {share} are items that their user has had before, which are excluded, "
-            "so no model can hit them; with mask_history: False all items are ranked"
-        ]
+        effect = "which are not ranked, so that no model can hit them"
     return [
-        f"mask_history: {share} are items that their user has had before; repeated_targets: "
-        "candidate excludes all seen items but these, which makes them easy to hit"
+        f"mask_history: {num_repeated:,} of {num_targets:,} test targets "
+        f"({num_repeated / num_targets:.0%}) are items that their user has had before, {effect}; "
+        "with mask_history: False all items are ranked"
     ]

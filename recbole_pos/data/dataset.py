@@ -139,41 +139,37 @@ class Dataset:
     def identity(self) -> dict[str, Any]:
         """Digests (short hashes) of the data, by which a run notices that they have changed.
 
-        ``data`` is a digest of the names of items, the interactions and the split, followed by one
-        of the times. ``fields`` maps each other loaded field to a digest of its values, its missing
-        cells and its tokens.
+        The order of rows counts, too.
 
         Returns:
-            ``data``: 64 hexadecimal digits. ``fields``: field -> 32 digits.
+            ``data``: 64 hexadecimal digits, of which 32 are a digest of the names of items, the
+            interactions and the split, and 32 one of the times.
+            ``fields``: each other loaded field -> 32 digits, a digest of its names, its values and
+            its missing cells.
         """
-        # ``_digest`` hashes the names of a field and the bytes of arrays. The order of rows counts.
         log = self.log
-        log_fields = {log.user_field, log.item_field, log.time_field}
-        sequences = self._digest(log.item_field, log.items.numpy(), log.offsets, self.part)
+        items_and_split = self._digest(log.item_field, log.items.numpy(), log.offsets, self.part)
+        times = self._digest("", log.times.numpy())
         columns = {name: column for table in self.tables.values() for name, column in table.items()}
-        none_missing = np.empty(0)
-        return {
-            "data": sequences + self._digest("", log.times.numpy()),
-            "fields": {
-                name: self._digest(
-                    name, columns[name].numpy(), self.missing.get(name, none_missing)
-                )
-                for name in sorted(columns.keys() - log_fields)
-            },
-        }
+        other_fields = columns.keys() - {log.user_field, log.item_field, log.time_field}
+        fields = {}
+        for name in sorted(other_fields):
+            missing = self.missing.get(name, np.empty(0))
+            fields[name] = self._digest(name, columns[name].numpy(), missing)
+        return {"data": items_and_split + times, "fields": fields}
 
     def _digest(self, field_name: str, *columns: np.ndarray) -> str:
-        """Return one digest (a short hash) of the tokens of a field and the bytes of some arrays.
+        """Return one digest (a short hash) of the names of a field and the bytes of some arrays.
 
         Args:
-            field_name: the field; one that has no tokens, or no name, adds nothing.
+            field_name: a field of names; any other, or an empty text, adds no names.
             columns: arrays of numbers.
 
         Returns:
             32 hexadecimal digits.
         """
-        tokens = "\n".join(map(str, self.field2id_token.get(field_name, ())))
-        digest = hashlib.blake2b(tokens.encode(), digest_size=16)
+        names = "\n".join(map(str, self.field2id_token.get(field_name, ())))
+        digest = hashlib.blake2b(names.encode(), digest_size=16)
         for column in columns:
             digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
@@ -190,14 +186,14 @@ class Dataset:
         Returns:
             Which rows of the log are the inputs of each window, and which of them have a target.
         """
-        # A user's training interactions are all but the last ones, which are held out (validation
-        # and test). ``num_held_out`` counts these for each user.
-        start, end = self.log.offsets[:-1], self.log.offsets[1:]
-        held_out = np.flatnonzero(self.part != TRAIN)
-        num_held_out = np.diff(np.searchsorted(held_out, self.log.offsets))
+        # User u has the rows offsets[u] to offsets[u + 1]. The last ones of them are held out, for
+        # validation and test; ``num_held_out`` counts these. All before them are of training.
+        offsets = self.log.offsets
+        held_out_rows = np.flatnonzero(self.part != TRAIN)
+        num_held_out = np.diff(np.searchsorted(held_out_rows, offsets))
         windows = cut_windows(
-            start,
-            end - num_held_out,
+            offsets[:-1],
+            offsets[1:] - num_held_out,
             self.config["MAX_ITEM_LIST_LENGTH"],
             self.config["train_windows"],
             self.config["window_stride"],
@@ -219,22 +215,25 @@ class Dataset:
         window = self.config["target_window"] if learns_from_windows else 1
         is_learned = self._find_learned_targets()
 
-        # Target i is learned by the states before the targets first[i] .. i of the same user, of
-        # those that learn at all.
-        targets = np.flatnonzero(self.split.find_targets(TRAIN))
-        users = self.log.find_users(targets)
-        index = np.arange(len(targets))
-        first = np.maximum(index - window + 1, np.searchsorted(users, users))
-        num_before = np.concatenate(([0], np.cumsum(is_learned[targets])))
-        counts = num_before[index + 1] - num_before[first]
-        items = self.log.items.numpy()[targets]
-        return np.bincount(items, counts, self.item_num).astype(np.int64)
+        # Number the training targets 0, 1, 2 and so on. Target i is learned by the states before
+        # the targets first[i] to i, which are at most ``window`` and of the same user (``users`` is
+        # sorted, so searchsorted gives the number of a user's first target).
+        target_rows = np.flatnonzero(self.split.find_targets(TRAIN))
+        users = self.log.find_users(target_rows)
+        number = np.arange(len(target_rows))
+        first = np.maximum(number - window + 1, np.searchsorted(users, users))
+
+        # Of these states, count those that learn at all.
+        num_before = np.concatenate(([0], np.cumsum(is_learned[target_rows])))
+        num_learning = num_before[number + 1] - num_before[first]
+        items = self.log.items.numpy()[target_rows]
+        return np.bincount(items, num_learning, self.item_num).astype(np.int64)
 
     def _find_learned_targets(self) -> np.ndarray:
         """Return which training targets (interactions to predict) a model learns in an epoch.
 
-        With ``augmentation: none`` only the newest target of each user; with ``all_positions`` all
-        that are in a training window; else all.
+        With the option ``augmentation: none`` it learns only the newest target of each user; with
+        ``all_positions`` all that are in a training window; else all.
 
         Returns:
             [interactions] bool.
@@ -252,7 +251,7 @@ class Dataset:
         return is_learned
 
     def for_config(self, config: Options) -> Dataset:
-        """Return a copy under other options of model, training and histories."""
+        """Return a copy under other options of model, training and histories; arrays are shared."""
         other = copy.copy(self)
         other.config = config
         return other

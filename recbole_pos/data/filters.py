@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from pandas.api.types import union_categoricals
 
 from recbole_pos.data.loading import Tables, key_fields
-from recbole_pos.data.splits import filter_sessions, read_session_filter
+from recbole_pos.data.splits import filter_sessions
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown
 
@@ -39,7 +38,7 @@ def filter_rows(tables: Tables, config: Options) -> Tables:
     tables = leave_out_nameless(tables, config)
     tables = leave_out_copies(tables, config)
     for field, text in (config["val_interval"] or {}).items():
-        intervals = parse_intervals(text, "val_interval")
+        intervals = parse_intervals(text)
         for name, table in tables.by_name().items():
             if field in table:
                 tables = tables.keep(name, _is_within(table[field].to_numpy(), intervals))
@@ -94,7 +93,8 @@ def leave_out_copies(tables: Tables, config: Options) -> Tables:
     pair, time_field = [*key_fields(config).values()], config["TIME_FIELD"]
     if config["rm_copies"]:
         tables = tables.keep("inter", ~tables.inter.duplicated([*pair, time_field]).to_numpy())
-    if (kept := config["rm_dup_inter"]) is not None:
+    kept = config["rm_dup_inter"]  # first or last; None for all
+    if kept is not None:
         # Find the repeated pairs in the order of time, and write the answer to the rows in order of
         # the file.
         table = tables.inter
@@ -108,7 +108,8 @@ def leave_out_copies(tables: Tables, config: Options) -> Tables:
 def leave_out_undescribed(tables: Tables, config: Options) -> Tables:
     """Leave out interactions whose user or item has no row in its table, if that is loaded."""
     for name, key in key_fields(config).items():
-        if (table := tables.by_name().get(name)) is not None:
+        table = tables.by_name().get(name)
+        if table is not None:
             tables = tables.keep("inter", tables.inter[key].isin(table[key]).to_numpy())
     return tables
 
@@ -127,14 +128,19 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items.
     """
-    min_session, min_item = read_session_filter(config["session_filter"])
-    if max(min_session, min_item) > 1:
+    minimums = {"session": 1, "item": 1, **(config["session_filter"] or {})}
+    if len(minimums) > 2:
+        raise UsageError(f"session_filter: expected session and item, found {', '.join(minimums)}")
+    if max(minimums.values()) > 1:
         before, keys = tables.inter, key_fields(config)
         # ``filter_sessions`` returns the interactions that are left. A session is a user here.
-        left = filter_sessions(before, keys["user"], keys["item"], min_session, min_item)
+        left = filter_sessions(
+            before, keys["user"], keys["item"], minimums["session"], minimums["item"]
+        )
         # Users and items that had interactions and now have none leave their tables, too.
         for name, key in keys.items():
-            if (table := tables.by_name().get(name)) is not None:
+            table = tables.by_name().get(name)
+            if table is not None:
                 dropped = set(before[key].unique()) - set(left[key].unique())
                 tables = tables.keep(name, ~table[key].isin(dropped).to_numpy())
         tables = replace(tables, inter=left)
@@ -155,82 +161,72 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items; as they are if both options are None.
     """
-    allowed = []
-    for name in ("user", "item"):
-        option = f"{name}_inter_num_interval"
-        allowed.append(parse_intervals(config[option], option))
+    options = ("user_inter_num_interval", "item_inter_num_interval")
+    allowed = [parse_intervals(config[option]) for option in options]
     if allowed == [None, None]:
         return tables
 
     # Number the names of users, and those of items. Each list has two entries, users and items:
-    # the number of the name in each interaction; in each row of their table, if there is one; and
-    # for each name whether it stands in that table and is not left out yet.
-    codes, table_codes, is_listed = [], [], []
+    # the number (code) of the name in each interaction; in each row of their table, if there is
+    # one; and for each code whether the name has a row in that table that is not left out yet.
+    inter_codes, table_codes, has_row = [], [], []
     for name, key in key_fields(config).items():
-        table = tables.by_name().get(name)
-        columns = [tables.inter[key], *([] if table is None else [table[key]])]
+        columns = [tables.inter[key]]
+        if name in tables.by_name():
+            columns.append(tables.by_name()[name][key])
         names = union_categoricals(columns)
         in_interactions, in_table = np.split(names.codes, [len(tables.inter)])
-        codes.append(in_interactions)
+        inter_codes.append(in_interactions)
         table_codes.append(in_table)
-        is_listed.append(np.isin(np.arange(len(names.categories)), in_table))
+        has_row.append(np.isin(np.arange(len(names.categories)), in_table))
 
-    # Each round looks at the interactions that are left, and takes away those of a user or item
-    # whose count is wrong.
+    # Each round takes away the interactions of users and items whose count is wrong, among those
+    # that are left (``inter_codes``), until no count is wrong.
     is_kept = np.ones(len(tables.inter), dtype=bool)
-    has_changed = True
-    while has_changed:
-        is_dropped, has_changed = np.zeros(len(codes[0]), dtype=bool), False
-        for code, is_left, intervals in zip(codes, is_listed, allowed, strict=True):
-            counts = np.bincount(code, minlength=len(is_left))
+    while True:
+        num_wrong = 0
+        is_dropped = np.zeros(len(inter_codes[0]), dtype=bool)
+        for codes, is_listed, intervals in zip(inter_codes, has_row, allowed, strict=True):
+            counts = np.bincount(codes, minlength=len(is_listed))
             is_wrong = (counts > 0) & ~_is_within(counts, intervals)
             # A row of the table without any interaction goes, as in RecBole, if 0 is below the
             # least count of the first interval.
             if intervals:
                 _, lowest, _, _ = intervals[0]
-                is_wrong |= is_left & (counts < lowest)
-            is_left &= ~is_wrong
-            is_dropped |= is_wrong[code]
-            has_changed |= bool(is_wrong.any())
+                is_wrong |= is_listed & (counts < lowest)
+            is_listed &= ~is_wrong
+            is_dropped |= is_wrong[codes]
+            num_wrong += is_wrong.sum()
+        if num_wrong == 0:
+            break
         is_kept[is_kept] = ~is_dropped
-        codes = [code[~is_dropped] for code in codes]
+        inter_codes = [codes[~is_dropped] for codes in inter_codes]
 
     tables = tables.keep("inter", is_kept)
-    for name, is_left, in_table in zip(("user", "item"), is_listed, table_codes, strict=True):
+    for name, is_listed, in_table in zip(("user", "item"), has_row, table_codes, strict=True):
         if len(in_table):
-            tables = tables.keep(name, is_left[in_table])
+            tables = tables.keep(name, is_listed[in_table])
     return tables
 
 
-def parse_intervals(text: Any, option: str) -> Intervals | None:
+def parse_intervals(text: str | None) -> Intervals | None:
     """Parse intervals of numbers, such as ``[5,inf);(0,2]``.
 
     Args:
-        text: the intervals, separated by semicolons; None for none.
-        option: the option they are of, for the message.
+        text: the intervals, separated by semicolons; None for none. The table of options has
+            checked this form (its type ``interval``).
 
     Returns:
         (left bracket, low, high, right bracket) of each, such as ("[", 5.0, inf, ")"); None for
         None.
-
-    Raises:
-        UsageError: if the text is something else.
     """
     if text is None:
         return None
-    # Split at semicolons; of each interval, take the brackets off and split at the comma. A text
-    # that is something else fails in one of these steps.
+    # Split at semicolons; of each interval, take the brackets off and split at the comma.
     intervals = []
-    for part in str(text).split(";"):
+    for part in text.split(";"):
         part = part.strip()
-        try:
-            low, high = map(float, part[1:-1].split(","))
-            if not (part[0] in "[(" and part[-1] in "])" and low <= high):
-                raise ValueError
-        except (ValueError, IndexError):
-            raise UsageError(
-                f"{option}: expected intervals such as [5,inf) or (0,2];[4,9], found {shown(text)}"
-            ) from None
+        low, high = map(float, part[1:-1].split(","))
         intervals.append((part[0], low, high, part[-1]))
     return intervals
 
@@ -255,10 +251,9 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
 def require_rows(tables: Tables, config: Options) -> None:
     """Refuse filters that leave a table without rows."""
-    for table in tables.by_name().values():
-        if table.empty:
-            raise UsageError(
-                f"filtering {shown(config['dataset'])} left no interaction, or no row of users or "
-                "items; see session_filter, user_inter_num_interval, item_inter_num_interval and "
-                "val_interval"
-            )
+    if any(table.empty for table in tables.by_name().values()):
+        raise UsageError(
+            f"filtering {shown(config['dataset'])} left no interaction, or no row of users or "
+            "items; see session_filter, user_inter_num_interval, item_inter_num_interval and "
+            "val_interval. Names must be written in the same way in all files"
+        )

@@ -24,7 +24,6 @@ from recbole_pos.data.interactions import counts_time, sort_interactions
 from recbole_pos.data.loading import spell_out
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
-from recbole_pos.values import Options, shown
 
 # Options that decide which interactions are counted; under others expected counts mean nothing.
 FILTERS = (
@@ -32,7 +31,6 @@ FILTERS = (
     *("train_fraction", "rm_dup_inter", "rm_copies", "filter_inter_by_user_or_item"),
     "benchmark_filename",
 )
-_COLUMNS = ("field", "token", "events")
 _COUNTS_TIME = "counts_time"
 
 
@@ -40,12 +38,13 @@ def describe_changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Describe what differs between the data of a training and those of now; None if nothing does.
 
     Args:
-        then: identity of the data of the training: digests of what was split (``data``) and of the
-            values of each field (``fields``).
+        then: identity of the data of the training: digests (short hashes) of what was split
+            (``data``) and of the values of each field (``fields``).
         now: identity of the data as they are.
 
     Returns:
-        Words for the subject of a sentence, such as "the values of genre, ...".
+        Words for the subject of a sentence, such as "the values of genre, or the order of their
+        lines,".
     """
     if then["data"] not in (None, now["data"]):  # None: the data of the training had no identity
         return "items, interactions, their times or what is held out"
@@ -94,7 +93,7 @@ class Vocabulary:
         Returns:
             32 hexadecimal digits.
         """
-        # Names without padding, separated by NUL bytes, which no name has; then the counts.
+        # Names without padding, separated by NUL bytes; then the counts.
         digest = hashlib.blake2b(digest_size=16)
         for field, names in sorted(self.tokens.items()):
             if len(names) > 1:  # ``to_table`` has no row for a field with padding only
@@ -102,21 +101,6 @@ class Vocabulary:
         for counts in (self.user_counts, self.popularity):
             digest.update(counts.astype(np.int64).tobytes())
         return digest.hexdigest()
-
-    def count_by_name(self, user_field: str, item_field: str) -> list[dict[str, int]]:
-        """Return how many interactions each user and each item has, by name rather than by id.
-
-        Args:
-            user_field, item_field: names of the fields of users and items.
-
-        Returns:
-            Two mappings: name of a user -> number of interactions, and name of an item -> number of
-            training interactions.
-        """
-        counts = ((user_field, self.user_counts), (item_field, self.popularity))
-        return [
-            dict(zip(self.tokens[field], column.tolist(), strict=True)) for field, column in counts
-        ]
 
     def to_table(self, user_field: str, item_field: str) -> pd.DataFrame:
         """Return names and counts as a table to store, from which :meth:`from_table` reads them.
@@ -151,25 +135,20 @@ class Vocabulary:
         Raises:
             ValueError: if it is not such a table.
         """
-        is_dated = table.attrs.get(_COUNTS_TIME)
-        has_columns = tuple(table) == _COLUMNS and item_field in set(table["field"])
+        has_columns = tuple(table) == ("field", "token", "events")
         if not has_columns or table.duplicated(["field", "token"]).any():
-            raise ValueError(
-                f"expected columns {', '.join(_COLUMNS)}, each name of a field once, and names of "
-                f"{shown(item_field)}"
-            )
+            raise ValueError("expected columns field, token, events, and each name of a field once")
 
         # Rows are in the order of ids from 1 on; padding, id 0, is put before them. A run without
-        # users (all were left out) has no rows of their field.
-        rows_by_field = dict(list(table.groupby("field", observed=True, sort=False)))
-        user_counts, popularity = (
-            np.append(0, rows_by_field.get(field, table[:0])["events"].to_numpy(dtype=np.int64))
-            for field in (user_field, item_field)
-        )
-        tokens = {user_field: np.array(["[PAD]"])} | {
-            str(field): np.array(["[PAD]", *rows["token"]]) for field, rows in rows_by_field.items()
-        }
-        return cls(tokens, user_counts, popularity, is_dated)
+        # users (all were left out) has no rows of their field, and then only padding.
+        tokens: dict[str, np.ndarray] = {}
+        counts: dict[str, np.ndarray] = {}
+        for field in (user_field, item_field, *table["field"].unique()):
+            rows = table[table["field"] == field]
+            tokens[field] = np.array(["[PAD]", *rows["token"]])
+            counts[field] = np.append(0, rows["events"].to_numpy(dtype=np.int64))
+        is_dated = table.attrs.get(_COUNTS_TIME)
+        return cls(tokens, counts[user_field], counts[item_field], is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
         """Find the interactions that the run had, in a file that may have grown since.
@@ -250,27 +229,27 @@ def divide_interactions(
         held_out: the later ones of known items, with their users, and the numbers of all that is
             new.
     """
-    # First by item, then by time: the oldest interactions of a user, as many as the run had.
+    # Leave out interactions with unknown items. Of the others, the oldest of each user are those
+    # of the run, as many as it had.
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
-    skipped, table = table[~has_known_item], table[has_known_item]
-    is_known = known.find_oldest(table[user_field], table[time_field], user_field)
-    later = spell_out(table[~is_known])
+    left_out, table = table[~has_known_item], table[has_known_item]
+    is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
+    later = spell_out(table[~is_of_run])
 
     # New users have a later interaction with a known item, or only interactions that are left out.
     known_users = known.tokens[user_field]
     new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
-    skipped_users = pd.Series(skipped[user_field].astype(str).unique(), dtype=object)
-    is_only_skipped = ~skipped_users.isin([*known_users, *new_users])
-    without_items = skipped_users[is_only_skipped].to_numpy()
+    left_out_users = pd.Series(left_out[user_field].astype(str).unique(), dtype=object)
+    without_items = left_out_users[~left_out_users.isin([*known_users, *new_users])].to_numpy()
 
     growth = Growth(
         users=len(new_users) + len(without_items),
         events=len(later),
-        items=skipped[item_field].nunique(),
-        skipped=len(skipped),
+        items=left_out[item_field].nunique(),
+        skipped=len(left_out),
     )
     held_out = HeldOut(later, new_users, without_items, growth)
-    return table.take(np.flatnonzero(is_known)), held_out
+    return table.take(np.flatnonzero(is_of_run)), held_out
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
@@ -290,11 +269,10 @@ def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.Data
     table = table[table[key].isin(known.tokens[key])].copy()
     for field in set(table) & set(known.tokens) - {key}:
         names, column = known.tokens[field][1:], table[field]
-        if column.dtype == object:  # lists of tokens
-            name_set = set(names.tolist())
+        if column.dtype == object:  # an array of tokens in each cell
+            known_names = set(names.tolist())
             table[field] = [
-                np.array([name for name in cell.tolist() if name in name_set], cell.dtype)
-                for cell in column
+                cell[[name in known_names for name in cell.tolist()]] for cell in column
             ]
         else:
             table[field] = column.where(column.isin(names))
@@ -340,8 +318,8 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
         }
         extended.user_feat[user_field] = torch.arange(len(names))
         for field in dataset.missing.keys() & extended.user_feat.keys():
-            none_there = np.ones(num_new, dtype=bool)
-            extended.missing[field] = np.append(dataset.missing[field], none_there)
+            are_missing = np.ones(num_new, dtype=bool)
+            extended.missing[field] = np.append(dataset.missing[field], are_missing)
     _add_later(extended, interactions)
     return extended
 
@@ -357,8 +335,7 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
     log, split, num_later = dataset.log, dataset.split, len(interactions)
     columns = {}
     for field, column in log.fields.items():
-        ids = dataset.field2token_id.get(field)
-        cells = _read_later(interactions, field, column, ids, dataset.config)
+        cells = _read_later(interactions, field, dataset)
         if cells.is_floating_point() and cells.dim() == 1 and field != log.time_field:
             is_missing = ~torch.isfinite(cells)
             cells[is_missing] = 0.0
@@ -376,37 +353,32 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
     dataset.split = replace(split, log=extended, part=part[order], is_target=is_target[order])
 
 
-def _read_later(
-    interactions: pd.DataFrame,
-    field: str,
-    column: Tensor,
-    ids: Mapping[str, int] | None,
-    config: Options,
-) -> Tensor:
+def _read_later(interactions: pd.DataFrame, field: str, dataset: Dataset) -> Tensor:
     """Return the cells of later interactions in one field, to be appended to those of the run.
 
     Args:
         interactions: the later ones, with names as in the file.
         field: name of the field.
-        column: [n] or [n, s] its cells in the log of the run, whose type the result has.
-        ids: name -> id for a field of names; None for others.
-        config: configuration of the run.
+        dataset: the data of the run, whose column [n] or [n, s] of this field gives the type.
 
     Returns:
         [later] or [later, s]; 0 for unknown names, lists and missing columns; NaN for numbers that
         cannot be scaled.
     """
     # Fields of several cells per interaction, such as lists, are not read: they get 0.
-    empty = column.new_zeros((len(interactions), *column.shape[1:]))
+    config, column = dataset.config, dataset.log.fields[field]
+    zeros = column.new_zeros((len(interactions), *column.shape[1:]))
     if field not in interactions or column.dim() > 1:
-        return empty
-    if ids is not None:
-        return torch.from_numpy(interactions[field].map(ids).fillna(0).to_numpy(dtype=np.int64))
+        return zeros
+    if field in dataset.field2token_id:  # a field of names
+        ids = interactions[field].map(dataset.field2token_id[field])
+        return torch.from_numpy(ids.fillna(0).to_numpy(dtype=np.int64))
+
     # A run does not keep the least and largest value by which it scaled a field, so later numbers
     # cannot be scaled in the same way.
     is_scaled = config["normalize_all"] or field in (config["normalize_field"] or ())
     if is_scaled and field != config["TIME_FIELD"]:
-        return empty.fill_(torch.nan) if column.is_floating_point() else empty
+        return zeros.fill_(torch.nan) if column.is_floating_point() else zeros
     numbers = interactions[field].to_numpy(dtype=np.float64, copy=True)
     return torch.from_numpy(numbers).to(column.dtype)
 
@@ -431,7 +403,6 @@ def require_counts(name: str, expected: Mapping[str, int], dataset: Dataset) -> 
     for unit, count in expected.items():
         if actual[unit] != count:
             raise UsageError(
-                f"dataset {name}: {actual[unit]:,} {unit}; the public log of this name has "
-                f"{count:,} {unit}. `recbole-pos data {name}` tells how it is made; other data "
-                "need another name (of folder and files)"
+                f"dataset {name}: {actual[unit]:,} {unit}, but the public dataset has {count:,}. "
+                f"`recbole-pos data {name}` tells how it is made; give other data another name"
             )

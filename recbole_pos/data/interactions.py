@@ -7,7 +7,6 @@ field holds clock times, for models that read it.
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -62,6 +61,8 @@ class EventLog:
 
     def keep(self, mask: np.ndarray) -> EventLog:
         """Return the log of the interactions where ``mask`` ([interactions] bool) is true."""
+        if mask.all():
+            return self
         # A user's new offset is how many rows are kept before the user's first row.
         rows = torch.from_numpy(np.flatnonzero(mask))
         num_before = np.concatenate(([0], np.cumsum(mask)))
@@ -149,7 +150,8 @@ def sort_interactions(
 
     Args:
         fields: columns in file order, taken out one by one so that memory holds each once; the time
-            column must be exact (float64 or int64).
+            column must be float64 or int64, since float32 has steps of 64 s and more for seconds
+            since 1970.
         num_users: number of user ids, padding included.
         user_field, item_field, time_field: names of these columns.
         storage: space for the sorted columns; memory if None.
@@ -161,25 +163,19 @@ def sort_interactions(
     Returns:
         log: the sorted interactions.
         order: [interactions] int64, row in the file of each interaction of the log.
-
-    Raises:
-        TypeError: if times are float32, whose step is 64-128 s for seconds since 1970.
     """
-    dtype = fields[time_field].dtype
-    if dtype not in (torch.float64, torch.int64):
-        raise TypeError(f"{time_field} must be float64 or int64, found {dtype}")
     storage = storage or Storage()
 
     # Find the order. For a random order of ties all rows are shuffled first: sorting is stable, so
     # that only rows with the same user and time keep their shuffled order.
-    rows: Any = slice(None)
+    shuffled: Any = slice(None)  # all rows as they are
     if tie_seed is not None:
-        rows = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
-    users, times = fields[user_field].numpy()[rows], fields[time_field].numpy()[rows]
-    part = None if given_part is None else given_part[rows]
+        shuffled = np.random.default_rng(tie_seed).permutation(len(fields[user_field]))
+    users, times = fields[user_field].numpy()[shuffled], fields[time_field].numpy()[shuffled]
+    part = None if given_part is None else given_part[shuffled]
     order, offsets = sort_by_user(users, times, part, num_users, storage)
     if tie_seed is not None:
-        order = rows[order]
+        order = shuffled[order]
     del users, times  # so that no name holds a column that is taken out below
     trim_heap()  # the sort leaves 200 MB of gaps at 20 million interactions
 
@@ -264,7 +260,8 @@ def _sort_rows(user: np.ndarray, time: np.ndarray, given_part: np.ndarray | None
     Returns:
         [n] int64 rows in that order.
     """
-    # User and part as one number. Stable sorts, first by time and then by this, give the order.
+    # User and part as one number. A sort by time, and then a stable one by this number, which keeps
+    # the order of time within a user and part, give the order.
     key = torch.from_numpy(user.astype(np.int32))
     if given_part is not None:
         key = key * _NUM_PARTS + torch.from_numpy(given_part)
@@ -323,10 +320,10 @@ def check_clock(
     Raises:
         UsageError: if no user has two different times; with ``across``, if all are the same.
     """
-    # All different times, and the differences of times from one interaction of a user to the next.
+    # All different times, and the steps between interactions of one user that follow each other.
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
     distinct = np.unique(times)
-    steps = np.diff(times)[users[1:] == users[:-1]]  # between interactions of one user
+    steps = np.diff(times)[users[1:] == users[:-1]]
     steps = steps[steps != 0]
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
 
@@ -348,26 +345,26 @@ def check_clock(
         ]
 
     # Dates that are unlikely, as milliseconds that are read as seconds.
-    warnings = []
+    messages = []
     first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:
-        warnings.append(
-            f"{name} reads as {unit} from the year {_show_year(first)} to {_show_year(last)}. If "
-            f"it counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it "
-            f"only numbers interactions: {advice}; if it counts from another day than 1970-01-01, "
-            "its years do not matter"
+        messages.append(
+            f"{name} reads as {unit} from the year {first // 1:.6g} to {last // 1:.6g}. If it "
+            f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
+            f"numbers interactions: {advice}; if it counts from another day than 1970-01-01, its "
+            "years do not matter"
         )
 
     # Times that are too coarse: by Nyquist, a period needs at least two distinguishable times.
     resolution = float(np.diff(distinct).min()) * SECONDS[unit]
     if shortest_period is not None and shortest_period < 2 * resolution:
-        warnings.append(
+        messages.append(
             f"{name}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
             f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
             f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
             "set)"
         )
-    return warnings
+    return messages
 
 
 def require_order(log: EventLog, readers: str, instead: str) -> None:
@@ -391,7 +388,3 @@ def require_order(log: EventLog, readers: str, instead: str) -> None:
             f"benchmark_filename to the next, and {readers} needs times that never fall; give "
             f"parts that follow each other in time, or {instead}"
         )
-
-
-def _show_year(year: float) -> str:
-    return str(math.floor(year)) if abs(year) < 1e6 else f"{year:.0e}"

@@ -59,10 +59,8 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
     Raises:
         UsageError: if it cannot be read, or holds something else than vectors with names.
     """
-    path = Path(source)
     # Opening reads names and sizes only; the vectors are read when the blocks are iterated.
-    if path.suffix not in (".npy", ".parquet"):
-        raise UsageError(f"item_vectors: {path}: expected a file .npy or .parquet")
+    path = Path(source)
     with _explain_read_errors(path):
         is_matrix = path.suffix == ".npy"
         file = _open_matrix(path) if is_matrix else _open_lists(path, item_field)
@@ -80,23 +78,18 @@ def _open_matrix(path: Path) -> VectorFile:
     """
     # The matrix is mapped, not read: each block is read from disk when it is copied.
     values = open_memmap(path, mode="r")
-    if values.ndim != 2 or values.dtype.kind not in "fiu":
-        raise UsageError(
-            f"item_vectors: {path}: expected a matrix of numbers [items, size], found "
-            f"{list(values.shape)} of {values.dtype}"
-        )
     names_file = path.with_suffix(".txt")
     with _explain_read_errors(names_file):
         text = names_file.read_text(encoding="utf-8-sig")
     names = text.removesuffix("\n").split("\n") if text else []
-    num_rows, size = values.shape
-    if len(names) != num_rows:
+    if values.ndim != 2 or values.dtype.kind not in "fiu" or len(values) != len(names):
         raise UsageError(
-            f"item_vectors: {names_file} has {len(names):,} names, one a line, and {path.name} "
-            f"{num_rows:,} rows; they must be as many"
+            f"item_vectors: {path}: expected a matrix of numbers with {len(names):,} rows, one for "
+            f"each line of {names_file.name}, found {list(values.shape)} of {values.dtype}"
         )
 
     # Blocks of whole rows, with about the same number of numbers each.
+    num_rows, size = values.shape
     step = max(1, _BLOCK_NUMBERS // max(size, 1))
     starts = range(0, num_rows, step)
     blocks = ((np.arange(i, min(i + step, num_rows)), values[i : i + step]) for i in starts)
@@ -115,24 +108,25 @@ def _open_lists(path: Path, item_field: str) -> VectorFile:
     """
     file = pq.ParquetFile(path, memory_map=True)
     schema = file.schema_arrow
-    lists = [column.name for column in schema if is_list_type(column.type)]
-    keys = [column.name for column in schema if column.name not in lists]
-    if len(lists) != 1 or not (len(keys) == 1 or item_field in keys):
+    list_columns = [column.name for column in schema if is_list_type(column.type)]
+    other_columns = [column.name for column in schema if column.name not in list_columns]
+    has_names = len(other_columns) == 1 or item_field in other_columns
+    if len(list_columns) != 1 or not has_names:
         raise UsageError(
             f"item_vectors: {path}: expected a column of names ({item_field}) and one of lists of "
             f"numbers, found {', '.join(f'{column.name}: {column.type}' for column in schema)}"
         )
-    key = item_field if item_field in keys else keys[0]
-    names = file.read([key]).column(0).cast(pa.string()).to_pandas()
+    name_column = item_field if item_field in other_columns else other_columns[0]
+    names = file.read([name_column]).column(0).cast(pa.string()).to_pandas()
 
-    # The size of a vector is that of the first that is not empty; blocks are searched until then.
-    vectors = lists[0]
-    sizes = (
-        compute.max(compute.list_value_length(batch.column(0))).as_py() or 0
-        for batch in file.iter_batches(1024, columns=[vectors])
-    )
-    size = next((size for size in sizes if size), 0)
-    return VectorFile(path, pd.Index(names), size, _read_lists(path, file, vectors, size))
+    # The size of all vectors is that of the first that is not empty: read until one is found.
+    size = 0
+    for batch in file.iter_batches(1024, columns=list_columns):
+        size = compute.max(compute.list_value_length(batch.column(0))).as_py() or 0
+        if size:
+            break
+    blocks = _read_lists(path, file, list_columns[0], size)
+    return VectorFile(path, pd.Index(names), size, blocks)
 
 
 def _read_lists(
@@ -157,7 +151,8 @@ def _read_lists(
     for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
         sizes = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-        if (is_wrong := (sizes != size) & (sizes > 0)).any():
+        is_wrong = (sizes != size) & (sizes > 0)
+        if is_wrong.any():
             row = is_wrong.argmax()
             raise UsageError(
                 f"item_vectors: {path}, row {first_row + row + 1:,}: the vector has "
@@ -199,8 +194,9 @@ def read_vectors(
         if hasattr(os, "posix_fallocate"):
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
-    # Copy, then count what is missing on either side, for the notice.
-    num_found, num_items = _copy_vectors(file, names, vectors), len(names) - 1
+    # Copy, then count items without a vector, and names that are no items, for the notice.
+    num_found = _copy_vectors(file, names, vectors)
+    num_items = len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
     if num_found == num_items and not num_unknown:
         return vectors, []
@@ -250,8 +246,8 @@ def _copy_vectors(file: VectorFile, item_names: np.ndarray, vectors: np.ndarray)
             num_found += len(ids)
     if not num_found:
         raise UsageError(
-            f"item_vectors: {file.path}: none of its {len(file.names):,} names is of an item (they "
-            f"are such as {shown(list(file.names[:1]))}, items such as {shown(item_names[1])})"
+            f"item_vectors: {file.path}: none of its {len(file.names):,} names, such as "
+            f"{shown(list(file.names[:1]))}, is of an item that needs a vector"
         )
     return num_found
 
@@ -271,17 +267,12 @@ def read_new_vectors(
         vectors: [k, size] float32.
 
     Raises:
-        UsageError: if the model knows all of them.
+        UsageError: if the file cannot be read, or the model knows all of its items.
     """
     # ``read_vectors`` takes names by id, of which the first is padding; so the new names get one in
     # front, and its row of zeros is cut off.
     excluded = {*known, "", "[PAD]"}
     names = [name for name in open_vectors(source, item_field).names if name not in excluded]
-    if not names:
-        raise UsageError(
-            "item_vectors: all items of the file are known to the model already; give vectors of "
-            "new ones"
-        )
     vectors, _ = read_vectors(source, np.array(["[PAD]", *names], dtype=object), item_field)
     return np.array(names, dtype=object), vectors[1:]
 
@@ -332,10 +323,8 @@ def to_file(value: Any) -> Any:
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
-        try:
+        with _explain_read_errors(path):  # such as rows of several types
             value.to_parquet(path, index=False)
-        except pa.ArrowException as error:  # rows of several types
-            raise UsageError(f"item_vectors: the frame cannot be read: {error.args[0]}") from error
         return str(path)
 
     # All else is names and a matrix.
@@ -362,7 +351,7 @@ def _temporary_folder() -> TemporaryFolder:
 
 def make_absolute(source: Any) -> Any:
     """Return a path as an absolute one, for processes in another folder; None stays None."""
-    return source and str(Path(source).resolve())
+    return str(Path(source).resolve()) if source else source
 
 
 def digest_content(source: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 from recbole_pos.data.attributes import read_history_features
 from recbole_pos.data.recbole_view import RecBoleView
 from recbole_pos.data.splits import PHASES, VALID
-from recbole_pos.data.valid_users import find_validation_rows
 from recbole_pos.data.windows import (
     BatchRequirements,
     SequenceBatch,
@@ -29,12 +29,6 @@ from recbole_pos.data.windows import (
 from recbole_pos.distributed import Shard, current_shard
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, shown
-
-_NO_NEGATIVES = (
-    "train_neg_sample_args: a user has all items that occur in training, which leaves no negative; "
-    "leave such users out, as by user_inter_num_interval, or take a model or loss without sampled "
-    "negatives"
-)
 
 
 class WindowLoader:
@@ -85,7 +79,7 @@ class WindowLoader:
         self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
 
     def divide(self, shard: Shard) -> None:
-        """Yield only this process's part of every batch from now on."""
+        """Yield only this process's part (shard) of every batch from now on."""
         self.shard = shard
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,10 +96,11 @@ class WindowLoader:
         return self._cached[1]
 
     def _make_batches(self) -> list[np.ndarray]:
-        """Distribute the groups of windows over the batches of this epoch.
+        """Distribute the training windows over the batches of this epoch.
 
-        A group is a window or, under ``linked``, all windows of a user. Batches are made of whole
-        groups; the class says how.
+        Windows that must come in one batch form a group: a single window or, if the model takes
+        them together (``requirements.linked``), all windows of a user. ``self.grouped`` has the
+        numbers of the windows, group after group, and ``self.group_sizes`` the size of each group.
 
         Returns:
             For each batch the numbers of its windows, [k] int64.
@@ -126,8 +121,9 @@ class WindowLoader:
         pool = num_before // (self.batch_size * self.pool_size)
         pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
 
-        # Cut each pool into batches: as it is, or sorted by length into batches of about as many
-        # targets each. ``batches`` holds the numbers of groups, not yet of windows.
+        # Cut each pool into batches: as it is; or sorted by length, so that windows of a batch are
+        # about as long, into batches of about as many targets each. ``batches`` holds the numbers
+        # of groups, not yet of windows.
         batches: list[np.ndarray] = []
         for groups in pools:
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
@@ -286,10 +282,9 @@ class RowLoader(TrainDataLoader):
         """
         pack = self.requirements.pack
         for batch in self:
-            if device.type == "cpu":
-                yield batch.to(device)
-            else:
-                yield send_to_device(batch if pack is None else pack(batch), device)
+            if pack is not None and device.type != "cpu":
+                batch = pack(batch)
+            yield send_to_device(batch, device)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: torch's generator, which checkpoints keep, makes the order."""
@@ -347,6 +342,46 @@ class TargetLoader(FullSortEvalDataLoader):
         """Return examples, no history, and the row and item of each target, both [b] int64."""
         rows = self.transform(self._dataset, self._dataset[self.rows[np.array(index)]])
         return rows, None, torch.arange(len(rows)), rows[self.iid_field]
+
+
+def find_validation_rows(config: Options, dataset: Any) -> np.ndarray:
+    """Return which validation targets are evaluated: all, or those of a sample of the users.
+
+    Args:
+        config: options; ``valid_users`` is the size of the sample, None for all users.
+        dataset: the dataset of any phase; its validation targets are numbered from 0 in the order
+            of the interactions.
+
+    Returns:
+        [n] int64 numbers of the targets, in ascending order.
+    """
+    split = dataset.split
+    users = split.log.users.numpy()[split.find_targets(VALID)]
+    if config["valid_users"] is None:
+        return np.arange(len(users))
+    names = dataset.field2id_token[dataset.uid_field]
+    return np.flatnonzero(np.isin(users, sample_users(users, names, config["valid_users"])))
+
+
+def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.ndarray:
+    """Return the ids of a random sample of users, [num_users] int64 or fewer if there are fewer.
+
+    A user's random number is a digest (hash) of the name, so every run has the same; the users with
+    the smallest numbers are taken.
+
+    Args:
+        users: [targets] int64 ids to choose from, which may occur several times.
+        names: [users] name of each user by id.
+        num_users: size of the sample.
+    """
+    # A digest (hash) of 8 bytes, such as that of "valid ann", read as one whole number.
+    ids = np.unique(users)
+    digests = [
+        hashlib.blake2b(f"{PHASES[VALID]} {name}".encode(), digest_size=8).digest()
+        for name in names[ids].tolist()
+    ]
+    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+    return ids[np.argsort(numbers, kind="stable")[:num_users]]
 
 
 def make_training_loader(
@@ -434,27 +469,22 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
         UsageError: if a user has all items, for whom RecBole would find no negative.
     """
     options = config["train_neg_sample_args"]
-    distribution = options["distribution"]
+    distribution, alpha = options["distribution"], options["alpha"]
     if distribution == "none":
         return None
+    if config["repeatable"]:  # for a row, only its target may not be drawn
+        return RepeatableSampler(["train"], train, distribution, alpha).set_phase("train")
 
-    # ``max_used`` is the most items that may not be drawn for a row: with a repeatable sampler the
-    # target only, else all items of the user in training.
-    if config["repeatable"]:
-        sampler = RepeatableSampler(["train"], train, distribution, options["alpha"])
-        sampler = sampler.set_phase("train")
-        max_used = 1
-    else:
-        try:
-            sampler = Sampler(["train"], [train], distribution, options["alpha"])
-        except ValueError as error:  # RecBole's, if a user has all items of the dataset
-            raise UsageError(_NO_NEGATIVES) from error
-        sampler = sampler.set_phase("train")
-        max_used = max(map(len, sampler.used_ids))
-
-    # By popularity only items that occur in training are drawn. If a user has all of these, RecBole
-    # would draw again forever.
-    num_items = train.inter_feat[train.iid_field].unique().numel()
-    if distribution == "popularity" and max_used == num_items:
-        raise UsageError(_NO_NEGATIVES)
-    return sampler
+    # Else all items of the row's user in training may not be drawn. If these are all that can be
+    # drawn (by popularity those that occur in training), RecBole would draw again forever.
+    users, items = train.inter_feat[train.uid_field], train.inter_feat[train.iid_field]
+    pairs = torch.unique(users * train.item_num + items)  # one number for each user and item
+    max_used = int(torch.bincount(pairs // train.item_num).max())
+    num_drawn = items.unique().numel() if distribution == "popularity" else train.item_num - 1
+    if max_used == num_drawn:
+        raise UsageError(
+            "train_neg_sample_args: a user has all items that occur in training, which leaves no "
+            "negative; leave such users out, as by user_inter_num_interval, or take a model or "
+            "loss without sampled negatives"
+        )
+    return Sampler(["train"], [train], distribution, alpha).set_phase("train")

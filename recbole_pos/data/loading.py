@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-from pyarrow import compute
 
 from recbole_pos.data.atomic_files import AtomicFile, open_file, read_rows
-from recbole_pos.data.attributes import is_strict
 from recbole_pos.data.location import (
-    UNWRITABLE,
     find_atomic_file,
     list_interaction_files,
     require_dataset,
@@ -30,14 +25,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage, read_limit
 from recbole_pos.values import Options, listed, shown, suggest
 
-# Options that name fields, and the types that such a field may have; any type if empty.
+# Options that name fields, and the types that such a field may have.
 NAMING_FIELDS: dict[str, tuple[str, ...]] = {
     "numerical_features": ("float",),
     "normalize_field": ("float", "float_seq"),
     "val_interval": ("float",),
-    "seq_len": ("token_seq", "float_seq"),
     **dict.fromkeys(("alias_of_user_id", "alias_of_item_id"), ("token", "token_seq")),
-    "unused_col": (),
 }
 
 
@@ -118,29 +111,27 @@ def read_tables(config: Options) -> Tables:
         UsageError: if a file is missing or wrong, or the files and options do not fit together.
     """
     # The interactions, which must be there.
-    folder, name = Path(config["data_path"]), config["dataset"]
-    require_dataset(name, folder, config["benchmark_filename"])
+    require_dataset(config["dataset"], Path(config["data_path"]), config["benchmark_filename"])
     *inter_paths, user_path, item_path = list_files(config)
     tables = _read_interactions(inter_paths, config)
 
     # Users and items, whose files may be absent unless ``load_col`` names their columns.
-    others: dict[str, Any] = {}
+    entities: dict[str, Any] = {}
     kinds = dict(tables.kinds)
     for table, path in (("user", user_path), ("item", item_path)):
         if path.is_file():
-            others[table], kinds_of_table = _read_entities(path, table, config)
+            entities[table], kinds_of_table = _read_entities(path, table, config)
             kinds |= kinds_of_table
         elif (config["load_col"] or {}).get(table):
             raise UsageError(
                 f"load_col: {table}: found no file {path}; add it, or leave {table} out of load_col"
             )
-    tables = replace(tables, **others, kinds=kinds)
+    tables = replace(tables, **entities, kinds=kinds)
 
     # What must be true of all tables and options together.
-    _require_common_names(tables, config)
     _require_distinct_columns(tables, config)
-    for option, expected in NAMING_FIELDS.items():
-        _require_loaded(option, expected, kinds, config)
+    for option, allowed_kinds in NAMING_FIELDS.items():
+        _require_loaded(option, allowed_kinds, kinds, config)
     return tables
 
 
@@ -160,11 +151,12 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
     """
     # All files must have the same columns of the same types.
     files = [open_file(path, config) for path in paths]
-    kinds, *other_kinds = (select_columns(file, "inter", config) for file in files)
-    for file, others in zip(files[1:], other_kinds, strict=True):
-        if others != kinds:
+    kinds = select_columns(files[0], "inter", config)
+    for file in files[1:]:
+        own_kinds = select_columns(file, "inter", config)
+        if own_kinds != kinds:
             raise UsageError(
-                f"{file.path}: loaded are {_list_kinds(others)}, but of the file before it "
+                f"{file.path}: loaded are {_list_kinds(own_kinds)}, but of {paths[0].name} "
                 f"{_list_kinds(kinds)}; name columns that both have in load_col, and give each "
                 "one type"
             )
@@ -174,14 +166,12 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
     storage = Storage(num_cells, read_limit(config["memory_limit"]))
     table, sizes = read_rows(files, kinds, storage)
     time_field = config["TIME_FIELD"]
-    if missing := int((~np.isfinite(table[time_field])).sum()):
+    num_missing = int((~np.isfinite(table[time_field])).sum())
+    if num_missing:
         raise UsageError(
-            f"{listed(path.name for path in paths)}: {missing} of {len(table)} interactions have "
-            f"no finite {shown(time_field)}; without a time they have no place in a sequence"
+            f"{listed(path.name for path in paths)}: {num_missing} of {len(table)} interactions "
+            f"have no finite {shown(time_field)}; without a time they have no place in a sequence"
         )
-    for key in (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]):
-        _require_writable(files[0], table, key)
-    _cut_lists(table, config)
 
     # Where the files are the split, the part of each row is that of its file.
     part_by_row = None
@@ -213,9 +203,7 @@ def _read_entities(
     file = open_file(path, config)
     kinds = select_columns(file, name, config)
     table, key = file.read(kinds), key_fields(config)[name]
-    _require_writable(file, table, key)
     _require_consistent(file, table, key)
-    _cut_lists(table, config)
     return table.drop_duplicates(key), kinds
 
 
@@ -255,13 +243,6 @@ def select_columns(file: AtomicFile, table: str, config: Options) -> dict[str, s
     return kinds
 
 
-def _cut_lists(table: pd.DataFrame, config: Options) -> None:
-    """Cut the lists of a table, in place, to the lengths in ``seq_len`` (field -> most values)."""
-    for field, max_length in (config["seq_len"] or {}).items():
-        if field in table and table[field].dtype == object:
-            table[field] = [cell[:max_length] for cell in table[field]]
-
-
 def _require_ids_and_times(
     file: AtomicFile, table: str, kinds: dict[str, str], config: Options
 ) -> None:
@@ -273,72 +254,25 @@ def _require_ids_and_times(
         kinds: loaded field -> its type: token (a name), float, or lists of these.
         config: configuration, whose options USER_ID_FIELD, ITEM_ID_FIELD and TIME_FIELD name them.
     """
-    # Roles of fields: for each the option that names it, the type that it must have, and the table
-    # that needs no such field.
-    roles = [("USER_ID_FIELD", "token", "item"), ("ITEM_ID_FIELD", "token", "user")]
-    if table == "inter":
-        roles.append(("TIME_FIELD", "float", ""))
-    for key, expected, table_without in roles:
-        field = config[key]
-        actual = kinds.get(field)
-        if actual is None and table != table_without:
-            raise _explain_missing_field(file, key, config)
-        if actual not in (None, expected):
+    # For each of these options, the type that its field must have, and the tables that need it.
+    roles = {
+        "USER_ID_FIELD": ("token", ("inter", "user")),
+        "ITEM_ID_FIELD": ("token", ("inter", "item")),
+        "TIME_FIELD": ("float", ("inter",)),
+    }
+    for option, (expected, tables) in roles.items():
+        field = config[option]
+        if table in tables and kinds.get(field) != expected:
             raise UsageError(
-                f"field {shown(field)} ({key}) in {file.path} has type {actual}, expected "
-                f"{expected}: name its column {field}:{expected}"
+                f"{option}: expected {field}:{expected} among the loaded columns of {file.path}, "
+                f"which has {_list_kinds(file.kinds)}; set {option} or load_col (now "
+                f"{shown(config['load_col'])}). Of rows that are in order, without times, "
+                "`recbole-pos convert --time row_order` makes times"
             )
-
-
-def _explain_missing_field(file: AtomicFile, key: str, config: Options) -> UsageError:
-    """Return the error about a file of which users, items or times are not loaded.
-
-    Args:
-        file: the file.
-        key: the option that names the missing field: USER_ID_FIELD, ITEM_ID_FIELD or TIME_FIELD.
-        config: the configuration.
-    """
-    columns = _list_kinds(file.kinds)
-    # A file that has no numbers at all has no times under another name either.
-    if key == "TIME_FIELD" and "float" not in file.kinds.values():
-        return UsageError(
-            f"{file.path} has no times, its columns are {columns}; if the rows of a user are in "
-            "order, copy it as FILE.tsv, and number them by `recbole-pos convert FILE.tsv --name "
-            f"NAME --user {config['USER_ID_FIELD']}:token --item {config['ITEM_ID_FIELD']}:token "
-            "--time row_order`"
-        )
-    return UsageError(
-        f"field {shown(config[key])} ({key}) was not loaded from {file.path}, whose columns are "
-        f"{columns}; it needs user, item and time of an interaction in each row. Set {key} or "
-        f"load_col (now {shown(config['load_col'])}) accordingly"
-    )
 
 
 def _list_kinds(kinds: Mapping[str, str]) -> str:
     return listed(f"{name}:{kind}" for name, kind in kinds.items())
-
-
-def _require_writable(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
-    """Refuse names of users or items that the files of a run could not hold.
-
-    Such a name has a line break, or is [PAD], which stands for padding.
-
-    Args:
-        file: the file, for the message.
-        table: its columns.
-        key: the column of names, as categories; nothing is checked if it is not loaded.
-    """
-    if key not in table:
-        return
-    # Check each category (different name) once, then whether a row has it: some have no row.
-    names = table[key].cat.categories
-    is_wrong = compute.match_substring_regex(pa.array(names, pa.large_string()), UNWRITABLE)
-    codes = np.flatnonzero(is_wrong.to_numpy(zero_copy_only=False))
-    if len(codes) and len(used := codes[np.isin(codes, table[key].cat.codes)]):
-        raise UsageError(
-            f"{file.path}: {key}: found {shown(names[used[0]])}, expected a name without a line "
-            "break and other than [PAD], which stands for padding; rename it"
-        )
 
 
 def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None:
@@ -349,47 +283,17 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
         table: a row for each user or item, or several.
         key: the column of their names.
     """
-    # Rows of users or items that have several, then those that remain without exact copies.
+    # Rows of users or items that have several, and of these the ones that are no exact copies.
     repeated = table[table[key].duplicated(keep=False) & table[key].notna()].astype(str)
     different = repeated.drop_duplicates()
-    contradicting = different[different[key].duplicated(keep=False)]
-    if contradicting.empty:
-        return
-
-    # The first of them, the first field in which its rows differ, and two of its values.
-    name = contradicting[key].iloc[0]
-    rows = contradicting[contradicting[key] == name]
-    field = next(field for field in rows if rows[field].nunique() > 1)
-    one, other = rows[field].unique()[:2]
-    raise UsageError(
-        f"{file.path}: {(repeated[key] == name).sum()} lines are about {key} {shown(name)}, and "
-        f"{field} is {one[:40]!r} in one and {other[:40]!r} in another; keep one line "
-        "(`recbole-pos convert` takes the first value that is not missing)"
-    )
-
-
-def _require_common_names(tables: Tables, config: Options) -> None:
-    """Refuse a table of users (or of items) if not one of them has an interaction.
-
-    Their names are then most likely written in two ways, such as 7 in the table and u7 in the
-    interactions. An empty table is not refused here.
-
-    Args:
-        tables: the tables, with names as categories.
-        config: configuration, which names the columns of users and items.
-    """
-    for name, key in key_fields(config).items():
-        if (table := tables.by_name().get(name)) is None:
-            continue
-        in_table, in_interactions = table[key].cat.categories, tables.inter[key].cat.categories
-        is_empty = not (len(in_table) and len(in_interactions))
-        if not (is_empty or in_interactions.isin(in_table).any()):
-            raise UsageError(
-                f"{find_atomic_file(Path(config['data_path']), config['dataset'], name)}: no {key} "
-                f"of it has an interaction: it has such as {shown(in_table[0])}, the interactions "
-                f"{shown(in_interactions[0])}; write both in one way, or leave {name} out of "
-                "load_col"
-            )
+    contradicting = different[different[key].duplicated()]
+    if len(contradicting):
+        name = contradicting[key].iloc[0]
+        raise UsageError(
+            f"{file.path}: {(repeated[key] == name).sum()} lines are about {key} {shown(name)}, "
+            "and they differ; keep one (`recbole-pos convert` takes the first value that is not "
+            "missing)"
+        )
 
 
 def _require_distinct_columns(tables: Tables, config: Options) -> None:
@@ -401,46 +305,34 @@ def _require_distinct_columns(tables: Tables, config: Options) -> None:
         tables: the loaded tables.
         config: configuration, which names the dataset and its ids.
     """
-    columns = {name: set(table) for name, table in tables.by_name().items()}
-    for one, other in itertools.combinations(columns, 2):
-        repeated = columns[one] & columns[other] - {*key_fields(config).values()}
-        if repeated:
-            dataset = config["dataset"]
-            raise UsageError(
-                f"{', '.join(sorted(repeated))}: is loaded from {dataset}.{one} and from "
-                f"{dataset}.{other}. Take one of them by load_col, or give the columns different "
-                "names"
-            )
+    table_by_field: dict[str, str] = {}
+    for name, table in tables.by_name().items():
+        for field in set(table) - {*key_fields(config).values()}:
+            if field in table_by_field:
+                raise UsageError(
+                    f"{field}: is loaded from {config['dataset']}.{table_by_field[field]} and from "
+                    f"{config['dataset']}.{name}. Take one of them by load_col, or give the "
+                    "columns different names"
+                )
+            table_by_field[field] = name
 
 
 def _require_loaded(
-    option: str, expected: tuple[str, ...], kinds: Mapping[str, str], config: Options
+    option: str, allowed_kinds: tuple[str, ...], kinds: Mapping[str, str], config: Options
 ) -> None:
     """Refuse an option that names a field which is not loaded, or is of a wrong type.
 
     Args:
         option: name of the option; its value is a list of fields, or has them as keys.
-        expected: types that such a field may have; empty for any.
+        allowed_kinds: types that such a field may have.
         kinds: loaded field -> type: token (a name), float, token_seq or float_seq (lists).
         config: the configuration.
     """
-    # An existing run, for which options are not strict, may have a ``seq_len`` without effect: it
-    # was trained before such an option was refused.
-    value = config[option] or {}
-    if option == "seq_len" and not is_strict(config):
-        return
-    fields = list(value)
-    if option == "unused_col":  # lists of fields, by table
-        fields = list(itertools.chain(*value.values()))
-    for field in fields:
+    for field in config[option] or ():
         kind = kinds.get(field)
-        if kind is None:
+        if kind not in allowed_kinds:
+            problem = f"of type {kind}" if kind else f"not loaded{suggest(field, kinds)}"
             raise UsageError(
-                f"{option}: field {shown(field)} is not loaded{suggest(field, kinds)}; loaded are "
-                f"{listed(kinds)}; see load_col"
-            )
-        if expected and kind not in expected:
-            raise UsageError(
-                f"{option}: field {shown(field)} is of type {kind}; "
-                f"{' or '.join(expected)} is needed"
+                f"{option}: field {shown(field)} is {problem}; expected a field of type "
+                f"{' or '.join(allowed_kinds)} that load_col loads; loaded are {_list_kinds(kinds)}"
             )

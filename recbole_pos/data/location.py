@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ MISSING = (
 )
 # What no name of a user or item may match: line ends, NUL, and the name of RecBole's padding.
 UNWRITABLE = "[\r\n\x00]|^\\[PAD\\]$"
-_ATOMIC = (".inter", ".item", ".user", ".yaml")  # suffixes of the files of a dataset
-_RAW = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".gz", ".txt", ".dat", ".xlsx")
 
 
 def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
@@ -111,15 +108,14 @@ def locate_dataset(dataset: str, data_path: str | Path) -> tuple[str, str | None
     # Whoever reads a dataset comes here first, so the replacement is finished here.
     for path in (Path(data_path) / dataset, Path(dataset)):
         finish_replacement(path)
-    if Path(dataset).name == dataset and dataset not in ("", ".", ".."):
+    if Path(dataset).name == dataset and dataset not in ("", ".", ".."):  # a name, no path
         return dataset, None
     for path in (Path(data_path) / dataset, Path(dataset)):
-        folder = path if path.name else path.resolve()
+        folder = path if path.name else path.resolve()  # the path . has no name by itself
         name = folder.name
-        part_files = f"{glob.escape(name)}.*.inter*"  # of benchmark_filename
-        if name and (
-            find_atomic_file(folder, name, "inter").exists() or any(folder.glob(part_files))
-        ):
+        # The interactions are in one file, or in one for each part (``benchmark_filename``).
+        has_file = find_atomic_file(folder, name, "inter").exists()
+        if name and (has_file or any(folder.glob(f"{glob.escape(name)}.*.inter*"))):
             return name, str(folder.parent)
     return dataset, None
 
@@ -136,34 +132,17 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
     # Without the folder, the advice about the dataset says more than a missing part does.
     is_name = Path(name).name == name
     parts = parts if is_name and folder.is_dir() else None
-    if not (is_name and list_interaction_files(folder, name, parts)[0].exists()):
-        raise UsageError(f"dataset {shown(name)} not found: {_advise(Path(name), folder)}")
+    if is_name and list_interaction_files(folder, name, parts)[0].exists():
+        return
 
-
-def _advise(typed: Path, folder: Path) -> str:
-    """Return advice for a user whose dataset was not found.
-
-    Args:
-        typed: what was given as the dataset. It may be a file of raw data, a file of a dataset in
-            place of its folder, or a folder with datasets in it.
-        folder: the folder where a dataset of that name was looked for.
-    """
-    # A file of raw data, a file of a dataset, a folder of datasets; else a name that is not there.
-    if typed.suffix.lower() in _RAW:
-        name = shlex.quote(typed.name.split(".")[0])
-        return (
-            "-d takes a dataset of atomic files. Make one first: type `recbole-pos convert "
-            f"{shlex.quote(str(typed))} --name {name}` and then `-d {name}`"
-        )
-    if typed.suffix in _ATOMIC:
-        return f"type `-d {typed.parent.name} --data_path={typed.parent.parent}`"
-    if names := _list_datasets(typed):
-        return f"{typed} holds the datasets {listed(names)}; type `-d NAME --data_path={typed}`"
-    path = typed if len(typed.parts) > 1 else folder  # a path starts in the working directory
-    hint = suggest(typed.name, _list_datasets(path.parent))
-    return (
-        f"there is no {path / typed.name}.inter{hint}; set data_path (--data_path) to the folder "
-        f"that holds {typed.name}/. `recbole-pos convert orders.csv` makes a dataset of a csv"
+    # What the user typed may be a folder of datasets rather than one dataset.
+    path = folder if is_name else Path(name)
+    found = _list_datasets(Path(name)) or _list_datasets(path.parent)
+    raise UsageError(
+        f"dataset {shown(name)} not found: there is no {path / path.name}.inter"
+        f"{suggest(path.name, found)}; -d takes the name or the folder of a dataset, and "
+        f"--data_path the folder that holds its folder (found there: {listed(found) or 'none'})."
+        " `recbole-pos convert FILE --name NAME` makes a dataset of a csv, json or parquet file"
     )
 
 

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +18,10 @@ from recbole_pos.data.atomic_files import LARGEST
 from recbole_pos.data.cache import Cache
 from recbole_pos.data.dataset import Columns, Dataset, NameIds
 from recbole_pos.data.filters import filter_by_counts, filter_rows, require_rows
-from recbole_pos.data.identity import HeldOut, Vocabulary, divide_interactions, keep_known_rows
+from recbole_pos.data.identity import Vocabulary, divide_interactions, keep_known_rows
 from recbole_pos.data.interactions import CHUNK_INTERACTIONS, sort_interactions, wrap_read_only
-from recbole_pos.data.loading import Tables, list_files, read_tables
+from recbole_pos.data.loading import Tables, key_fields, list_files, read_tables
 from recbole_pos.data.targets import find_selected, make_split, read_ties
-from recbole_pos.errors import UsageError
 from recbole_pos.tables.storage import Storage
 from recbole_pos.values import Options
 
@@ -50,30 +47,13 @@ def read_dataset(
         The finished dataset, as numbers.
     """
     cache = Cache.open(config, list_files(config)) if known is None else None
-    if cache and (cached := cache.load(config)):
+    cached = cache.load(config) if cache else None
+    if cached is not None:
         return cached
-    with collect_warnings() as warnings:
-        dataset = _prepare(config, known, holds_out_later)
+    dataset = _prepare(config, known, holds_out_later)
     if cache:
-        cache.save(dataset, warnings)
+        cache.save(dataset)
     return dataset
-
-
-@contextlib.contextmanager
-def collect_warnings() -> Iterator[list[str]]:
-    """Collect the messages of all warnings that are logged in a ``with`` block, into a list.
-
-    They are shown as always, too. The cache keeps them with the dataset, to show them again when
-    it is loaded.
-    """
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -> Dataset:
@@ -91,9 +71,18 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     # Read and filter. The data of an earlier run are found by their names, not by counts again:
     # with later interactions, users and items that the run left out might pass the filters.
     tables = filter_rows(read_tables(config), config)
+    user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+    time_field = config["TIME_FIELD"]
     held_out = None
     if known is not None and holds_out_later:
-        tables, held_out = _divide_tables(tables, config, known)
+        inter, held_out = divide_interactions(
+            tables.inter, known, user_field, item_field, time_field
+        )
+        user, item = (
+            None if table is None else keep_known_rows(table, key, known)
+            for table, key in ((tables.user, user_field), (tables.item, item_field))
+        )
+        tables = replace(tables, inter=inter, user=user, item=item)
     else:
         tables = filter_by_counts(tables, config)
     require_rows(tables, config)
@@ -105,20 +94,21 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     numbers = number_tables(tables, config, known)
     del tables  # so that memory holds each column of interactions once while they are sorted
     names, missing = numbers.names, numbers.missing
-    user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
 
     # Sort by user and time; masks of missing values and given parts follow in the same order.
-    eval_args = config["eval_args"]
-    ties = read_ties(eval_args["ties"])
+    ties = read_ties(config["eval_args"]["ties"])
     log, order = sort_interactions(
         numbers.columns["inter"],
         len(names[user_field]),
-        *(user_field, item_field, config["TIME_FIELD"]),
+        user_field,
+        item_field,
+        time_field,
         storage=storage,
         tie_seed=ties if isinstance(ties, int) else None,
         given_part=given_part,
     )
-    given_part = None if given_part is None else given_part[order]
+    if given_part is not None:
+        given_part = given_part[order]
     missing |= {field: mask[order] for field, mask in missing.items() if field in log.fields}
     del order
 
@@ -126,10 +116,12 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     is_selected = find_selected(config["target_events"], log, missing, names, requires_all=True)
     split, is_left = make_split(
         log,
-        eval_args,
+        config["eval_args"],
         names[user_field],
         len(names[item_field]),
-        *(config["train_fraction"], config["benchmark_filename"], config["timestamp_unit"]),
+        train_fraction=config["train_fraction"],
+        files=config["benchmark_filename"],
+        time_unit=config["timestamp_unit"],
         given_part=given_part,
         is_selected=is_selected,
     )
@@ -149,30 +141,6 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
         split=replace(split, part=part, is_target=is_target),
         held_out=held_out,
     )
-
-
-def _divide_tables(tables: Tables, config: Options, known: Vocabulary) -> tuple[Tables, HeldOut]:
-    """Divide the tables into the data of an earlier run and those that have come since.
-
-    Args:
-        tables: the tables as they are now.
-        config: configuration of the dataset.
-        known: names and counts of the earlier run.
-
-    Returns:
-        tables: those of the run: its interactions, and the users and items that it knew.
-        held_out: the later interactions.
-    """
-    user_field, item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-    inter, held_out = divide_interactions(
-        tables.inter, known, user_field, item_field, config["TIME_FIELD"]
-    )
-    user, item = tables.user, tables.item
-    if user is not None:
-        user = keep_known_rows(user, user_field, known)
-    if item is not None:
-        item = keep_known_rows(item, item_field, known)
-    return replace(tables, inter=inter, user=user, item=item), held_out
 
 
 # --- names become ids, and cells columns of numbers ---
@@ -201,7 +169,7 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
 
     Args:
         tables: the tables as read, of names, numbers and lists.
-        config: configuration, which says what is scaled and which columns are unused.
+        config: configuration, which says what is scaled.
         known: names of an earlier run, which keep their ids; None for a new run.
 
     Returns:
@@ -213,54 +181,37 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
     kinds: dict[str, str] = {}
     for table_name, table in tables.by_name().items():
         columns[table_name] = {}
-        unused = (config["unused_col"] or {}).get(table_name) or ()
 
         # Tables of users and items get a row for each id, in the order of ids: ``rows`` has its row
-        # in the file, or -1. Interactions stay in the order of the file (None).
+        # in the file, or -1. For example, two rows of the ids [3, 1] give [-1, 1, -1, 0] for 4 ids.
+        # Interactions stay in the order of the file (None).
         rows = None
         if table_name != "inter":
-            key = config[f"{table_name.upper()}_ID_FIELD"]
-            rows = _find_rows(ids[table_name, key], len(names[key]))
+            key = key_fields(config)[table_name]
+            rows = np.full(len(names[key]), -1)
+            rows[ids[table_name, key]] = np.arange(len(table))
             columns[table_name][key] = torch.arange(len(rows))
             kinds[key] = "token"
 
         # Convert each field by its type.
         for field in table:
-            if field in unused or field in columns[table_name]:
+            if field in columns[table_name]:
                 continue
             kind = tables.kinds[field]
             cells = ids.get((table_name, field), table[field])
             if kind == "float":
-                values, is_missing = _fill(_pick(cells.to_numpy(), rows), field, config)
+                values = _pick(cells.to_numpy(), rows)
+                column, is_missing = _convert_numbers(values, field, config)
                 if is_missing.any():
                     missing[field] = is_missing
-                column = _convert_numbers(values, field, config)
             elif kind == "token":
                 column = torch.from_numpy(_pick(cells, rows, none=0))
             else:  # token_seq or float_seq
                 column = _convert_lists(cells, rows, field, kind, config)
             columns[table_name][field] = column
             kinds[field] = kind
-    return Numbers(
-        {field: by_id for field, by_id in names.items() if field in kinds}, columns, missing, kinds
-    )
-
-
-def _find_rows(ids: np.ndarray, num_ids: int) -> np.ndarray:
-    """Return in which row of a table each id stands.
-
-    For example, a table whose two rows have the ids [3, 1] gives [-1, 1, -1, 0] for 4 ids.
-
-    Args:
-        ids: [rows] id of each row of the table.
-        num_ids: number of all ids.
-
-    Returns:
-        [num_ids] int64 row of each id, -1 if it has none.
-    """
-    rows = np.full(num_ids, -1)
-    rows[ids] = np.arange(len(ids))
-    return rows
+    names = {field: names_by_id for field, names_by_id in names.items() if field in kinds}
+    return Numbers(names, columns, missing, kinds)
 
 
 def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> np.ndarray:
@@ -277,50 +228,36 @@ def _pick(cells: np.ndarray, rows: np.ndarray | None, none: float = np.nan) -> n
     return picked
 
 
-def _fill(values: np.ndarray, field: str, config: Options) -> tuple[np.ndarray, np.ndarray]:
-    """Replace missing numbers of a field by the mean of the others, as RecBole does.
+def _convert_numbers(values: np.ndarray, field: str, config: Options) -> tuple[Tensor, np.ndarray]:
+    """Convert the numbers of a field to a tensor; fill in missing ones, and scale as options say.
 
-    A number is missing too if it is infinite or, except for times, too large for float32, in which
-    models compute.
+    As by RecBole, a missing number becomes the mean of the others. A number is missing too if it is
+    infinite or, except for times, too large for float32, in which models compute.
 
     Args:
         values: [n] float64, NaN where a number is missing.
         field: name of the field.
-        config: configuration, which names the time field.
+        config: configuration, which says what is scaled, and which fields are numerical features.
 
     Returns:
-        values: [n] float64; all NaN if all are missing.
+        column: [n] float64 of times; [n] float32 of other fields; [n, 2] float32 of
+            ``numerical_features``, which RecBole's models take as pairs of the number and 1.
         is_missing: [n] bool.
     """
     is_valid = np.isfinite(values)
-    if field != config["TIME_FIELD"]:  # times stay float64
-        is_valid &= np.abs(values) <= LARGEST
+    if field == config["TIME_FIELD"]:  # times stay float64, and all are there
+        return wrap_read_only(values), ~is_valid
+    is_valid &= np.abs(values) <= LARGEST
     if not is_valid.all():
         num_valid = np.count_nonzero(is_valid)
         mean = np.where(is_valid, values, 0).sum() / num_valid if num_valid else np.nan
         values = np.where(is_valid, values, mean)
-    return values, ~is_valid
 
-
-def _convert_numbers(values: np.ndarray, field: str, config: Options) -> Tensor:
-    """Convert the numbers of a field to a tensor, scaled if the options say so.
-
-    Args:
-        values: [n] float64 numbers, none missing.
-        field: name of the field.
-        config: configuration, which says what is scaled, and which fields are numerical features.
-
-    Returns:
-        [n] float64 of times; [n] float32 of other fields; [n, 2] float32 of ``numerical_features``,
-        which RecBole's models take as pairs of the number and 1.
-    """
-    if field == config["TIME_FIELD"]:
-        return wrap_read_only(values)
     if _is_scaled(field, config):
         values = _scale(values)
     if field in (config["numerical_features"] or ()):
         values = np.stack([values, np.ones_like(values)], axis=-1)
-    return torch.from_numpy(values.astype(np.float32))
+    return torch.from_numpy(values.astype(np.float32)), ~is_valid
 
 
 def _convert_lists(
@@ -356,10 +293,7 @@ def _convert_lists(
 
 def _is_scaled(field: str, config: Options) -> bool:
     """Return whether ``normalize_field`` or ``normalize_all`` scales a field of numbers."""
-    fields = config["normalize_field"] or ()
-    if fields and config["normalize_all"]:
-        raise UsageError("normalize_field and normalize_all: one says all; leave one out")
-    return field in fields or bool(config["normalize_all"])
+    return bool(config["normalize_all"]) or field in (config["normalize_field"] or ())
 
 
 def _scale(numbers: np.ndarray) -> np.ndarray:
@@ -388,65 +322,42 @@ def _number_all_names(
     """
     # Groups of fields that share ids, such as [[user_id, friend_ids], [item_id], [genre]].
     groups = [
-        [config[f"{table}_ID_FIELD"], *(config[f"alias_of_{table.lower()}_id"] or ())]
-        for table in ("USER", "ITEM")
+        [config["USER_ID_FIELD"], *(config["alias_of_user_id"] or ())],
+        [config["ITEM_ID_FIELD"], *(config["alias_of_item_id"] or ())],
     ]
     grouped = {field for group in groups for field in group}
     token_fields = (field for field, kind in tables.kinds.items() if kind.startswith("token"))
     groups += [[field] for field in token_fields if field not in grouped]
 
-    # Number each group over all tables that have one of its fields. Names of an earlier run come
-    # first, without their padding, and so get the ids that they had; ``group_ids`` then begins with
-    # the ids of these names, which belong to no table.
+    # Number each group over all tables that have one of its fields: 1 for the first name that
+    # appears, 2 for the next. Names of an earlier run come first, without their padding, and so get
+    # the ids that they had.
     names: dict[str, np.ndarray] = {}
     ids: dict[tuple[str, str], Any] = {}
     for group in groups:
-        places = [
-            (table_name, field)
-            for field in group
-            for table_name, table in tables.by_name().items()
-            if field in table
-        ]
-        cells = [tables.by_name()[table_name][field] for table_name, field in places]
-        first_field = group[0]
-        if known is not None and first_field in known.tokens:
-            cells.insert(0, pd.Series(known.tokens[first_field][1:], dtype=object))
-        group_names, group_ids = number_names(cells, tables.storage)
-        names |= dict.fromkeys(group, group_names)
-        ids |= dict(zip(places, group_ids[-len(places) :], strict=True))
+        id_by_name: dict[str, int] = {}
+        if known is not None and group[0] in known.tokens:
+            known_names = known.tokens[group[0]][1:].tolist()
+            id_by_name = {name: number for number, name in enumerate(known_names, 1)}
+        for field in group:
+            for table_name, table in tables.by_name().items():
+                if field in table:
+                    column_ids = _number_column(table[field], id_by_name, tables.storage)
+                    ids[table_name, field] = column_ids
+        names |= dict.fromkeys(group, np.array(["[PAD]", *id_by_name]))
     return names, ids
 
 
-def number_names(
-    columns: list[pd.Series], storage: Storage | None = None
-) -> tuple[np.ndarray, list[np.ndarray | list[np.ndarray]]]:
-    """Give ids to the names in columns that share ids: 1 to the first that appears, 2 to the next.
-
-    For example, the columns [b, a] and [a, c] give the names [[PAD], b, a, c], and the ids [1, 2]
-    and [2, 3].
-
-    Args:
-        columns: each of [rows] names, as categories or objects, NaN where there is none; or of
-            [rows] arrays of names.
-        storage: space for the ids; memory if None.
-
-    Returns:
-        names: [ids] names by id; the first is [PAD], for padding and for no name.
-        ids: for each column, [rows] int64, or an array of int64 for each row of arrays.
-    """
-    ids: dict[str, int] = {}
-    numbered = [_number_column(column, ids, storage or Storage()) for column in columns]
-    return np.array(["[PAD]", *ids]), numbered
-
-
 def _number_column(
-    column: pd.Series, ids: dict[str, int], storage: Storage
+    column: pd.Series, id_by_name: dict[str, int], storage: Storage
 ) -> np.ndarray | list[np.ndarray]:
-    """Return the ids of the names in one column, and add names that are new to ``ids``.
+    """Return the ids of the names in one column, and give ids to names that are new.
+
+    For example, if b has the id 1 already, the column [b, a, none, a] gives [1, 2, 0, 2].
 
     Args:
         column: [rows] names, as categories or objects, NaN where there is none; or arrays of names.
-        ids: name -> id of the names so far, changed in place.
+        id_by_name: the names so far, to which new ones are added in the order of appearance.
         storage: space for the result.
 
     Returns:
@@ -466,7 +377,9 @@ def _number_column(
     appeared = pd.unique(codes)
     appeared = appeared[appeared >= 0]
     id_by_code = np.zeros(len(names) + 1, dtype=np.int64)
-    id_by_code[appeared] = [ids.setdefault(name, len(ids) + 1) for name in names[appeared]]
+    id_by_code[appeared] = [
+        id_by_name.setdefault(name, len(id_by_name) + 1) for name in names[appeared]
+    ]
 
     # Replace codes by ids: for each list, or for the column.
     if has_lists:

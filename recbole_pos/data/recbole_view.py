@@ -66,8 +66,14 @@ class RecBoleView(SequentialDataset):
         self.user_feat = None if data.user_feat is None else Interaction(dict(data.user_feat))
         self.item_feat = None if data.item_feat is None else Interaction(dict(data.item_feat))
         self.field2type = {field: FeatureType(kind) for field, kind in data.kinds.items()}
-        self.field2source = _find_sources(data)
-        self.field2seqlen = _find_list_lengths(data)
+        self.field2source, self.field2seqlen = {}, {}
+        for name, table in data.tables.items():
+            for field, column in table.items():  # lists have a second dimension, their length
+                self.field2source[field] = FeatureSource(name)
+                has_lists = data.kinds[field].endswith("seq")
+                self.field2seqlen[field] = column.size(1) if has_lists else 1
+        self.field2source[data.uid_field] = FeatureSource.USER_ID
+        self.field2source[data.iid_field] = FeatureSource.ITEM_ID
         floats = [field for field, kind in data.kinds.items() if "float" in kind]
         self.field2bucketnum = dict.fromkeys(floats, 2)  # RecBole's number without discretization
 
@@ -87,13 +93,7 @@ class RecBoleView(SequentialDataset):
         """
         if name.startswith("__") or "data" not in vars(self):
             raise AttributeError(name)
-        try:
-            return getattr(self.data, name)
-        except AttributeError:
-            raise AttributeError(
-                f"dataset.{name}: RecBole's dataset has no such attribute where recbole_pos has "
-                "read the data; RecBole's own run_recbole reads them with it"
-            ) from None
+        return getattr(self.data, name)
 
     def _make_rows_with_history(self) -> PrefixRows:
         """Return a row, with history, for each interaction that this view has.
@@ -109,9 +109,14 @@ class RecBoleView(SequentialDataset):
             is_newest_only = self.phase == "train" and config["augmentation"] == "none"
             number = PHASES.index(self.phase)
             find_mask = partial(data.split.find_targets, number, is_newest_only)
-        features = read_history_features(data)
-        names = config["LIST_SUFFIX"], self.item_list_length_field
-        return PrefixRows(data.log, find_mask, self.max_item_list_len, *names, features)
+        return PrefixRows(
+            data.log,
+            find_mask,
+            self.max_item_list_len,
+            config["LIST_SUFFIX"],
+            self.item_list_length_field,
+            read_history_features(data),
+        )
 
     def _make_rows_without_history(self) -> Interaction:
         """Return the interactions of this phase for general models, which read no histories.
@@ -138,8 +143,6 @@ class RecBoleView(SequentialDataset):
 
     def join(self, df: Interaction) -> Interaction:
         """Return rows with the columns of the tables of users and items added, as RecBole does.
-
-        RecBole looks up each row's user and item in these tables.
 
         Columns of ``user_features`` that the rows have already stay as they are: where a number is
         missing they have NaN, which models recognise, while RecBole's table has the mean.
@@ -185,22 +188,6 @@ class RecBoleView(SequentialDataset):
         return self._create_sparse_matrix(inter, self.uid_field, self.iid_field, form, value_field)
 
 
-def _find_sources(data: Dataset) -> dict[str, FeatureSource]:
-    """Return field -> RecBole's word for the table that it is from; ids have words of their own."""
-    sources = {field: FeatureSource(name) for name, table in data.tables.items() for field in table}
-    ids = {data.uid_field: FeatureSource.USER_ID, data.iid_field: FeatureSource.ITEM_ID}
-    return {field: (sources | ids)[field] for field in data.kinds}
-
-
-def _find_list_lengths(data: Dataset) -> dict[str, int]:
-    """Return field -> length of its longest list; 1 for fields without lists."""
-    columns = {field: column for table in data.tables.values() for field, column in table.items()}
-    return {
-        field: columns[field].size(1) if kind.endswith("seq") else 1
-        for field, kind in data.kinds.items()
-    }
-
-
 def read_view(config: Options) -> RecBoleView:
     """Read a dataset for RecBole's ``run_recbole``, which splits it by ``build``."""
     return RecBoleView(read_dataset(config))
@@ -216,38 +203,22 @@ def make_views(data: Dataset) -> dict[str, RecBoleView]:
         UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
             users without earlier interactions, so that it has no target.
     """
-    # A row of a view is a target: without one in training there is nothing to learn from.
+    # A row of a view is a target. Without one in training there is nothing to learn from. Of a file
+    # of validation or test without a target, the names are probably not written as in training.
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
+    summary = data.split.summary
     if not len(views["train"]):
         raise UsageError(
-            f"{shown(data.dataset_name)} has no training target: no user has two interactions"
-            f"{' up to the first boundary' if data.split.summary['boundaries'] else ''}"
+            f"{shown(data.dataset_name)} has no training target: no user has two interactions in "
+            "training"
         )
-    if data.config["benchmark_filename"]:
-        for number, phase in enumerate(PHASES):
-            if not len(views[phase]):
-                _require_shared_users(data, number)
+    for phase in PHASES if data.config["benchmark_filename"] else ():
+        if not len(views[phase]) and summary["without_history"][phase]:
+            raise UsageError(
+                f"benchmark_filename: nothing of the {phase} part can be predicted: none of its "
+                "users has an earlier interaction; are names written in the same way in all files?"
+            )
     return views
-
-
-def _require_shared_users(data: Dataset, phase: int) -> None:
-    """Refuse a file of validation or test data if none of its users has earlier interactions.
-
-    Nothing can be predicted for them. Their names may be written in another way than in training.
-
-    Args:
-        data: the dataset, whose parts are files (``benchmark_filename``).
-        phase: TRAIN, VALID or TEST, the part that has no target.
-    """
-    users, part = data.log.users.numpy(), data.part
-    here, earlier = users[part == phase], users[part < phase]
-    if len(here) and not np.isin(here, earlier).any():
-        new, known = data.field2id_token[data.uid_field][[here[0], earlier[0]]].tolist()
-        raise UsageError(
-            f"benchmark_filename: nothing of the {PHASES[phase]} part can be predicted: none "
-            f"of its users, such as {shown(new)}, has an earlier interaction; earlier parts "
-            f"have such as {shown(known)}"
-        )
 
 
 class PrefixRows(Interaction):
@@ -255,15 +226,6 @@ class PrefixRows(Interaction):
 
     Row r is a target with the history before it. RecBole keeps histories of all rows as tensors of
     [rows, L]; this keeps the log only, and the number of each target's row once rows are read.
-
-    Args:
-        log: the interactions.
-        find_mask: returns [interactions] bool, which interactions have a row.
-        max_length: L, histories keep their last L interactions and are padded on the right.
-        suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
-        length_field: name of the field with the length of the history.
-        features: columns that histories take from it instead of from the log (``events``), and
-            columns of users that rows have too (``users``).
     """
 
     def __init__(
@@ -277,8 +239,16 @@ class PrefixRows(Interaction):
     ) -> None:
         """Keep the interactions; a row for each target is computed when it is read.
 
-        The arguments are described at the class. ``length`` is RecBole's name for how many rows
-        there are.
+        ``length`` is RecBole's name for how many rows there are.
+
+        Args:
+            log: the interactions.
+            find_mask: returns [interactions] bool, which interactions have a row.
+            max_length: L, histories keep their last L interactions and are padded on the right.
+            suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
+            length_field: name of the field with the length of the history.
+            features: columns that histories take from it instead of from the log (``events``), and
+                columns of users that rows have too (``users``).
         """
         super().__init__({})
         self.log, self.max_length = log, max_length

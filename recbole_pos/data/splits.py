@@ -39,28 +39,24 @@ def read_split(eval_args: dict[str, Any]) -> tuple[str, Any]:
     For example, ``{"split": {"LS": "valid_and_test"}, ...}`` gives ("LS", "valid_and_test").
 
     Args:
-        eval_args: RecBole's option of that name, with the keys order, group_by and split.
+        eval_args: RecBole's option of that name.
 
     Returns:
         kind: LS (leave-one-out), RS (ratios per user), GT (global time) or ST (whole sessions).
         value: what stands under that kind, not yet checked.
 
     Raises:
-        UsageError: for an order, grouping or split the plugin does not have.
+        UsageError: for a split the plugin does not have.
     """
-    # TO: by time; RecBole also has random orders, which would put the future into histories.
-    for key, supported in (("order", "TO"), ("group_by", "user")):
-        if eval_args[key] != supported:
-            value = shown(eval_args[key])
-            raise UsageError(f"eval_args.{key}: only {supported} is supported; found {value}")
     split = eval_args["split"]
-    kind = next(iter(split)) if isinstance(split, dict) and len(split) == 1 else None
-    if kind not in ("LS", "RS", "GT", "ST"):
-        raise UsageError(
-            "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}, {ST: ...}; "
-            f"found {shown(split)}"
-        )
-    return kind, split[kind]
+    if isinstance(split, dict) and len(split) == 1:
+        ((kind, value),) = split.items()
+        if kind in ("LS", "RS", "GT", "ST"):
+            return kind, value
+    raise UsageError(
+        "eval_args.split: expected one of {LS: ...}, {RS: ...}, {GT: ...}, {ST: ...}; "
+        f"found {shown(split)}"
+    )
 
 
 def split_log(
@@ -144,7 +140,7 @@ def _read_held_out(value: Any) -> tuple[int, int]:
     """
     # Of one of RecBole's words, the numbers that it means; of another word none, which is refused.
     numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
-    is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= set(PHASES[1:])
+    is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= {"valid", "test"}
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
         raise UsageError(
             f"eval_args.split.LS: expected {', '.join(_HELD_OUT)}, or numbers of targets such as "
@@ -212,14 +208,15 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
     Raises:
         UsageError: if ``value`` holds no such boundaries, or a part would be empty.
     """
-    # The boundaries b as times. ``side`` says to which part a time equal to a boundary belongs.
+    # The boundaries as times. With ``side`` left, a time that equals a boundary belongs to the part
+    # before it; with right, to the part after it.
     bounds = list(value) if isinstance(value, (list, tuple)) else []
     side: Literal["left", "right"]
     if bounds and all(is_number(bound) and 0 < bound < 1 for bound in bounds):
-        boundaries, side = np.quantile(times, bounds), "left"  # b[i-1] < t <= b[i]
+        boundaries, side = np.quantile(times, bounds), "left"
         is_valid = (np.diff(bounds) > 0).all()  # two quantiles may be the same time
     else:
-        boundaries, side = _read_times(bounds, time_unit), "right"  # b[i-1] <= t < b[i]
+        boundaries, side = _read_times(bounds, time_unit), "right"
         is_valid = (np.diff(boundaries) > 0).all()
     if len(boundaries) not in (1, 2) or not is_valid:
         raise UsageError(
@@ -231,7 +228,7 @@ def split_by_time(times: np.ndarray, value: Any, time_unit: str) -> tuple[np.nda
     # The number of boundaries before a time is its part: 0 TRAIN, 1 VALID, 2 TEST.
     part = np.searchsorted(boundaries, times, side=side).astype(np.int8)
     if len(boundaries) == 1:  # there is no validation
-        part[part == 1] = TEST
+        part[part == VALID] = TEST
 
     for phase in (TRAIN, VALID, TEST) if len(boundaries) == 2 else (TRAIN, TEST):
         if not (part == phase).any():
@@ -259,12 +256,13 @@ def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
         if is_number(bound) and bound >= 1:
             times.append(float(bound))
             continue
+        if not isinstance(bound, (str, date)):
+            return np.empty(0)
         try:
-            # Of an empty text pandas makes NaT ("not a time"), which has no timestamp: ValueError.
-            moment = pd.Timestamp(bound if isinstance(bound, (str, date)) else "")
+            moment = pd.Timestamp(bound)
             moment = moment.tz_localize("UTC") if moment.tzinfo is None else moment
             times.append(moment.timestamp() / SECONDS[time_unit])
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError):  # as of the empty text, which pandas reads as NaT
             return np.empty(0)
     return np.array(times)
 
@@ -289,20 +287,22 @@ def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
         part: [interactions] int8 of TRAIN, VALID and TEST.
         last_times: the time of the last interaction of training and, if it exists, of validation.
     """
-    # The part of each session in the order of last times: the number of bounds at or before it.
+    # The part of each session, in the order of last times: the number of bounds at or before it.
     sessions = _order_sessions(log)
     bounds = _read_bounds(value, len(sessions))
     part = np.searchsorted(bounds, np.arange(len(sessions)), side="right")
     if len(bounds) == 1:  # there is no validation
-        part[part == 1] = TEST
+        part[part == VALID] = TEST
 
-    # The same by id; ids without interactions keep 0, which is repeated no time.
-    part_by_user = np.zeros(len(log.lengths), dtype=np.int8)
-    part_by_user[sessions] = part
+    # The same by id, and by interaction. Ids without interactions keep 0, which no row gets.
+    part_by_session = np.zeros(len(log.lengths), dtype=np.int8)
+    part_by_session[sessions] = part
+    part_by_row = np.repeat(part_by_session, log.lengths)
 
+    # The last sessions before each bound, and the times of their last interactions.
     last_sessions = sessions[np.array(bounds) - 1]
     last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
-    return np.repeat(part_by_user, log.lengths), last_times.tolist()
+    return part_by_row, last_times.tolist()
 
 
 def _order_sessions(log: EventLog) -> np.ndarray:
@@ -331,23 +331,20 @@ def _read_bounds(value: Any, num_sessions: int) -> list[int]:
     Raises:
         UsageError: if the value is something else, or leaves a part empty.
     """
-    # Fractions or counts, rising, one or two of them.
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
-    are_counts = all(is_whole(n) and n > 0 for n in numbers)
+    are_counts = all(is_whole(n) for n in numbers)
     are_shares = all(isinstance(n, float) and 0 < n < 1 for n in numbers)
-    are_rising = (are_counts or are_shares) and numbers == sorted(set(numbers))
-    if len(numbers) not in (1, 2) or not are_rising:
-        raise UsageError(
-            "eval_args.split.ST: expected fractions of all sessions such as [0.9, 0.95] or numbers "
-            "of sessions such as [9000, 9500], one or two, each larger than the one before; what "
-            f"follows the last is test; found {shown(value)}"
-        )
+    is_valid = len(numbers) in (1, 2) and (are_counts or are_shares)
     bounds = numbers
     if are_shares:  # as exact fractions of their texts: in floats 0.29 * 100 is less than 29
         bounds = [math.floor(Fraction(str(share)) * num_sessions) for share in numbers]
-    if (np.diff([0, *bounds, num_sessions]) <= 0).any():
+
+    # Each part, which lies between two bounds, must have a session.
+    if not is_valid or (np.diff([0, *bounds, num_sessions]) <= 0).any():
         raise UsageError(
-            f"eval_args.split.ST: {shown(value)} of {num_sessions:,} sessions leaves a part empty"
+            "eval_args.split.ST: expected fractions of all sessions such as [0.9, 0.95] or numbers "
+            "of sessions such as [9000, 9500], one or two, which leave no part empty; found "
+            f"{shown(value)} of {num_sessions:,} sessions"
         )
     return bounds
 
@@ -362,10 +359,7 @@ def read_fraction(value: Any) -> Fraction:
         UsageError: if it is something else.
     """
     try:
-        text = "0" if isinstance(value, bool) else str(value)
-        # A decimal goes through float, which turns 1e-999999999 into 0; Fraction would compute a
-        # number of a billion digits.
-        fraction = Fraction(text if "/" in text else str(float(text)))
+        fraction = Fraction(str(value))  # the exact value of 0.3, which a float only comes near to
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(0)
     if not 0 < fraction <= 1:
@@ -386,31 +380,24 @@ def find_recent_sessions(
     Args:
         log: the interactions, sorted by session and time.
         part: [interactions] int8 of TRAIN, VALID and TEST, the same for a whole session.
-        train_fraction: share of the training sessions that is kept; None for all of them.
+        train_fraction: share of the training sessions that is kept, at least one; None for all.
 
     Returns:
         is_left: [interactions] bool, which interactions remain.
         counts: numbers of sessions: those that remain as ``train``, ``valid`` and ``test``; those
             that do not as ``left_out``; and as ``overlapping`` the validation and test sessions
             that began before the last training interaction.
-
-    Raises:
-        UsageError: if the share is less than one session.
     """
     sessions = _order_sessions(log)
     session_parts = part[log.offsets[sessions]]
 
     # Of the training sessions, ordered by their last times, leave the first ones out.
     num_left_out = 0
-    is_kept = np.ones(len(log.lengths), dtype=bool)
+    is_kept = np.ones(len(log.lengths), dtype=bool)  # [sessions], by id
     if train_fraction is not None:
-        fraction, train_sessions = read_fraction(train_fraction), sessions[session_parts == TRAIN]
-        num_kept = math.floor(fraction * len(train_sessions))
-        if num_kept == 0:
-            raise UsageError(
-                f"train_fraction: {fraction} of {len(train_sessions):,} training sessions is less "
-                "than one"
-            )
+        fraction = read_fraction(train_fraction)
+        train_sessions = sessions[session_parts == TRAIN]
+        num_kept = max(math.floor(fraction * len(train_sessions)), 1)
         num_left_out = len(train_sessions) - num_kept
         is_kept[train_sessions[:num_left_out]] = False
 
@@ -420,35 +407,15 @@ def find_recent_sessions(
     times = log.times.numpy()
     train_end = times[is_left & (part == TRAIN)].max(initial=-math.inf)
     first_times = times[log.offsets[sessions]]
-    num_overlapping = int(((session_parts != TRAIN) & (first_times < train_end)).sum())
+    is_overlapping = (session_parts != TRAIN) & (first_times < train_end)
 
-    counts = np.bincount(session_parts[is_kept[sessions]], minlength=len(PHASES)).tolist()
-    numbers = dict(zip(PHASES, counts, strict=True))
-    return is_left, {**numbers, "left_out": num_left_out, "overlapping": num_overlapping}
-
-
-def read_session_filter(value: Any) -> tuple[int, int]:
-    """Return how many interactions a session and an item must have, by ``session_filter``.
-
-    Args:
-        value: the option: None, or a mapping such as {item: 5, session: 2}.
-
-    Returns:
-        Least number for a session, and for an item; 1 for what the option does not name.
-
-    Raises:
-        UsageError: if it is no such mapping.
-    """
-    # ``type(...) is int`` refuses True, which is an int, too.
-    option = {} if value is None else value
-    if isinstance(option, dict) and set(option) <= {"session", "item"}:
-        minimums = option.get("session", 1), option.get("item", 1)
-        if all(type(number) is int and number >= 1 for number in minimums):
-            return minimums
-    raise UsageError(
-        "session_filter: expected least numbers of interactions such as {item: 5, session: 2}, "
-        f"found {shown(value)}"
-    )
+    kept_parts = session_parts[is_kept[sessions]]
+    counts = {phase: int((kept_parts == number).sum()) for number, phase in enumerate(PHASES)}
+    return is_left, {
+        **counts,
+        "left_out": num_left_out,
+        "overlapping": int(is_overlapping.sum()),
+    }
 
 
 def filter_sessions(

@@ -28,7 +28,6 @@ from recbole_pos.data.splits import (
     TRAIN,
     VALID,
     find_recent_sessions,
-    format_time,
     read_split,
     split_log,
 )
@@ -66,14 +65,15 @@ class Split:
         Returns:
             [interactions] bool.
         """
-        mask = self.part == phase
-        mask &= self.is_target
+        is_found = self.part == phase
+        is_found &= self.is_target
         if only_newest:
-            targets = np.flatnonzero(mask)
-            # the log is sorted by user, so a user's newest target is before the next user's first
+            # The log is sorted by user and time: a user's newest target is the one after which the
+            # next target is of another user (-1 after the last one of all).
+            targets = np.flatnonzero(is_found)
             is_newest = np.diff(self.log.users.numpy()[targets], append=-1) != 0
-            mask[targets[~is_newest]] = False
-        return mask
+            is_found[targets[~is_newest]] = False
+        return is_found
 
 
 class LaterTargets:
@@ -81,12 +81,12 @@ class LaterTargets:
 
     Args:
         split: the log with its targets.
-        weights: weight of the next interaction, of the one after it, and so on.
+        weights: [n] weight of the next target, of the one after it, and so on.
     """
 
     def __init__(self, split: Split, weights: Sequence[float]) -> None:
         self.items, self.users = split.log.items, split.log.users
-        self.targets = torch.from_numpy(np.flatnonzero(split.find_targets(TRAIN)))
+        self.target_rows = torch.from_numpy(np.flatnonzero(split.find_targets(TRAIN)))
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,31 +103,39 @@ class LaterTargets:
             weights: [k, n] how much each target counts: ``weights`` of this object, and 0 where the
                 user has fewer than n targets left.
         """
-        # the first call moves the columns to the device; later ones find them there
+        # The first call moves the columns to the device; later ones find them there.
         device = rows.device
         self.items, self.users = self.items.to(device), self.users.to(device)
-        self.targets, self.weights = self.targets.to(device), self.weights.to(device)
+        self.target_rows, self.weights = self.target_rows.to(device), self.weights.to(device)
 
-        # places in ``targets``: of the first one at or after each row, and of the n - 1 that follow
-        first = torch.searchsorted(self.targets, rows)
-        places = first[:, None] + torch.arange(len(self.weights), device=device)
+        # ``target_rows`` has the rows of all training targets, ascending. ``places`` in it: of the
+        # first target at or after each given row, and of the n - 1 targets that follow.
+        first_place = torch.searchsorted(self.target_rows, rows)
+        places = first_place[:, None] + torch.arange(len(self.weights), device=device)
 
-        # beyond the end of ``targets``, or beyond the targets of the user, there are none
-        exists = places < len(self.targets)
-        target_rows = self.targets[places.clamp(max=len(self.targets) - 1)]
-        exists &= self.users[target_rows] == self.users[rows][:, None]
-        return self.items[target_rows], self.weights.where(exists, 0.0)
+        # Beyond the last target of all, or of the user, there are none.
+        exists = places < len(self.target_rows)
+        found = self.target_rows[places.clamp(max=len(self.target_rows) - 1)]
+        exists &= self.users[found] == self.users[rows][:, None]
+        return self.items[found], self.weights.where(exists, 0.0)
 
 
 def read_ties(value: Any) -> str | int:
-    """Return ``file``, ``drop`` or the seed of ``random(SEED)``, as ``eval_args.ties`` has it."""
+    """Return what the option ``eval_args.ties`` says: ``file``, ``drop``, or a seed.
+
+    Args:
+        value: the option: ``file``, ``drop``, or ``random(SEED)`` such as random(7), which gives 7.
+
+    Raises:
+        UsageError: if it is something else.
+    """
     text = str(value).strip()
     if match := _RANDOM.fullmatch(text):
         return int(match[1])
     if text not in ("file", "drop"):
         raise UsageError(
-            f"eval_args.ties: {shown(value)} is not one of file, drop and random(SEED), such as "
-            "random(7)"
+            f"eval_args.ties: expected file, drop or random(SEED), such as random(7); found "
+            f"{shown(value)}"
         )
     return text
 
@@ -139,27 +147,37 @@ def find_selected(
     names: dict[str, np.ndarray],
     requires_all: bool = False,
 ) -> np.ndarray | None:
-    """Return [interactions] bool: whether ``target_events`` selects each; None without the option.
+    """Find the interactions that the option ``target_events`` selects as targets.
+
+    For example, {event: [buy, cart], rating: 5} selects those whose event is buy or cart and whose
+    rating is 5.
 
     Args:
-        selections: the option: field -> value or values.
+        selections: the option: field -> value or list of values.
         log: the interactions.
         missing: field -> [interactions] bool, which cells have no number.
         names: field of tokens -> [ids] names by id.
-        requires_all: whether a value that no interaction has is an error, as of a whole file.
+        requires_all: whether a value that no interaction has is an error. It is one in a whole
+            file, but not in a part of it.
+
+    Returns:
+        [interactions] bool; None without the option.
+
+    Raises:
+        UsageError: if a field is not loaded or has lists, or no interaction has a value.
     """
-    # For each field: the cells that have a value, and of these those with a selected value.
     if not selections:
         return None
     is_selected = np.ones(len(log), dtype=bool)
-    log_fields = {log.user_field, log.item_field, log.time_field}
-    allowed = {field for field in log.fields.keys() - log_fields if log.fields[field].dim() == 1}
+    keys = {log.user_field, log.item_field, log.time_field}
+    allowed = {name for name, column in log.fields.items() if column.dim() == 1} - keys
     for field, selection in selections.items():
         if field not in allowed:
             raise UsageError(
                 f"target_events: {shown(field)} is no token or float field of interactions that "
                 f"load_col names; it names {listed(sorted(allowed)) or 'none'}"
             )
+        # The cells that have a value, and of these those with a selected value.
         column = log.fields[field].numpy()
         has_value = ~missing.get(field, np.zeros(len(log), dtype=bool))
         present = pd.unique(column[has_value])
@@ -183,17 +201,17 @@ def _find_values(
     Returns:
         Those of the values ``present`` that are selected.
     """
-    # The user writes names or numbers: compare texts. Of tokens the value is the id.
+    # The user writes names or numbers, so texts are compared. In the data, tokens are ids.
     value_by_text = {str(value if tokens is None else tokens[value]): value for value in present}
     value_by_text.pop("[PAD]", None)  # the name of padding, which no interaction has
-    selected = selection if isinstance(selection, (list, tuple)) else [selection]
     values = []
-    for value in selected:
-        if tokens is None and is_number(value):  # compare in float32, as the data store them
-            value = np.float32(value)
-        text = str(value)
-        if isinstance(value, bool) and text not in value_by_text:  # as convert and yaml write it
+    for wanted in selection if isinstance(selection, (list, tuple)) else [selection]:
+        text = str(wanted)
+        if tokens is None and is_number(wanted):  # compare in float32, as the data store them
+            text = str(np.float32(wanted))
+        elif isinstance(wanted, bool) and text not in value_by_text:  # convert writes true, false
             text = text.lower()
+
         if text in value_by_text:
             values.append(value_by_text[text])
         elif requires_all:
@@ -205,7 +223,12 @@ def _find_values(
 
 
 def check_given_parts(files: Sequence[str], split: Any) -> None:
-    """Require two or three names in ``benchmark_filename``, and the default split for three."""
+    """Refuse a wrong ``benchmark_filename``, which names parts that were split beforehand.
+
+    Args:
+        files: the option: [train, valid, test] or [train, test].
+        split: ``eval_args.split``, which three files leave nothing to do.
+    """
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
             "benchmark_filename: expected names of three different parts, [train, valid, test], or "
@@ -214,8 +237,7 @@ def check_given_parts(files: Sequence[str], split: Any) -> None:
     if len(files) == 3 and split != _DEFAULT_SPLIT:
         raise UsageError(
             f"eval_args.split: {shown(split)} is not read, since the files of benchmark_filename "
-            "give all three parts; leave it out, or give two files, [train, test], and the split "
-            "cuts validation from the first"
+            "give all three parts; leave it out, or give two files, [train, test]"
         )
 
 
@@ -263,74 +285,77 @@ def make_split(
         ``repeated_targets``, see :func:`find_repeated_targets`; of given parts ``leaks``; under ST
         ``sessions``, see :func:`find_recent_sessions`.
     """
+    # The part of every interaction.
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
             f"the split is {kind}"
         )
-
-    # the part of every interaction
     is_possible = log.has_history & (True if is_selected is None else is_selected)
-    boundaries: list[float] = []
-    if given_part is not None and files:
+    part, boundaries = _assign_parts(
+        log, is_possible, eval_args, time_unit, given_part, files or ()
+    )
+    if files:
         kind, value = "benchmark_filename", list(files)
-        part = given_part
-        if len(files) == 2:
-            part = _cut_validation(log, given_part, is_possible, eval_args, time_unit)
-    else:
-        part, boundaries = split_log(log, is_possible, eval_args, time_unit)
 
-    # what is left out of it
+    # Leave out the older training sessions, if ``train_fraction`` says so.
     is_left = np.ones(len(log), dtype=bool)
     sessions: dict[str, int] = {}
     if kind == "ST":
         is_left, sessions = find_recent_sessions(log, part, train_fraction)
-    if not is_left.all():
         log, part = log.keep(is_left), part[is_left]
     part_as_cut = part
-    is_cold = count_items(log, part == TRAIN, item_num) == 0  # by item
+
+    # Find what makes metrics too good: exact copies, and leaks between given parts.
     copies, originals = _find_copies(log, is_by_time=given_part is None)
+    is_copy = np.zeros(len(log), dtype=bool)
+    is_copy[copies] = True
     leaks = {}
     if given_part is not None:
         leaks = {"leaks": _count_leaks(log, part, copies, originals)}
-    is_copy = np.zeros(len(log), dtype=bool)
-    is_copy[copies] = True
+
+    # Under ``cold_items: drop``, leave out interactions of items that no training interaction has.
+    is_cold = count_items(log, part == TRAIN, item_num) == 0  # [items]
     is_dropped = np.zeros(len(log), dtype=bool)
     if eval_args["cold_items"] == "drop":
         is_dropped = is_cold[log.items.numpy()]
         log, part, is_copy = log.keep(~is_dropped), part[~is_dropped], is_copy[~is_dropped]
         is_left[is_left] = ~is_dropped
 
-    # the targets among the rest
+    # Choose the targets among the rest. In training every possible one is a target.
     has_history = log.has_history
     is_possible = has_history & (True if is_selected is None else is_selected[is_left])
-    is_at_a_tie = find_ties(log)
     is_held_out = part != TRAIN
-    possible_rows = np.flatnonzero(is_possible & is_held_out)
     is_target = is_possible & ~is_held_out
-    is_target[_choose_held_out(log, part, possible_rows, eval_args["target"], user_tokens)] = True
-    is_tied = np.zeros(len(log), dtype=bool)
-    if eval_args.get("ties") == "drop":
-        is_tied = is_target & is_held_out & is_at_a_tie
-        is_target &= ~is_tied
+    held_out_rows = np.flatnonzero(is_possible & is_held_out)
+    is_target[_choose_held_out(log, part, held_out_rows, eval_args["target"], user_tokens)] = True
+    is_at_a_tie = is_held_out & find_ties(log)
+    drops_ties = eval_args.get("ties") == "drop"
+    is_tied = is_target & is_at_a_tie & drops_ties
+    is_target &= ~is_tied
 
-    parts_by_count = {  # name of a count -> parts of the interactions that it counts
+    # Count by phase: name of a count -> [n] parts of the interactions that it counts.
+    parts_by_count = {
         "events": part_as_cut,
         "without_history": part[~has_history],
         "targets": part[is_target],
         "cold_targets": part[is_target & is_cold[log.items.numpy()]],
         "copies": part_as_cut[copies],
         "copied_targets": part[is_target & is_copy],
-        "tied_targets": part[is_target & is_held_out & is_at_a_tie],
+        "tied_targets": part[is_target & is_at_a_tie],
         "repeated_targets": part[find_repeated_targets(log, is_target & is_held_out)],
         "dropped": part_as_cut[is_dropped],
         "not_chosen": part[is_possible & ~is_target & ~is_tied],
     }
     if is_selected is not None:
         parts_by_count["other_events"] = part[has_history & ~is_possible]
-    if eval_args.get("ties") == "drop":
+    if drops_ties:
         parts_by_count["tied"] = part[is_tied]
+    counts = {
+        name: {phase: int((parts == number).sum()) for number, phase in enumerate(PHASES)}
+        for name, parts in parts_by_count.items()
+    }
     summary = {
         "split": {kind: list(value) if isinstance(value, tuple) else value},
         "boundaries": boundaries,
@@ -338,32 +363,41 @@ def make_split(
         "target": eval_args["target"],
         "cold_items": eval_args["cold_items"],
         "items_without_training": int(is_cold[1:].sum()),
-        **{name: count_phases(parts) for name, parts in parts_by_count.items()},
+        **counts,
         **leaks,
     }
     return Split(log, part, is_target, summary), is_left
 
 
-def _cut_validation(
+def _assign_parts(
     log: EventLog,
-    given_part: np.ndarray,
     is_possible: np.ndarray,
     eval_args: dict[str, Any],
     time_unit: str,
-) -> np.ndarray:
-    """Cut validation from training, where only training and test are given as files.
+    given_part: np.ndarray | None,
+    files: Sequence[str],
+) -> tuple[np.ndarray, list[float]]:
+    """Assign every interaction to training, validation or test, by the split or by its file.
 
     Args:
         log: all interactions.
-        given_part: [interactions] int8: TRAIN for those of the first file, TEST for the others.
-        is_possible: [interactions] bool: whether each may be a target.
-        eval_args: RecBole's option, whose ``split`` says how to cut.
+        is_possible: [interactions] bool: whether each may be a target. Splits count only these.
+        eval_args: RecBole's option of that name, whose ``split`` says how to cut.
         time_unit: unit of the times in the log.
+        given_part: [interactions] int8 TRAIN, VALID or TEST by file; None if one file has all.
+        files: names of the parts that have files: three, or only training and test. Of two,
+            validation is cut from training.
 
     Returns:
-        [interactions] int8 of TRAIN, VALID and TEST.
+        part: [interactions] int8 of TRAIN, VALID and TEST.
+        boundaries: times that separate the parts, at most two; empty if parts are given.
     """
-    # the default split would cut a test, too
+    if given_part is None:
+        return split_log(log, is_possible, eval_args, time_unit)
+    if len(files) != 2:
+        return given_part, []
+
+    # Cut validation from the first file. The default split would cut a test, too.
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN
@@ -371,67 +405,83 @@ def _cut_validation(
     part_of_first, _ = split_log(first, is_possible_first, eval_args, time_unit)
     part = given_part.copy()
     part[is_first] = np.where(part_of_first == TRAIN, TRAIN, VALID)
-    return part
+    return part, []
 
 
 def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return [copies] int64 rows of exact copies (user, item, time), and of their originals.
+    """Find exact copies: interactions with the user, item and time of an earlier row.
 
-    A copy has the user, item and time of an earlier row, its original. For example, rows of one
-    user with the items [a, b, a, a] at the times [1, 1, 1, 2] have the copy 2 with the original 0.
-    ``is_by_time`` says whether the interactions of each user are sorted by time; with given parts
-    they are sorted by part first.
+    For example, rows of one user with the items [a, b, a, a] at the times [1, 1, 1, 2] have the
+    copy 2, whose original is row 0.
+
+    Args:
+        log: the interactions.
+        is_by_time: whether those of each user are sorted by time. Where a file gives each part,
+            they are sorted by part first.
+
+    Returns:
+        copies: [copies] int64 rows of the copies.
+        originals: [copies] int64 for each of them, the first row that is the same.
     """
-    pairs = [np.empty((2, 0), dtype=np.int64)]
+    found = [np.empty((2, 0), dtype=np.int64)]
     for chunk_rows, chunk in log.iterate_chunks():
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
 
-        # only rows at the same time as another row of their user may be copies
+        # Only rows at the same time as another row of their user may be copies. ``group`` is the
+        # number of the pair of user and time.
         rows = np.arange(len(chunk)) if is_by_time else np.lexsort((times, users))
-        ties_previous = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)
-        is_tied = np.append(ties_previous, False) | np.append(False, ties_previous)
-        group = np.cumsum(~np.append(False, ties_previous))[is_tied]  # one per user and time
+        is_same = (np.diff(users[rows]) == 0) & (np.diff(times[rows]) == 0)  # as the row before
+        is_tied = np.append(is_same, False) | np.append(False, is_same)
+        group = np.cumsum(np.append(True, ~is_same))[is_tied]
         rows = rows[is_tied]
 
-        # sorted by item within a user and time, copies follow their original
-        order = np.lexsort((items[rows], group))  # stable: the first of equals stays the first
-        group, rows = group[order], rows[order]
-        is_new = np.ones(len(rows), dtype=bool)
-        is_new[1:] = (np.diff(group) != 0) | (np.diff(items[rows]) != 0)
-        originals = rows[is_new][np.cumsum(is_new) - 1]
-        pairs.append(chunk_rows.start + np.stack((rows, originals))[:, ~is_new])
-    copies, originals = np.concatenate(pairs, axis=1)
+        # One key for each group and item. Keys are numbered by first appearance, so that number i
+        # belongs to the i-th original.
+        key = group * (items.max() + 1) + items[rows]
+        number, _ = pd.factorize(key)
+        is_copy = pd.Series(key).duplicated().to_numpy()
+        originals = rows[~is_copy][number]
+        found.append(chunk_rows.start + np.stack((rows, originals))[:, is_copy])
+    copies, originals = np.concatenate(found, axis=1)
     return copies, originals
 
 
 def _count_leaks(
     log: EventLog, part: np.ndarray, copies: np.ndarray, originals: np.ndarray
 ) -> dict[str, dict[str, int]]:
-    """Return kind of leak -> phase -> number of held-out interactions of given parts.
+    """Count held-out interactions that reveal, or come before, what is trained on.
 
-    ``in_earlier_part`` counts copies of an interaction in an earlier part; ``before_earlier_part``
-    those older than their user's newest interaction in earlier parts; ``before_training_ends``
-    those older than the newest training interaction. ``copies`` and ``originals`` are [copies]
-    rows in the log.
+    Only parts that are given as files can have such leaks.
+
+    Args:
+        log: the interactions.
+        part: [interactions] int8 TRAIN, VALID or TEST.
+        copies, originals: [copies] rows of exact copies, and of what they are copies of.
+
+    Returns:
+        Kind of leak -> valid or test -> number of interactions. ``in_earlier_part`` counts copies
+        of an interaction in an earlier part; ``before_earlier_part`` those older than their user's
+        newest interaction in earlier parts; ``before_training_ends`` those older than the newest
+        training interaction.
     """
     times, users = log.times.numpy(), log.users.numpy()
     is_early = np.zeros(len(log), dtype=bool)
     for phase in (VALID, TEST):
-        num_users = len(log.lengths)
-        latest_earlier = np.full(num_users, -np.inf)  # by user, newest time in earlier parts
+        newest_earlier = np.full(len(log.lengths), -np.inf)  # [users], time in earlier parts
         is_before, is_here = part < phase, part == phase
-        np.maximum.at(latest_earlier, users[is_before], times[is_before])
-        is_early[is_here] = times[is_here] < latest_earlier[users[is_here]]
+        np.maximum.at(newest_earlier, users[is_before], times[is_before])
+        is_early[is_here] = times[is_here] < newest_earlier[users[is_here]]
+
     train_end = times[part == TRAIN].max(initial=-np.inf)
     copy_part, original_part = part[copies], part[originals]
-    leaks = {  # kind of leak -> parts of the interactions that it counts
+    parts_by_leak = {
         "in_earlier_part": copy_part[original_part < copy_part],
         "before_earlier_part": part[is_early],
         "before_training_ends": part[(part != TRAIN) & (times < train_end)],
     }
     return {
-        name: {PHASES[phase]: int((parts == phase).sum()) for phase in (VALID, TEST)}
-        for name, parts in leaks.items()
+        name: {"valid": int((parts == VALID).sum()), "test": int((parts == TEST).sum())}
+        for name, parts in parts_by_leak.items()
     }
 
 
@@ -439,15 +489,16 @@ def find_repeated_targets(log: EventLog, is_target: np.ndarray) -> np.ndarray:
     """Return the rows of targets whose item the user has had before: [repeated targets] int64.
 
     Args:
+        log: the interactions, sorted by user and time.
         is_target: [interactions] bool, the targets to look at.
     """
-    repeated = [np.empty(0, dtype=np.int64)]
+    found = [np.empty(0, dtype=np.int64)]
     for chunk_rows, chunk in log.iterate_chunks():  # all interactions of a user are in one chunk
         items, users = chunk.items.numpy(), chunk.users.numpy()
-        pairs = users * (items.max(initial=0) + 1) + items  # one number for each user and item
+        pairs = users * (items.max() + 1) + items  # one number for each user and item
         is_repeated = pd.Series(pairs).duplicated().to_numpy() & is_target[chunk_rows]
-        repeated.append(chunk_rows.start + np.flatnonzero(is_repeated))
-    return np.concatenate(repeated)
+        found.append(chunk_rows.start + np.flatnonzero(is_repeated))
+    return np.concatenate(found)
 
 
 def find_ties(log: EventLog) -> np.ndarray:
@@ -464,12 +515,15 @@ def find_ties(log: EventLog) -> np.ndarray:
     """
     is_tied = np.zeros(len(log), dtype=bool)
     for rows, chunk in log.iterate_chunks():
+        # ``group`` is the number of the pair of user and time, which begins where ``is_new``.
         users, times, items = chunk.users.numpy(), chunk.times.numpy(), chunk.items.numpy()
         is_new = np.append(True, (np.diff(users) != 0) | (np.diff(times) != 0))
-        group = np.cumsum(is_new) - 1  # [rows] number of the pair of user and time
-        first_item = items[is_new]  # [groups]
-        has_several = np.zeros(len(first_item), dtype=bool)
-        has_several[group[items != first_item[group]]] = True
+        group = np.cumsum(is_new) - 1
+
+        # A group has several items if one of them differs from its first.
+        first_item = items[is_new][group]  # by row
+        has_several = np.zeros(group[-1] + 1, dtype=bool)
+        has_several[group[items != first_item]] = True
         is_tied[rows] = has_several[group]
     return is_tied
 
@@ -492,9 +546,10 @@ def _choose_held_out(
     """
     if mode == "all":
         return rows
+    # One group for each user and phase, with a number such as 3 * user + phase. The interactions of
+    # a user are in time order, so those of a phase follow each other: a group is ``counts`` rows
+    # from ``first`` on.
     users = log.users.numpy()[rows]
-    # One group for each user and phase. The interactions of a user are in time order, so those of a
-    # phase follow each other: a group is ``counts`` rows from ``first`` on.
     groups, first, counts = np.unique(
         users * len(PHASES) + part[rows], return_index=True, return_counts=True
     )
@@ -503,96 +558,11 @@ def _choose_held_out(
     if mode == "last":
         return rows[first + counts - 1]
 
-    # the digest of "test ann" chooses one of ann's rows in the test
+    # Random: the digest (hash) of "test ann", as a number, chooses one of ann's rows in the test.
     group_users, phases = np.divmod(groups, len(PHASES))
-    names = user_tokens[group_users].tolist()
-    texts = (f"{PHASES[phase]} {name}" for phase, name in zip(phases, names, strict=True))
-    digests = (hashlib.blake2b(text.encode(), digest_size=7).digest() for text in texts)
-    hashes = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.int64)
+    hashes = np.empty(len(groups), dtype=np.int64)
+    for i, name in enumerate(user_tokens[group_users].tolist()):
+        text = f"{PHASES[phases[i]]} {name}"
+        digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+        hashes[i] = int.from_bytes(digest, "little")
     return rows[first + hashes % counts]
-
-
-def describe_split(summary: dict[str, Any]) -> str:
-    """Return the ``summary`` of :func:`make_split` as a line of text; "" if nothing is unusual."""
-    labels = {
-        "without_history": "without history",
-        "other_events": "not of target_events",
-        "dropped": "dropped as cold",
-        "not_chosen": "not chosen",
-        "cold_targets": "with a cold item",
-        "tied_targets": "with another item of their user at the same time",
-    }
-    counts, sessions = summary["events"], summary["sessions"]
-    in_sessions = {phase: f" of {count:,} sessions" for phase, count in sessions.items()}
-    older = f" ({sessions['left_out']:,} older ones left out)" if sessions.get("left_out") else ""
-    parts = [f"train {counts['train']:,} interactions{in_sessions.get('train', '')}{older}"]
-    is_unusual = bool(summary["boundaries"])
-    for phase in PHASES[1:]:
-        remarks = [
-            f"{summary[key][phase]:,} {label}"
-            for key, label in labels.items()
-            if summary.get(key, {}).get(phase)
-        ]
-        is_unusual |= bool(remarks)
-        if counts[phase]:
-            note = f" ({', '.join(remarks)})" if remarks else ""
-            parts.append(
-                f"{phase} {summary['targets'][phase]:,} targets of {counts[phase]:,} interactions"
-                f"{in_sessions.get(phase, '')}{note}"
-            )
-    if not is_unusual:
-        return ""
-    kind = next(iter(summary["split"]))
-    times = " and ".join(map(format_time, summary["boundaries"]))
-    boundaries = f" at time {times}" if times else ""
-    return f"split {kind}{boundaries}: {'; '.join(parts)}"
-
-
-def make_warnings(summary: dict[str, Any]) -> list[str]:
-    """Return warnings about copies, leaks (both make metrics too good) and items never trained on.
-
-    A leak is held out, but a copy of, or older than, what is trained on. ``summary``: of a split.
-    """
-    warnings = []
-    targets, copied = summary["targets"], summary["copied_targets"]
-    if num_copies := sum(summary["copies"].values()):
-        phrases = [
-            f"{copied[phase]:,} of {targets[phase]:,} {phase} targets"
-            for phase in PHASES[1:]
-            if copied[phase]
-        ]
-        warnings.append(
-            f"{num_copies:,} interactions are exact copies of an earlier one (user, "
-            f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
-            "`rm_copies: True` leaves copies out"
-        )
-    if "leaks" not in summary:
-        return warnings
-
-    warnings += [
-        f"benchmark_filename: no item of the {phase} targets is in training; unless that is meant, "
-        "names are written differently in the files"
-        for phase in PHASES[1:]
-        if summary["cold_targets"][phase] == targets[phase] > 0
-    ]
-    for key, text in (
-        ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
-        ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
-    ):
-        counts = summary["leaks"][key]
-        phrases = [f"{count:,} {phase}" for phase, count in counts.items() if count]
-        if phrases:
-            warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
-    return warnings
-
-
-def count_phases(part: np.ndarray) -> dict[str, int]:
-    """Count interactions by phase.
-
-    Args:
-        part: [n] int8 part of each interaction: TRAIN, VALID or TEST.
-
-    Returns:
-        Name of the phase -> number of interactions in it.
-    """
-    return {phase: int(np.count_nonzero(part == i)) for i, phase in enumerate(PHASES)}

@@ -89,13 +89,13 @@ def cut_windows(
             - ``sliding``: windows with ``stride`` new targets each, before which up to L - stride
               inputs are context (read, without a target); training costs L / stride times as much;
             - ``prefix``: windows of one target each.
-        stride: new targets per window under ``sliding``; L // 2 when None. Else it must be None.
+        stride: new targets per window under ``sliding``; L // 2 when None. Else it is not read.
 
     Returns:
         Rows of the log: where each window starts and ends, and its first input with a target.
 
     Raises:
-        UsageError: if the stride is too small or too large, or not read under ``mode``.
+        UsageError: if the stride is too small or too large.
     """
     # ``stride`` becomes the number of new targets in each window, except in a user's oldest one.
     if mode == "sliding":
@@ -104,8 +104,6 @@ def cut_windows(
             raise UsageError(
                 f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
             )
-    elif stride is not None:
-        raise UsageError(f"window_stride is only read under train_windows: sliding, not {mode}")
     else:
         stride = 1 if mode == "prefix" else max_length
 
@@ -256,7 +254,7 @@ class WindowGatherer:
             The batch on the device. Its ``targets`` are the items to predict, and ``queries`` the
             positions in ``items`` from which they are predicted; None if these are all positions.
         """
-        # sizes, on the host
+        # Sizes, on the host.
         windows = self.windows
         host_lengths = windows.end[batch] - windows.start[batch]
         num_inputs = int(host_lengths.sum())
@@ -264,19 +262,20 @@ class WindowGatherer:
         if index is None:
             index = torch.from_numpy(batch).to(self.device)
 
-        # inputs: the rows of all windows, one window after the other
+        # Inputs: the rows of all windows in the log, one window after the other. Those of a window
+        # go from ``start`` to ``end``, and the ones from ``first`` on have a target.
         start, end, first = self.start[index], self.end[index], self.first[index]
         lengths = end - start
-        rows = concatenate_ranges(start, lengths, num_inputs)  # of the inputs, in the log
+        rows = concatenate_ranges(start, lengths, num_inputs)
 
-        # Targets: each is the interaction in the row after its input. Inputs before ``first`` are
-        # context, which has no target.
+        # Targets: each is the interaction in the row after its input. If not all inputs have one,
+        # ``queries`` are the positions of those that do, among all inputs of the batch.
         trained_rows = rows
         queries = None
         if num_targets < num_inputs:
             offsets = lengths.cumsum(0) - lengths  # position of each window's first input
             num_possible = int((windows.end[batch] - windows.first[batch]).sum())
-            queries = concatenate_ranges(first - start + offsets, end - first, num_possible)
+            queries = concatenate_ranges(offsets + first - start, end - first, num_possible)
             # Only some interactions may be targets. A stable sort brings them to the front; an
             # index by a mask would have to read its size from the device.
             if self.is_target is not None:
@@ -284,7 +283,8 @@ class WindowGatherer:
                 queries = queries[is_context.argsort(stable=True)[:num_targets]]
             trained_rows = rows[queries]
 
-        # Times of the inputs and, if required, of the target of each window's newest input.
+        # Times in seconds: of the inputs and, if required, of the target of each window's newest
+        # input, which stands in row ``end``.
         times = at = None
         if self.times is not None:
             seconds = self.requirements.seconds  # times are not multiplied by 1, which would copy

@@ -22,8 +22,7 @@ from recbole_pos import files
 from recbole_pos.data.candidates import describe_candidates, masks_history, warn_of_repeats
 from recbole_pos.data.identity import Vocabulary
 from recbole_pos.data.item_vectors import KEPT
-from recbole_pos.data.targets import make_warnings
-from recbole_pos.data.valid_users import add_sample
+from recbole_pos.data.split_summary import add_sample, make_warnings
 from recbole_pos.errors import CheckpointError, UsageError, make_resume_command
 from recbole_pos.experiment.device import describe_device
 from recbole_pos.values import Options, shown

@@ -15,8 +15,7 @@ from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
 from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
-from recbole_pos.data.targets import make_warnings
-from recbole_pos.data.valid_users import add_sample
+from recbole_pos.data.split_summary import add_sample, make_warnings
 from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter

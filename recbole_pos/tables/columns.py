@@ -41,49 +41,56 @@ class Column:
         if not kind.endswith("seq"):
             self.values = storage.empty(num_rows, np.int32 if kind == "token" else np.float64)
 
-    def write(self, row: int, block: Any) -> None:
-        """Write the cells of a block of rows.
+    def write(self, first_row: int, block: Any) -> None:
+        """Write the cells of the next block of rows into this column.
 
-        Names are written as codes, which are those of this block only, until there are so many
-        names that `_merge_names` gives equal names of all blocks the same code.
+        Names are stored as codes (whole numbers that stand for them). These are at first the codes
+        of their block; ``_merge_names`` later gives equal names of all blocks the same code.
 
         Args:
-            row: row of the table in which the block begins.
-            block: the cells: a list of arrays, an array of numbers, or names numbered by Arrow.
+            first_row: row of the table in which the block begins. A reader that fails in the middle
+                of a file begins again at its first row, which replaces what was written from there.
+            block: the cells of the column: a list of arrays (if each cell is a list), an array of
+                numbers (float), or a DictionaryArray of Arrow (token), which has a code for each
+                cell in ``indices``, and the name of each code in ``dictionary``.
         """
         if self.kind.endswith("seq"):
-            self.lists[row:] = block
+            self.lists[first_row:] = block
             return
-        rows = slice(row, row + len(block))
+        rows = slice(first_row, first_row + len(block))
         if self.kind == "float":
             self.values[rows] = block
             return
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
-        # A reader that begins again overwrites earlier blocks, whose names are dropped with them.
-        self.unmerged = [
-            (earlier, names) for earlier, names in self.unmerged if earlier.stop <= row
-        ]
-        self.unmerged.append((rows, block.dictionary))
-        if sum(len(names) for _, names in self.unmerged) > _MAX_UNMERGED_NAMES:
+        # Keep the names of this block, and of the blocks that it does not replace, to be merged.
+        kept = [(earlier, names) for earlier, names in self.unmerged if earlier.stop <= first_row]
+        self.unmerged = [*kept, (rows, block.dictionary)]
+        num_unmerged = sum(len(names) for _, names in self.unmerged)
+        if num_unmerged > _MAX_UNMERGED_NAMES:  # merge now: the same names of many blocks take room
             self._merge_names()
 
     def _merge_names(self) -> None:
         """Give equal names in all blocks the same code, and rewrite the codes of their rows.
 
-        For example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where
-        earlier blocks had [blue, owl].
+        Until now the codes of each block count the names of that block only (``unmerged``). For
+        example, the codes [0, 1] of a block with the names [red, blue] become [2, 0] where earlier
+        blocks had the names [blue, owl], since all names are [blue, owl, red] now.
         """
-        # Arrow can merge the names of columns that it has numbered itself. So make such a column of
-        # each list of names, with every name once (codes 0, 1, ...), and let Arrow merge these:
-        # what becomes of code i there is the new code of i.
-        every = [self.names, *(names for _, names in self.unmerged)]
-        codes = [pa.array(np.arange(len(names), dtype=np.int32)) for names in every]
-        numbered = map(pa.DictionaryArray.from_arrays, codes, every)
-        merged = pa.chunked_array(list(numbered)).unify_dictionaries().chunks
-        for (rows, _), block in zip(self.unmerged, merged[1:], strict=True):
+        # Arrow's ``unify_dictionaries`` merges the names of columns with codes. So make a column of
+        # each list of names, in which every name occurs once: its codes are 0, 1, 2 and so on. In
+        # the merged columns, cell i is the new code of what had the code i.
+        name_lists = [self.names, *(names for _, names in self.unmerged)]
+        columns = []
+        for names in name_lists:
+            codes = pa.array(np.arange(len(names), dtype=np.int32))
+            columns.append(pa.DictionaryArray.from_arrays(codes, names))
+        merged = pa.chunked_array(columns).unify_dictionaries().chunks
+
+        # The first column has the names that were merged before, whose codes do not change.
+        for (rows, _), column in zip(self.unmerged, merged[1:], strict=True):
             # The code -1 of a missing name reads the last of these, which is -1 again.
-            new_codes = np.append(block.indices.to_numpy(), np.int32(_MISSING_CODE))
+            new_codes = np.append(column.indices.to_numpy(), np.int32(_MISSING_CODE))
             self.values[rows] = new_codes[self.values[rows]]
         self.names, self.unmerged = merged[0].dictionary, []
 

@@ -14,15 +14,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from recbole_pos.tables.text import TextForm, count_blank_lines
+from recbole_pos.tables.text import TextForm
 
 _BLOCK_ROWS = 1 << 18  # rows that are handed on at a time, at least
 # What reading a file by DuckDB may raise.
 ENGINE_ERRORS = (duckdb.Error, pa.ArrowException, OSError)
-
-
-class IrregularText(ValueError):
-    """DuckDB has joined lines of a text, or left out something."""
 
 
 def connect(memory_limit: int) -> Any:
@@ -60,8 +56,8 @@ def read_text(
         The columns of a block of rows, as text; an empty cell is null.
 
     Raises:
-        IrregularText: if rows are not lines, as where a quotation mark is not closed, or if a line
-            has an empty cell too many at its end, which DuckDB does not report.
+        ValueError: if rows are not lines, as where a quotation mark is not closed, or if a line has
+            an empty cell too many at its end, which DuckDB does not report.
         duckdb.Error: if a line has more or fewer cells, or the text cannot be read otherwise.
     """
     quote = '"' if form.has_quotes else ""
@@ -81,7 +77,8 @@ def read_text(
         "quote": quote,
     }
 
-    # Read, and count rows, and those whose last cell is empty: their lines end with a separator.
+    # Read, and count the rows, and those whose last cell is empty: their lines end with a separator
+    # ("open" lines).
     num_rows = num_open = 0
     connection = connect(memory_limit)  # which DuckDB 1 closes with its last reference
     for block in _stream(connection.sql(query, params=parameters)):
@@ -90,11 +87,8 @@ def read_text(
         yield block.columns
 
     # Compare with the lines of the file: DuckDB skips empty lines, and nothing else may be missing.
-    num_blank = form.num_lines - num_rows
-    if num_blank and num_blank != count_blank_lines(path, form.num_skipped):
-        raise IrregularText(f"{num_rows} rows of {form.num_lines} lines")
-    if num_open != form.num_open:
-        raise IrregularText(f"{num_open} empty last cells, {form.num_open} lines without an end")
+    if (num_rows, num_open) != (form.num_lines - form.num_blank, form.num_open):
+        raise ValueError(f"{path}: the rows that DuckDB has read are not the lines of the text")
 
 
 class ParquetFile:

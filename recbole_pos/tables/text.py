@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 from recbole_pos.errors import UsageError
 
 _BLOCK_BYTES = 1 << 22
-_BLANK_LINE = re.compile(rb"^\r?\n", re.MULTILINE)
 _NEWLINE, _RETURN = b"\n\r"
 
 
@@ -24,12 +22,14 @@ class TextForm:
     Attributes:
         num_skipped: lines up to the one that names the columns, itself included.
         num_lines: lines after these, of which some may be empty.
-        num_open: lines whose last character is the separator.
+        num_blank: lines after these that are empty.
+        num_open: lines whose last character is the separator, so that their last cell is empty.
         has_quotes: whether there is a quotation mark anywhere.
     """
 
     num_skipped: int
     num_lines: int
+    num_blank: int
     num_open: int
     has_quotes: bool
 
@@ -39,7 +39,8 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
 
     Args:
         path: the file.
-        num_skipped: number of lines up to the one that names the columns, itself included.
+        num_skipped: number of lines up to the one that names the columns, itself included. Those
+            before it are empty.
         separator: character between cells.
 
     Returns:
@@ -48,7 +49,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     """
     if not separator.isascii():
         return None
-    num_lines = num_returns = num_open = 0
+    num_lines = num_returns = num_blank = num_open = 0
     has_quotes, is_ended = False, True
     for block in _iterate_blocks(path):
         if b"\0" in block:
@@ -59,29 +60,23 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         # Place of the last byte of each line: before \n, or before \r\n. Numpy finds all places
         # in two passes over the bytes; bytes.count(b"\t\n") and the like would take four.
         codes = np.frombuffer(block if is_ended else block + b"\n", np.uint8)
-        last = np.flatnonzero(codes == _NEWLINE) - 1
-        num_lines += len(last)
+        newlines = np.flatnonzero(codes == _NEWLINE)
+        last = newlines - 1
         if b"\r" in block:
             num_returns += block.count(b"\r")
             last -= codes[last] == _RETURN
-        # A line is open if it ends with the separator, so that its last cell is empty.
+
+        # In an empty line the last byte is before the first one, which follows the line before.
+        first = np.append(0, newlines[:-1] + 1)
+        num_lines += len(newlines)
+        num_blank += int((last < first).sum())
         num_open += int((codes[last] == ord(separator)).sum())
 
     # Either no line ends in \r\n, or all do; the last line of a file may have no end at all.
     if num_returns not in (0, num_lines if is_ended else num_lines - 1):
         return None
-    return TextForm(num_skipped, num_lines - num_skipped, num_open, has_quotes)
-
-
-def count_blank_lines(path: Path, num_skipped: int) -> int:
-    """Return the number of empty lines after the one that names the columns.
-
-    Args:
-        path: the file.
-        num_skipped: number of lines up to that one, itself included. All lines before it are empty.
-    """
-    num_blank = sum(len(_BLANK_LINE.findall(block)) for block in _iterate_blocks(path))
-    return num_blank - (num_skipped - 1)
+    num_blank -= num_skipped - 1  # those before the line that names the columns
+    return TextForm(num_skipped, num_lines - num_skipped, num_blank, num_open, has_quotes)
 
 
 def _iterate_blocks(path: Path) -> Iterator[bytes]:
@@ -105,8 +100,6 @@ def iterate_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if "\0" in line:
                     raise UnicodeError("a NUL byte")
                 yield number, line.removesuffix("\n").removesuffix("\r")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeError as error:
         reason = getattr(error, "reason", error)
         raise UsageError(

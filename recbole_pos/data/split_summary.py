@@ -1,0 +1,104 @@
+"""What users are told about a split: a line of its counts, and warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recbole_pos.data.splits import PHASES, format_time
+from recbole_pos.values import Options
+
+# Counts of held-out interactions in a summary that are worth a remark if they are not 0.
+_REMARKABLE = (
+    *("without_history", "other_events", "dropped", "not_chosen"),
+    *("cold_targets", "tied_targets"),
+)
+
+
+def describe_split(summary: dict[str, Any]) -> str:
+    """Return the counts of a split as a line of text for the screen.
+
+    Args:
+        summary: of the split; see :func:`~recbole_pos.data.targets.make_split`.
+
+    Returns:
+        Such as "split GT at time 893286638: train 900 targets of 1,000 interactions; test 80
+        targets of 90 interactions (10 without history)"; empty if every held-out interaction is a
+        target, under a split without boundaries in time.
+    """
+    targets, events, sessions = summary["targets"], summary["events"], summary["sessions"]
+    parts = []
+    is_unusual = bool(summary["boundaries"])
+    for phase in PHASES:
+        if not events[phase]:
+            continue
+        part = f"{phase} {targets[phase]:,} targets of {events[phase]:,} interactions"
+        remarks = []
+        if sessions:
+            part += f" of {sessions[phase]:,} sessions"
+        if phase == "train":
+            if sessions and sessions["left_out"]:
+                remarks = [f"{sessions['left_out']:,} older sessions left out"]
+        else:  # counts by which fewer interactions are targets, or targets differ from the others
+            counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
+            remarks = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
+            is_unusual |= bool(remarks)
+        parts.append(part + (f" ({', '.join(remarks)})" if remarks else ""))
+    if not is_unusual:
+        return ""
+    (kind,) = summary["split"]
+    times = " and ".join(map(format_time, summary["boundaries"]))
+    boundaries = f" at time {times}" if times else ""
+    return f"split {kind}{boundaries}: {'; '.join(parts)}"
+
+
+def make_warnings(summary: dict[str, Any]) -> list[str]:
+    """Return warnings about what makes metrics too good, or hides a mistake in the files.
+
+    These are exact copies of interactions, leaks (held-out interactions that are copies of, or
+    older than, what is trained on), and parts of which no item was trained on.
+
+    Args:
+        summary: of the split; see :func:`~recbole_pos.data.targets.make_split`.
+    """
+    warnings = []
+    targets, num_copies = summary["targets"], sum(summary["copies"].values())
+    if num_copies:
+        copied = {phase: summary["copied_targets"][phase] for phase in ("valid", "test")}
+        phrases = [
+            f"{n:,} of {targets[phase]:,} {phase} targets" for phase, n in copied.items() if n
+        ]
+        warnings.append(
+            f"{num_copies:,} interactions are exact copies of an earlier one (user, "
+            f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
+            "`rm_copies: True` leaves copies out"
+        )
+    if "leaks" not in summary:  # which only parts that files give can have
+        return warnings
+
+    for phase in ("valid", "test"):
+        if summary["cold_targets"][phase] == targets[phase] > 0:
+            warnings.append(
+                f"benchmark_filename: no item of the {phase} targets is in training; unless that "
+                "is meant, names are written differently in the files"
+            )
+    for leak, text in (
+        ("in_earlier_part", "are in an earlier file as well (user, item, time)"),
+        ("before_earlier_part", "are earlier than an interaction of their user in an earlier file"),
+    ):
+        phrases = [f"{n:,} {phase}" for phase, n in summary["leaks"][leak].items() if n]
+        if phrases:
+            warnings.append(f"benchmark_filename: {' and '.join(phrases)} interactions {text}")
+    return warnings
+
+
+def add_sample(summary: dict[str, Any], config: Options) -> dict[str, Any]:
+    """Return the summary of a split, with ``valid_users`` if validation is on a sample of users.
+
+    Args:
+        summary: counts of the split; those of validation targets stay those of all users.
+        config: options; ``valid_users`` is the size of the sample, None for all users, with which
+            the summary is returned as it is.
+    """
+    if config["valid_users"] is None:
+        return summary
+    return {**summary, "valid_users": config["valid_users"]}
