@@ -274,25 +274,18 @@ def make_split(
         is_selected: [interactions] bool, which ``target_events`` selects; None for all.
 
     Returns:
-        The split, and which of the interactions are left in it, [interactions] bool.
-
-        The summary of the split has for each phase: ``events`` as cut, and of these ``dropped`` (of
-        cold items, under drop), ``without_history`` (first of their user), ``other_events`` (not
-        ``is_selected``), ``not_chosen`` (by ``target``), ``tied`` (under ``ties: drop``) and
-        ``targets``, which add up; ``cold_targets`` among the targets; ``copies`` of an earlier
-        interaction, and ``copied_targets`` among them; ``tied_targets``, held-out ones whose user
-        has another item at the same time, so that the order of the file decides;
-        ``repeated_targets``, see :func:`find_repeated_targets`; of given parts ``leaks``; under ST
-        ``sessions``, see :func:`find_recent_sessions`.
+        split: parts and targets of the interactions that are left. Its ``summary`` has the settings
+            of the split and counts of interactions by phase, which are explained below.
+        is_left: [interactions] bool, which of all interactions are left.
     """
-    # The part of every interaction.
+    # Assign every interaction to a part. Only those with a history may be targets.
     kind, value = read_split(eval_args)
     if train_fraction is not None and kind != "ST":
         raise UsageError(
             "train_fraction: counts training sessions and needs eval_args.split: {ST: ...}; "
             f"the split is {kind}"
         )
-    is_possible = log.has_history & (True if is_selected is None else is_selected)
+    is_possible = log.has_history if is_selected is None else log.has_history & is_selected
     part, boundaries = _assign_parts(
         log, is_possible, eval_args, time_unit, given_part, files or ()
     )
@@ -325,7 +318,7 @@ def make_split(
 
     # Choose the targets among the rest. In training every possible one is a target.
     has_history = log.has_history
-    is_possible = has_history & (True if is_selected is None else is_selected[is_left])
+    is_possible = has_history if is_selected is None else has_history & is_selected[is_left]
     is_held_out = part != TRAIN
     is_target = is_possible & ~is_held_out
     held_out_rows = np.flatnonzero(is_possible & is_held_out)
@@ -335,22 +328,23 @@ def make_split(
     is_tied = is_target & is_at_a_tie & drops_ties
     is_target &= ~is_tied
 
-    # Count by phase: name of a count -> [n] parts of the interactions that it counts.
+    # Count by phase: name of a count -> [n] parts of the interactions that it counts. Of ``events``
+    # each is a target, or dropped, without history, not chosen, tied or one of ``other_events``.
     parts_by_count = {
         "events": part_as_cut,
-        "without_history": part[~has_history],
+        "without_history": part[~has_history],  # the first one of a user
         "targets": part[is_target],
-        "cold_targets": part[is_target & is_cold[log.items.numpy()]],
-        "copies": part_as_cut[copies],
+        "cold_targets": part[is_target & is_cold[log.items.numpy()]],  # of items never trained on
+        "copies": part_as_cut[copies],  # exact copies of an earlier interaction
         "copied_targets": part[is_target & is_copy],
-        "tied_targets": part[is_target & is_at_a_tie],
+        "tied_targets": part[is_target & is_at_a_tie],  # the order of the file has chosen them
         "repeated_targets": part[find_repeated_targets(log, is_target & is_held_out)],
-        "dropped": part_as_cut[is_dropped],
-        "not_chosen": part[is_possible & ~is_target & ~is_tied],
+        "dropped": part_as_cut[is_dropped],  # of cold items, under ``cold_items: drop``
+        "not_chosen": part[is_possible & ~is_target & ~is_tied],  # by ``eval_args.target``
     }
-    if is_selected is not None:
+    if is_selected is not None:  # those that ``target_events`` does not select
         parts_by_count["other_events"] = part[has_history & ~is_possible]
-    if drops_ties:
+    if drops_ties:  # possible targets that depend on the order at a tie
         parts_by_count["tied"] = part[is_tied]
     counts = {
         name: {phase: int((parts == number).sum()) for number, phase in enumerate(PHASES)}
