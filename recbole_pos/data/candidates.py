@@ -92,7 +92,7 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     # items beside it.
     effect = "which makes them easy to hit: no other seen item is ranked"
     if candidates == WITHOUT_SEEN:
-        effect = "which are not ranked, so that no model can hit them"
+        effect = "which are excluded, so that no model can hit them"
     return [
         f"mask_history: {num_repeated:,} of {num_targets:,} test targets "
         f"({num_repeated / num_targets:.0%}) are items that their user has had before, {effect}; "
