@@ -87,17 +87,11 @@ def test_the_cached_dataset_equals_the_fresh_one(folder: Path, any_size: list[st
     assert not any("_ids" in vars(one) for one in ids.values()), "no dict of names is made"
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux")
-def test_pages_are_those_of_the_file(folder: Path) -> None:
+def test_what_is_written_into_a_mapped_column_stays_in_the_process(folder: Path) -> None:
     prepared(folder)
     (file,) = kept()
     before = file.read_bytes()
-    mapped = prepared(folder)
-    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
-    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps]
-    for column in (*mapped.log.fields.values(), mapped.item_feat["price"]):
-        assert any(low <= column.data_ptr() < high for low, high in ranges)
-    mapped.log.items[0] = 7  # of this process alone
+    prepared(folder).log.items[0] = 7
     assert file.read_bytes() == before
 
 

@@ -63,7 +63,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("text", {"eval_args": {"split": {"GT": [0.9, 0.95]}, "ties": "random(3)"}}),
     ("columns", {"eval_args": {"split": {"ST": [0.8, 0.9]}}, "val_interval": {"stars": "[2,6)"}}),
     ("parts", {"benchmark_filename": ["train", "test"], "eval_args": {"ties": "drop"}}),
-    ("text", {"model": "BPR", "rm_dup_inter": "first", "session_filter": {"session": 3}}),
 ]
 
 

@@ -181,9 +181,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[SequenceBatch]:
         """Yield the batches of this epoch or, with several processes, this one's share of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
-        shares = batches
-        if not self.shard.is_alone:
-            shares = [self.shard.take_rows(batch) for batch in batches]
+        shares = [self.shard.take_rows(batch) for batch in batches]  # all of it, if it is alone
 
         # Copy the numbers of all windows to the device at once, rather than batch by batch.
         windows = torch.from_numpy(np.concatenate(shares))
