@@ -12,12 +12,15 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from conftest import make_log, write_atomic
+from conftest import SMALL, make_log, small, write_atomic
 from torch import Tensor
 
+import recbole_pos
+from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TRAIN
 from recbole_pos.layers import chunks, losses, scalable
 from recbole_pos.layers.sampled import SampledLoss
+from recbole_pos.yaml_files import read_yaml
 
 SIZES = {"n_buckets": 128, "bucket_size_x": 128, "bucket_size_y": 512, "mix_x": True}
 PAPER = {"n_buckets": None, "bucket_size_x": None, "bucket_size_y": 256, "mix_x": True}
@@ -347,3 +350,39 @@ def test_q_is_the_share_of_each_item_among_the_targets_of_an_epoch(
     counts = torch.cat(targets).bincount(minlength=made.dataset.item_num).double()
     q = counts / counts.sum()
     torch.testing.assert_close(made.model.loss.log_q[counts > 0].exp(), q[counts > 0])
+
+
+def test_a_large_catalogue_is_trained_by_sce(tiny: Path, tmp_path: Path, capsys) -> None:
+    """With the reason in the first line and the loss in config.yaml; a chosen loss stays."""
+    options = {**SMALL, "data_path": str(tiny), "epochs": 1, "sce_above": 39}
+    recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
+    reason = "loss SCE instead of CE for more than 39 items (sce_above)"
+    assert reason in capsys.readouterr().out.partition("\n")[0]
+    kept = read_yaml(tmp_path / "run" / "config.yaml")
+    assert kept["loss_type"] == "SCE" and kept["bucket_size_y"] == 256
+    assert recbole_pos.load(tmp_path / "run").config["loss_type"] == "SCE"
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("FPARec", {"sce_above": 40}),  # as many as there are
+        ("FPARec", {"sce_above": None}),
+        ("FPARec", {"sce_above": 39, "target_window": 2}),
+        ("AttrFormer", {"sce_above": 39}),
+        ("SASRec", {}),
+    ],
+    ids=str,
+)
+def test_other_runs_keep_cross_entropy(experiment: Any, model: str, options: dict) -> None:
+    assert experiment(model, **options).config.plain["loss_type"] == "CE"
+
+
+def test_a_loss_that_is_given_is_not_replaced(tiny: Path) -> None:
+    """Neither in another process, which gets all options of the first one."""
+    for given, loss in (({"loss_type": "CE"}, "CE"), ({}, "SCE")):
+        config = small("FPARec", data_path=str(tiny), **given)
+        again = PosConfig(None, None, None, config.plain)
+        for one in (config, again):
+            one.adapt_loss(100_001)
+            assert one.plain["loss_type"] == one["loss_type"] == loss

@@ -84,6 +84,7 @@ class PosConfig(Config):
         free: options that only a custom model or scheme has, and that may hold anything.
         sources: option -> file that gave it.
         asked_for: options that a model read although no source has them.
+        loss_reason: why SCE has replaced the default loss; empty if it has not.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class PosConfig(Config):
         self.strict = strict
         self.public: dict[str, Any] = {}
         self.asked_for: set[str] = set()
+        self.loss_reason = ""
         self._call_options = dict(config_dict or {})
         try:
             self._build(model, dataset, config_file_list or [])
@@ -327,7 +329,8 @@ class PosConfig(Config):
     def _merge_defaults(self) -> dict[str, Any]:
         """Return option -> value, of all options: what is given, and the defaults of the others.
 
-        Three defaults depend on other options. Under cross-entropy no negatives (items to contrast
+        Four defaults depend on other options. A loss that is given is not replaced for a large
+        catalogue, see :meth:`adapt_loss`. Under cross-entropy no negatives (items to contrast
         with the target) are sampled; a batch of some models is counted in windows (a piece of a
         user's history with all its targets); and the columns to read include the time.
         """
@@ -335,6 +338,9 @@ class PosConfig(Config):
         defaults, given = self.internal_config_dict, self.external_config_dict
         final = {**defaults, **given}
         final["eval_args"] = {**defaults["eval_args"], **(given.get("eval_args") or {})}
+
+        if "loss_type" in given and "sce_above" not in given:
+            final["sce_above"] = None
 
         # RecBole's default is one negative, which it refuses itself under cross-entropy.
         is_sequential = final["MODEL_TYPE"] == ModelType.SEQUENTIAL
@@ -367,6 +373,26 @@ class PosConfig(Config):
         self.final_config_dict["data_path"] = str(folder)
         if not self.final_config_dict["use_gpu"]:  # RecBole chooses the device by gpu_id only
             self.final_config_dict["gpu_id"] = ""
+
+    def adapt_loss(self, num_items: int) -> None:
+        """Replace the default loss, CE, by SCE if there are more items than ``sce_above``.
+
+        CE scores all items at every position of a batch, SCE only some; ``plain`` and so the run's
+        config.yaml name the new loss. It stays CE where a part of the model or trainer needs that.
+
+        Args:
+            num_items: number of items of the dataset, which is read after the configuration.
+        """
+        limit = self["sce_above"]
+        has_ce = models.is_on_our_base(self.model) and self["loss_type"] == "CE"
+        # AttrFormer's posterior, which has the option prior_weight, is a cross-entropy itself.
+        needs_ce = self["compile"] or self["target_window"] > 1 or "prior_weight" in self
+        if limit is None or num_items <= limit or not has_ce or needs_ce:
+            return
+        loss = {"loss_type": "SCE", **read_yaml(ROOT / "loss" / "SCE.yaml")}
+        self.final_config_dict.update(loss)
+        self.plain.update(loss)
+        self.loss_reason = f"loss SCE instead of CE for more than {limit:,} items (sce_above)"
 
     # --- checks ---
 

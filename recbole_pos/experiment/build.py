@@ -75,6 +75,7 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
     data_seconds = time.perf_counter() - started
+    config.adapt_loss(dataset.item_num - 1)  # id 0 is padding
 
     # Reading the data may have drawn random numbers, or not, if they came from the cache. The
     # initial weights must not depend on that, so the seed is set again.

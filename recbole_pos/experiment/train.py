@@ -239,6 +239,8 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         f"{facts['parameters']:,} parameters",
         f"{device['name']} with {threads} in {device['precision']}",
     ]
+    if experiment.config.loss_reason:
+        parts.append(experiment.config.loss_reason)
     if folder.is_kept:
         parts.append(facts["run_dir"])
     reporter.line(f"{config['model']} on {config['dataset']}: {', '.join(parts)}")

@@ -36,7 +36,7 @@ REVISION = 1
 INDIFFERENT = (
     *("data_path", "gpu_id", "use_gpu", "worker", "show_progress", "tensorboard", "init_from"),
     *("logger", "log_wandb", "wandb_project", "plugins", "data_on_device", "cache"),
-    "memory_limit",
+    *("memory_limit", "sce_above"),  # what the second decides is in loss_type by then
 )
 # Options that are listed as options of the data, but do not change what is read from files.
 _NOT_READ = (

@@ -274,7 +274,9 @@ class Scheduler:
                     tested_run = digest if self.folder.has_weights(digest) else None
 
         # A trial has no test interactions, so its run is another one than that of a final fit.
-        digest = digest_run(config, self.prepare(config).identity, is_trial)
+        dataset = self.prepare(config)
+        config.adapt_loss(dataset.item_num - 1)  # the digest has the loss that the run trains with
+        digest = digest_run(config, dataset.identity, is_trial)
         return Job(fit, config, digest, tested_run)
 
     def _make_child_job(self, fit: Fit) -> Job:
