@@ -125,7 +125,7 @@ rhythm: $(VENV)/installed  ## two generated periodic datasets (two hours)
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,export,index]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
 .venv-%/installed: benchmarks/requirements-peers-%.txt

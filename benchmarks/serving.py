@@ -5,7 +5,8 @@
 ``serve`` asks `recbole-pos serve` and the library one request at a time, on one core: FPARec of the
 default size with random weights; it writes the table of docs/serving.md. ``recommend`` asks for
 many histories at once, `Recommender` against RecBole's `full_sort_topk`, and for a million items;
-it writes results/recommend.md. ``export`` asks models and their exported programs for the best of
+with ``--index`` it measures only the approximate index of a million items, on trained vectors. It
+writes results/recommend.md. ``export`` asks models and their exported programs for the best of
 all items of ml-100k; it writes the table of docs/export.md. Weights are fresh there, which takes as
 long as trained ones.
 """
@@ -48,6 +49,7 @@ from recbole.utils.case_study import full_sort_topk
 from training import build
 
 import recbole_pos
+from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.experiment.folder import peak_rss_mb
 from recbole_pos.model.models import MODELS
 from recbole_pos.serve.export import (
@@ -58,6 +60,8 @@ from recbole_pos.serve.export import (
     trace,
     write_onnx,
 )
+from recbole_pos.serve.item_index import FILE as INDEX_FILE
+from recbole_pos.serve.item_index import use_index
 
 LENGTH = 50  # interactions of a history
 WARM = 20  # requests before those that are timed
@@ -277,8 +281,103 @@ def measure_million() -> tuple[float, float, float]:
         return SOME / seconds, before, peak_rss_mb()
 
 
+# --- recommend --index: an approximate index of a million items ---
+
+GROUPS, INTERESTS = 5_000, 3  # groups of items that are bought together, and those of a user
+SHOPPERS, SHOPPING_EPOCHS = 20_000, 2
+RECALLS = (0.9, 0.95, 0.99)
+
+
+def sample_shoppers(users: int, seed: int) -> np.ndarray:
+    """Return the histories of users who have a few interests, as item numbers [users, LENGTH].
+
+    The items are divided into groups of 200. A user has three interests, which are groups, and
+    each interaction is with a random item of one of them.
+    """
+    rng = np.random.default_rng(seed)
+    interests = rng.integers(0, GROUPS, (users, INTERESTS))
+    group = np.take_along_axis(interests, rng.integers(0, INTERESTS, (users, LENGTH)), 1)
+    return group + GROUPS * rng.integers(0, MILLION // GROUPS, (users, LENGTH))
+
+
+def train_million(folder: Path) -> Path:
+    """Train a model on few interactions of each item, and return the folder of its run.
+
+    An item has its group as a feature, as goods have a category, so that its vector is learned from
+    the interactions with the whole group, beside its own.
+    """
+    chosen = sample_shoppers(SHOPPERS, seed=0).ravel()
+    file = write_atomic(make_log(np.full(SHOPPERS, LENGTH), chosen), folder, "generated")
+    ids = np.arange(MILLION)
+    catalogue = pd.DataFrame({"item_id:token": ids, "group:token": ids % GROUPS})
+    catalogue.to_csv(file.with_suffix(".item"), sep="\t", index=False)
+    columns = {"inter": ["user_id", "item_id", "timestamp"], "item": ["item_id", "group"]}
+    options: dict[str, Any] = {"data_path": str(folder), "load_col": columns}
+    options |= {"item_features": ["group"], "valid_users": 100}
+    options |= {"MAX_ITEM_LIST_LENGTH": LENGTH, "loss_type": "sampled_softmax"}
+    options |= {"learning_rate": 0.01, "epochs": SHOPPING_EPOCHS, "eval_step": 0}
+    options["eval_args"] = {"split": {"LS": "valid_only"}}  # nothing is tested
+    recbole_pos.run("FPARec", "generated", None, options, run_dir=folder / "run", verbose=False)
+    print((folder / "run" / "metrics.jsonl").read_text(), flush=True)
+    return folder / "run"
+
+
+def measure_index() -> tuple[list[list[str]], str]:
+    """Return a row for the exact search and for each recall of the index, and a note."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = train_million(Path(folder))
+        recommender = recbole_pos.Recommender.load(run_dir)
+        names = sample_shoppers(SOME, seed=1).astype(str).tolist()  # other users than those trained
+
+        def recommend() -> pd.DataFrame:
+            return recommender.recommend(histories=names, k=K, exclude_seen=True)
+
+        def time_users() -> tuple[float, set[tuple[Any, str]]]:
+            """Return users a second, and the pairs of user and item that are recommended."""
+            began = time.perf_counter()
+            lists = recommend()
+            return SOME / (time.perf_counter() - began), set(
+                lists[["id", "item"]].itertuples(index=False)
+            )
+
+        recommender.recommend(histories=names[:8], k=K)  # warms up
+        exact_rate, exact = time_users()
+        rows = [["all items", "", "", "1", f"{exact_rate:,.0f}", "1.0"]]
+        build = 0.0
+        for recall in RECALLS:
+            seconds = time_call(
+                partial(use_index, recommender, IndexArguments("faiss", recall), None)
+            )
+            build = max(build, seconds)  # the first call builds, the others read the file
+            index = recommender.scorer.index
+            rate, found = time_users()
+            probes = f"{index.num_probes:,} of {len(index.centroids):,}"
+            measured = len(found & exact) / len(exact)
+            row = [f"`--index_recall {recall}`", probes, f"{index.recall:.4f}", f"{measured:.4f}"]
+            rows.append([*row, f"{rate:,.0f}", f"{rate / exact_rate:.1f}"])
+        megabytes = (run_dir / INDEX_FILE).stat().st_size / 1e6
+    return rows, f"built in {build:,.0f} s and kept in a file of {megabytes:,.1f} MB"
+
+
+def write_index() -> None:
+    """Measure the approximate index of a million items, and write its table."""
+    rows, built = run_alone(measure_index)
+    heads = ("scored", "lists read", "recall@100 when built", f"recall@{K} here", "users a second")
+    note = (
+        f"{MILLION:,} items, d = 64, trained on {SHOPPERS * LENGTH:,} interactions of {SHOPPERS:,} "
+        f"generated users with {INTERESTS} of {GROUPS:,} interests each; {SOME:,} histories of "
+        f"{LENGTH} items of other such users, the {K} best of which the history has none. The "
+        f"index was {built}; {machine()}."
+    )
+    text = table((*heads, "times all items"), rows)
+    replace_section(RESULTS / "recommend.md", "index", f"{text}\n\n{note}")
+
+
 def write_recommend(args: argparse.Namespace) -> None:
     """Measure many histories, and write the page."""
+    if args.index:
+        write_index()
+        return
     speeds = compare_with_recbole(args.histories, args.rounds)
     rate, before, peak = run_alone(measure_million)
     parts = (
@@ -365,6 +464,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--histories", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--index", action="store_true", help="recommend: only the index")
     args = parser.parse_args()
     sections[args.section](args)
 

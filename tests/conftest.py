@@ -171,7 +171,7 @@ SLOW = """
     inspect trainer ray_clusters update recbole_ compile warm_start
     convert tables launch cache evaluate tune checkpoint_files options moved_runs
     splits study_statistics study_report fuzz loading bench paths_of_runs run_device
-    parts local_runs ranks_change valid_users
+    parts item_index local_runs ranks_change valid_users
 """.split()
 
 

@@ -455,11 +455,13 @@ def _recommend(args: argparse.Namespace) -> None:
     [...], "at": ...} or parquet (a file or folder) with such columns.
     """
     from recbole_pos.serve.parts import recommend_to_files
+    from recbole_pos.serve.recommend import ListOptions
 
-    # Arguments of the command and of the function have the same names.
-    names = "out users histories k exclude_seen items exclude data_path at item_vectors because"
-    given = {name: getattr(args, name) for name in names.split()}
-    recommend_to_files(args.run_dir, read_settings(args, arguments.PartArguments), **given)
+    # Arguments of the command and fields of ListOptions have the same names.
+    names = "run_dir histories k exclude_seen items exclude data_path at item_vectors because"
+    options = ListOptions(**{name: getattr(args, name) for name in names.split()})
+    settings = read_settings(args, arguments.PartArguments)
+    recommend_to_files(settings, options, args.out, args.users)
 
 
 @Command.register(

@@ -175,7 +175,19 @@ class ConvertArguments:
 
 
 @dataclass(frozen=True)
-class PartArguments:
+class IndexArguments:
+    """Whether recommendations are found by an approximate index of the items."""
+
+    index: str | None = _arg(
+        None, "faiss: find items by an approximate index, for a million items (score all)", "NAME"
+    )
+    index_recall: float = _arg(
+        0.99, "share of the best items that the index must find (0.99)", "SHARE"
+    )
+
+
+@dataclass(frozen=True)
+class PartArguments(IndexArguments):
     """How :func:`recbole_pos.serve.parts.recommend_in_parts` writes its parts."""
 
     part_rows: int | None = _arg(None, "write a folder (--out) of resumable parts of N users", "N")
@@ -185,7 +197,7 @@ class PartArguments:
 
 
 @dataclass(frozen=True)
-class ServeArguments:
+class ServeArguments(IndexArguments):
     """Arguments of :func:`recbole_pos.serve.http.serve`."""
 
     host: str = _arg("127.0.0.1", "address to listen on (127.0.0.1: this machine alone)")

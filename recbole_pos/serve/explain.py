@@ -118,6 +118,29 @@ def find_reasons(effects: Effects, limit: int) -> Effects:
     return {name: column[reason <= limit] for name, column in ranked.items()}
 
 
+def make_effects_table(
+    effects: Effects, item_ids: np.ndarray, item_names: np.ndarray
+) -> pd.DataFrame:
+    """Return how items change without each past interaction of one history, as a table of names.
+
+    Args:
+        effects: what :func:`leave_one_out` returns for the items: columns with an entry for each
+            pair of an item and a past interaction.
+        item_ids: [p] ids of the items that are explained, which ``pair`` counts.
+        item_names: [items] names of the items with the ids 1, 2, ...
+
+    Returns:
+        The columns that :meth:`Recommender.explain` documents. Of each item, the interactions come
+        first without which its score falls most.
+    """
+    table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
+    table["item"] = item_names[item_ids[table["pair"]] - 1]
+    table["past"] = item_names[table["past"] - 1]
+    table = table.astype({"rank": np.int64, "rank_change": "Int64"})  # Int64 may be missing
+    columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
+    return table[columns].reset_index(drop=True)
+
+
 @torch.inference_mode()
 def leave_one_out(
     scorer: Scorer,

@@ -90,10 +90,7 @@ def export(
 
 
 def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, k: int) -> None:
-    """Write all files of an exported model.
-
-    These are the programs that compute the vector of a history and recommend items, the names and
-    vectors of items, the names of features by id, and a README.
+    """Write all files of an exported model: programs, names and vectors of items, and a README.
 
     Args:
         encoder: the model, as a module from histories to vectors.
@@ -115,10 +112,10 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
     # Names of items, and of the tokens of features: programs know only their ids.
     _write_json(folder / "items.json", names)
     if encoder.fields:
-        tokens = {
-            name: None if embed.numeric else _list_tokens(dataset, name.partition("_")[2])
-            for name, embed in encoder.fields.items()
-        }
+        tokens: dict[str, list[Any] | None] = {}
+        for name, embed in encoder.fields.items():
+            field = name.partition("_")[2]  # events_brand is the field brand
+            tokens[name] = None if embed.numeric else _list_tokens(dataset, field)
         _write_json(folder / "features.json", tokens)
 
     # Vectors of items for a search by vectors; the parquet leaves out the padding item 0.
@@ -201,8 +198,8 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
 
     # Inputs of the program in their order.
     inputs = list(Recommend(encoder, k).inputs)
-    if format == "onnx":  # in which this input is optional
-        inputs.remove("allowed")
+    if format == "onnx":
+        inputs.remove("allowed")  # it is optional there
 
     # The three items of the example happen an hour apart in July 2017.
     times = [(1.5e9 + 3600 * hour) / SECONDS[unit] for hour in range(len(names[1:4]))]
@@ -331,8 +328,12 @@ class Encoder(nn.Module):
             for table, embeds in tables.items()
             for name, embed in embeds.items()
         }
-        times = ["times"] * model.needs_time + ["at"] * model.reads_request
-        self.inputs = ("items", "lengths", *times, *self.fields)
+        names = ["items", "lengths"]
+        if model.needs_time:
+            names.append("times")
+        if model.reads_request:
+            names.append("at")
+        self.inputs = (*names, *self.fields)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the vectors [B, d] of histories.
@@ -343,18 +344,18 @@ class Encoder(nn.Module):
                 [B, L] or [B, L, s], of users [B] or [B, s].
         """
         model, values = self.model, dict(zip(self.inputs, inputs, strict=True))
-
-        # Sort the inputs by what they are: events_rating is the feature rating of interactions.
         items, lengths = values.pop("items"), values.pop("lengths")
-        times, at = (model.to_seconds(values.pop(name, None)) for name in ("times", "at"))
-        events, users = (
-            {name.removeprefix(prefix): x for name, x in values.items() if name.startswith(prefix)}
-            for prefix in ("events_", "user_")
-        )
+        times = model.to_seconds(values.pop("times", None))
+        at = model.to_seconds(values.pop("at", None))
 
-        batch = PaddedBatch.from_rows(
-            items, lengths, model.max_seq_length, times, at, Features(events, users)
-        )
+        # The other inputs are features: events_rating is the feature rating of interactions.
+        features = Features()
+        for name, value in values.items():
+            table, _, field = name.partition("_")
+            of_table = features.events if table == "events" else features.users
+            of_table[field] = value
+
+        batch = PaddedBatch.from_rows(items, lengths, model.max_seq_length, times, at, features)
         return encode_queries(model, batch)
 
     def random_inputs(self, lengths: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -468,8 +469,8 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     shapes["allowed"] = {0: Dim("rows")}
     for name, embed in encoder.fields.items():
         shapes[name] = dict(per_item if name.startswith("events_") else per_user)
-        if not embed.numeric and embed.is_list:
-            last_dim = 1 + name.startswith("events_")
+        if not embed.numeric and embed.is_list:  # the last dimension is that of the list
+            last_dim = 2 if name.startswith("events_") else 1
             shapes[name][last_dim] = Dim(f"longest_{name}", min=1)
 
     # Trace with an example of three histories, shorter than the longest where that is possible.

@@ -102,7 +102,9 @@ def load(
     histories_only: bool | None = None,
     item_vectors: Any = None,
 ) -> Recommender:
-    """Load a trained model from its folder, as :func:`fit` returned it.
+    """Load a trained model from its folder, so that it can recommend, be evaluated and explained.
+
+    It is the object that :func:`fit` returns, and this function is :meth:`Recommender.load`.
 
     Examples:
         >>> trained = recbole_pos.load("mine")
@@ -112,10 +114,16 @@ def load(
     Args:
         run_dir: the folder of a run, of :meth:`Recommender.save`, or the .pth file of a plugin's
             model that RecBole's own functions have trained.
-        data_path: the folder that holds the folder of the dataset; by default the run's.
-        histories_only: True reads the dataset only if the model needs it, False requires it; by
-            default it is read if it is there.
-        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
+        data_path: the folder that holds the folder of the dataset; by default where the run found
+            it.
+        histories_only: whether the model will only get given histories, and no users of the
+            dataset. True then reads the dataset only if the model needs it, False requires it; with
+            None it is read if it is there.
+        item_vectors: content vectors (of texts, for example) of items that are new since the
+            training, see :meth:`Recommender.add_items`.
+
+    Returns:
+        The model with its dataset, if that was read, on the device of its configuration.
 
     Raises:
         UsageError: if it is not the folder of a run, or a dataset that is needed is missing.

@@ -311,11 +311,12 @@ class FittedModel:
         # which are cosines.
         rankings = []
         for rows in torch.arange(len(ids)).split(BATCH):
-            # The item itself is excluded, as a pair of its place in this batch and its id.
-            states = vectors[ids[rows]]
-            barred = rows - rows[:1], ids[rows]
-            best = find_best_items(partial(products, states, vectors), choice, k, barred)
-            rankings.append(to_columns(names, rows.numpy(), *best))
+            batch_ids = ids[rows]
+            scores = partial(products, vectors[batch_ids], vectors)
+            # An item is no neighbour of itself: pairs of a place in this batch and an id.
+            barred = torch.arange(len(rows)), batch_ids
+            cosine, neighbour = find_best_items(scores, choice, k, barred)
+            rankings.append(to_columns(names, rows.numpy(), cosine, neighbour))
         return tuple(map(np.concatenate, zip(*rankings, strict=True)))
 
     @cached_property

@@ -152,20 +152,21 @@ def describe_invalid(error: ValidationError, location: str) -> str:
         error: the error of pydantic.
         location: what was validated, such as ``histories``; the place in it is appended.
     """
-    # A misspelt key explains more than the errors that follow from it.
+    # Of several errors take a misspelt key, which explains the errors that follow from it.
     reasons = error.errors(include_url=False)
-    first = next((x for x in reasons if x["type"] == "extra_forbidden"), reasons[0])
+    misspelt = [reason for reason in reasons if reason["type"] == "extra_forbidden"]
+    reason = (misspelt or reasons)[0]
 
     # Keys of the place are indices, names of fields, and names of types that pydantic has tried,
     # which are left out.
-    for key in first["loc"]:
+    for key in reason["loc"]:
         if isinstance(key, int):
             location += f"[{key}]"
-        elif key in KEYS or first["type"] == "extra_forbidden":
-            location += f".{shown(str(key))[1:-1]}"
+        elif key in KEYS or misspelt:
+            location += f".{shown(str(key))[1:-1]}"  # shortened, without its quotation marks
 
-    hint = suggest(str(key), KEYS) if first["type"] == "extra_forbidden" else ""
-    return f"{location}: {first['msg']}{hint}; found {shown(first['input'])}"
+    hint = suggest(str(reason["loc"][-1]), KEYS) if misspelt else ""
+    return f"{location}: {reason['msg']}{hint}; found {shown(reason['input'])}"
 
 
 def read_histories(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -32,6 +33,7 @@ from recbole_pos.serve.explain import (
     require_reasons,
 )
 from recbole_pos.serve.histories import History, Name
+from recbole_pos.serve.item_index import use_index
 from recbole_pos.serve.recommender import MODEL, POPULARITY, Recommender
 from recbole_pos.version import __version__
 
@@ -295,6 +297,8 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         histories_only=settings.histories_only or None,
         item_vectors=settings.item_vectors,
     )
+    if settings.index is not None:
+        print(use_index(trained, settings, settings.data_path), file=sys.stderr)
     uvicorn.run(
         make_app(trained, run_dir, settings.threads),
         host=settings.host,

@@ -53,7 +53,11 @@ def run_workers(
                     yield result
                 else:  # the process was killed, and another one does its task
                     num_lost += 1
-                    _require_few(num_lost)
+                    if num_lost > MOST_LOSSES:
+                        raise PosError(
+                            f"{num_lost} processes were killed, perhaps for their memory; use "
+                            "fewer --workers. What is written stays, and the same command resumes"
+                        )
                     assert worker.number is not None  # else it would not be busy
                     waiting.appendleft(worker.number)
                     worker.restart()
@@ -67,15 +71,6 @@ def wait_for_any(workers: list[Worker]) -> list[Worker]:
     """Wait until a task ends or a process is killed; return the processes of which one is true."""
     by_connection: dict[Any, Worker] = {worker.connection: worker for worker in workers}
     return [by_connection[connection] for connection in wait(list(by_connection))]
-
-
-def _require_few(num_lost: int) -> None:
-    """Raise a PosError if too many processes of the command were killed."""
-    if num_lost > MOST_LOSSES:
-        raise PosError(
-            f"{num_lost} processes were killed, perhaps for their memory; use fewer --workers. "
-            "What is written stays, and the same command resumes"
-        )
 
 
 class Worker:

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 
-from recbole_pos.config.arguments import PartArguments
+from recbole_pos.config.arguments import IndexArguments, PartArguments, list_changed
 from recbole_pos.config.plugins import pack, unpack
 from recbole_pos.errors import PosError, UsageError
 from recbole_pos.experiment.device import count_cores
@@ -35,12 +35,12 @@ from recbole_pos.files import digest_file, lock_folder, remove_unfinished, write
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, require_columns
 from recbole_pos.serve.recommend import (
+    ListOptions,
+    load_model,
     name_read_errors,
     open_writer,
     read_at,
-    read_names,
     rename_fields,
-    report_unknown,
     write_recommendations,
 )
 from recbole_pos.serve.recommender import Recommender
@@ -49,6 +49,7 @@ from recbole_pos.values import shown
 from recbole_pos.version import __version__
 
 JOB_FOLDER = "_job"  # readers of parquet folders, such as pandas, skip names that begin with _
+_PATHS = ("run_dir", "histories", "items", "exclude", "data_path", "item_vectors")  # of ListOptions
 
 
 @dataclass(frozen=True)
@@ -56,79 +57,55 @@ class PartJob:
     """What a process needs to know to write any part; it is sent to other processes.
 
     Attributes:
-        run_dir: folder of the run; paths are absolute, since other machines start elsewhere.
-        out: folder of the parts.
+        options: what is recommended; its paths are absolute, since other machines start elsewhere.
+        out: folder of the parts, as an absolute path.
         part_rows: number of users or histories in a part; the last part may have fewer.
-        histories: a parquet file, or a folder of them; None for the users of the dataset.
-        k, exclude_seen, items, exclude, data_path, at, item_vectors, because: as of
-            :func:`recbole_pos.serve.recommend.write_recommendations`.
         packed_code: models and schemes of the user's own code, for processes that lack them.
         num_threads: threads of each process; None leaves what torch chose.
     """
 
-    run_dir: str
+    options: ListOptions
     out: str
     part_rows: int
-    histories: str | None = None
-    k: int = 10
-    exclude_seen: bool | None = None
-    items: str | None = None
-    exclude: str | None = None
-    data_path: str | None = None
-    at: str | None = None
-    item_vectors: str | None = None
-    because: int = 0
     packed_code: bytes = b""
     num_threads: int | None = None
 
 
 def recommend_to_files(
-    run_dir: str | Path,
     settings: PartArguments,
+    options: ListOptions,
+    out: str | Path | None,
     users: Sequence[str] | None = None,
-    **options: Any,
 ) -> Path:
     """Write recommendations as the command does: one file or, with ``part_rows``, many parts.
 
     Args:
-        run_dir: folder of the run.
-        settings: how parts are written; its defaults mean one file.
+        settings: how parts are written, if any, and whether there is an index.
+        options: what is recommended.
+        out: the file, or the folder of parts; None for a file in the folder of the run.
         users: names of users; ``["all"]`` or None for all.
-        options: other arguments of :func:`recbole_pos.serve.recommend.write_recommendations`.
 
     Returns:
         The file, or the folder of parts.
-    """
-    users = None if users == ["all"] else users
-    if settings == PartArguments():
-        return write_recommendations(run_dir, users=users, **options)
-    return recommend_in_parts(make_job(run_dir, settings.part_rows, users, **options), settings)
-
-
-def make_job(
-    run_dir: str | Path, part_rows: int | None, users: Sequence[str] | None = None, **options: Any
-) -> PartJob:
-    """Put the options of a command line into a job: all that a process needs to write any part.
-
-    Paths become absolute, since processes on other machines start in other folders.
-
-    Args:
-        run_dir: folder of the run.
-        part_rows: ``--part_rows``; None if it is missing.
-        users: ``--users``; None for all of them, which is what parts are for.
-        options: other fields of the job; None where an option is not given.
 
     Raises:
         UsageError: if the folder or the size of the parts is missing, or users are chosen.
     """
-    if part_rows is None:
+    users = None if users == ["all"] else users
+    if settings.index is not None:
+        options = replace(options, index=IndexArguments(settings.index, settings.index_recall))
+    # One file, unless an argument of parts is given; those of the index are for both.
+    if not set(list_changed(settings)) - {"index", "index_recall"}:
+        return write_recommendations(options, out, users)
+
+    if settings.part_rows is None:
         raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
-    if options["out"] is None or users is not None:
+    if out is None or users is not None:
         raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
-    for name in ("out", "histories", "items", "exclude", "data_path", "item_vectors"):
-        if options[name] is not None:
-            options[name] = os.path.abspath(options[name])
-    return PartJob(os.path.abspath(run_dir), part_rows=part_rows, **options)
+    paths = {name: getattr(options, name) for name in _PATHS}
+    absolute = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+    job = PartJob(replace(options, **absolute), os.path.abspath(out), settings.part_rows)
+    return recommend_in_parts(job, settings)
 
 
 def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
@@ -148,13 +125,13 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
         UsageError: if an argument is wrong, or the folder holds parts of another job.
         StorageError: if a part cannot be written; finished parts stay.
     """
-    _require_positive(part_rows=job.part_rows, workers=settings.workers)
+    for name, number in (("part_rows", job.part_rows), ("workers", settings.workers)):
+        if number < 1:
+            raise UsageError(f"{name}: expected 1 or more, found {number}")
     share_number, num_shares = _read_share(settings.part)
     keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
     reporter, out = Reporter(), Path(job.out)
-    writer = PartWriter(job)
-    names = {"items": read_names(job.items), "exclude": read_names(job.exclude)}
-    report_unknown(writer.trained, reporter, **names)
+    writer = PartWriter(job, reporter)
     make_folder(out / JOB_FOLDER)
 
     # Commands of a scheduler run side by side, each on its share; any other command is alone.
@@ -203,7 +180,7 @@ def _write_all(
     dataset_folder = Path(trained.config["data_path"]).resolve()
     job = replace(
         job,
-        data_path=job.data_path or str(dataset_folder.parent),
+        options=replace(job.options, data_path=job.options.data_path or str(dataset_folder.parent)),
         packed_code=pack(trained.config["model"]),
         num_threads=1 if address is not None else max(1, count_cores() // workers),
     )
@@ -241,7 +218,7 @@ def try_part(job: PartJob, number: int) -> Counter[str] | PosError:
 @lru_cache(maxsize=1)
 def get_writer(job: PartJob) -> PartWriter:
     """Return the writer of a job; a process loads the model once for all its parts."""
-    return PartWriter(job)
+    return PartWriter(job, Reporter(enabled=False))
 
 
 class PartWriter:
@@ -249,12 +226,17 @@ class PartWriter:
 
     Attributes:
         trained: the model.
+        choice: the items that it may recommend.
         source: the users or histories.
         num_parts: number of parts; one, without rows, where there is nobody to recommend to.
     """
 
-    def __init__(self, job: PartJob) -> None:
+    def __init__(self, job: PartJob, reporter: Reporter) -> None:
         """Load the model, and find out how many users or histories there are.
+
+        Args:
+            job: what to write.
+            reporter: prints what the model does not know, unless it is switched off.
 
         Raises:
             UsageError: if the model reads the time of the request and none is fixed: parts are
@@ -265,22 +247,18 @@ class PartWriter:
         if job.num_threads is not None:
             torch.set_num_threads(job.num_threads)
         self.job = job
-        self.trained = Recommender.load(job.run_dir, job.data_path, job.histories is not None)
-        if job.item_vectors is not None:
-            self.trained.add_items(job.item_vectors)
-        if self.trained.scorer.reads_request and job.at in (None, "now"):
+        self.trained, self.choice = load_model(job.options, reporter)
+        if self.trained.scorer.reads_request and job.options.at in (None, "now"):
             raise UsageError(
                 f"at: {self.trained.config['model']} reads the time of the request, which must be "
                 "the same in all parts; give --at a date or a number"
             )
 
-        # What may be recommended; and whom to: users of the dataset, or histories in files.
-        self.choice = self.trained.choose_items(read_names(job.items), read_names(job.exclude))
         self.source: UserSource | HistorySource
-        if job.histories is None:
+        if job.options.histories is None:
             self.source = UserSource(self.trained)
         else:
-            self.source = HistorySource(self.trained, job.histories)
+            self.source = HistorySource(self.trained, job.options.histories)
         self.num_parts = max(1, -(-len(self.source) // job.part_rows))  # rounded up
 
     def write(self, number: int) -> Counter[str]:
@@ -293,22 +271,22 @@ class PartWriter:
         """
         # Read the users or histories of this part.
         # With 100 in a part, part 2 has the numbers 200 to 299.
-        job, trained = self.job, self.trained
-        start = number * job.part_rows
-        stop = min(start + job.part_rows, len(self.source))
-        histories = trained.add_request_time(self.source.read(start, stop), read_at(job.at))
+        options, trained = self.job.options, self.trained
+        start = number * self.job.part_rows
+        stop = min(start + self.job.part_rows, len(self.source))
+        histories = trained.add_request_time(self.source.read(start, stop), read_at(options.at))
         counts = Counter(users=stop - start, unknown=int(histories.unknown.sum()))
         counts["refused"] = len(histories.errors)
 
         # Recommend to them; the file appears only when it is complete.
-        file = find_part(job.out, number)
+        file = find_part(self.job.out, number)
         remove_unfinished([file])  # of a process that was killed while it wrote this part
         with open_writer(file) as write_table:
             tables = trained.make_tables(
-                histories, job.k, job.exclude_seen, self.choice, job.because
+                histories, options.k, options.exclude_seen, self.choice, options.because
             )
             for table in tables:
-                if job.histories is None:
+                if options.histories is None:
                     table = rename_fields(table, trained)
                 write_table(table)
                 counts["rows"] += len(table)
@@ -323,23 +301,24 @@ class PartWriter:
         Returns:
             Name -> number, text, or None for an option that is not given.
         """
-        job, trained = self.job, self.trained
-        return {
-            "model": digest_file(RunFolder(job.run_dir).require().checkpoint),
-            "data": _digest_data(trained.dataset),
+        options, index = self.job.options, self.trained.scorer.index
+        facts = {
+            "model": digest_file(RunFolder(options.run_dir).require().checkpoint),
+            "data": _digest_data(self.trained.dataset),
             "input": self.source.digest(),
             "version": __version__,
-            "k": job.k,
-            "exclude_seen": trained.hides_seen(job.exclude_seen),
-            "items": _digest_option(job.items),
-            "exclude": _digest_option(job.exclude),
-            "item_vectors": _digest_option(job.item_vectors),
-            "at": job.at,
-            "because": job.because,
-            "part_rows": job.part_rows,
+            "k": options.k,
+            "exclude_seen": self.trained.hides_seen(options.exclude_seen),
+            "at": options.at,
+            "because": options.because,
+            "index": None if index is None else [index.num_probes, index.recall],
+            "part_rows": self.job.part_rows,
             "users": len(self.source),
             "parts": self.num_parts,
         }
+        for name in ("items", "exclude", "item_vectors"):
+            facts[name] = _digest_option(getattr(options, name))
+        return facts
 
 
 class UserSource:
@@ -502,13 +481,6 @@ def _read_share(part: str | None) -> tuple[int, int]:
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise UsageError(f"part: expected a share such as 2/8, from 1/8 to 8/8; found {part!r}")
     return int(number), int(count)
-
-
-def _require_positive(**numbers: int) -> None:
-    """Raise a UsageError for the first of the named numbers that is less than 1."""
-    for name, number in numbers.items():
-        if number < 1:
-            raise UsageError(f"{name}: expected 1 or more, found {number}")
 
 
 def _digest(texts: Iterable[str]) -> str:

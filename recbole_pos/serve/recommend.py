@@ -1,7 +1,8 @@
 """Recommendations of a trained model for users or histories, as a table or a file.
 
 :func:`recommend` returns a table for users of the dataset, :func:`write_recommendations` writes
-those for users or for a file of histories, which is read by :func:`read_parts`.
+those for users or for a file of histories, which is read by :func:`read_parts`. Folders of many
+files are in ``parts.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -20,11 +22,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.files import atomic_write
+from recbole_pos.layers.catalogue import Choice
 from recbole_pos.reporter import Reporter
 from recbole_pos.serve.histories import KEYS, Histories, History, describe_invalid, require_columns
+from recbole_pos.serve.item_index import use_index
 from recbole_pos.serve.recommender import MODEL, Recommender, warn_of_errors
 from recbole_pos.tables.storage import keep_freed_memory
 from recbole_pos.values import escape_formula, shown
@@ -72,38 +77,70 @@ def recommend(
     return rename_fields(trained.recommend(users, k=k, exclude_seen=mask_history), trained)
 
 
+@dataclass(frozen=True)
+class ListOptions:
+    """What to recommend, and after which histories: arguments of the command ``recommend``.
+
+    Attributes:
+        run_dir: the folder of a run, whose model recommends.
+        histories: a file of histories, see :func:`read_parts`; None for users of the dataset.
+        k: number of items for each user or history.
+        exclude_seen: whether items of a history are not recommended to it; None as in evaluation.
+        items: file with names of the only items to recommend, one a line; None for all.
+        exclude: file with names of items not to recommend, one a line.
+        data_path: the folder that holds the folder of the dataset; None for the run's.
+        at: time of the requests, see :func:`read_at`.
+        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
+        because: number of past interactions to name as reasons for each item.
+        index: an approximate index by which items are found, see :func:`use_index`; None scores all
+            items.
+    """
+
+    run_dir: str
+    histories: str | None = None
+    k: int = 10
+    exclude_seen: bool | None = None
+    items: str | None = None
+    exclude: str | None = None
+    data_path: str | None = None
+    at: str | None = None
+    item_vectors: str | None = None
+    because: int = 0
+    index: IndexArguments | None = None
+
+
+def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, Choice]:
+    """Load the model that recommends, and find out which items it may recommend.
+
+    Args:
+        options: the run, the files with items, and whether there is an index.
+        reporter: prints what the model does not know, unless it is switched off.
+
+    Returns:
+        The model, and its choice of items.
+    """
+    items, exclude = read_names(options.items), read_names(options.exclude)
+    trained = Recommender.load(options.run_dir, options.data_path, options.histories is not None)
+    if options.item_vectors is not None:
+        reporter.line(trained.add_items(options.item_vectors))
+    if options.index is not None:
+        reporter.line(use_index(trained, options.index, options.data_path))
+    _report_growth(trained, reporter)
+    report_unknown(trained, reporter, items=items, exclude=exclude)
+    return trained, trained.choose_items(items, exclude)
+
+
 def write_recommendations(
-    run_dir: str | Path,
-    out: str | Path | None = None,
-    users: Sequence[str] | None = None,
-    histories: str | Path | None = None,
-    k: int = 10,
-    exclude_seen: bool | None = None,
-    items: str | Path | None = None,
-    exclude: str | Path | None = None,
-    data_path: str | Path | None = None,
-    at: str | None = None,
-    item_vectors: str | Path | None = None,
-    because: int = 0,
+    options: ListOptions, out: str | Path | None = None, users: Sequence[str] | None = None
 ) -> Path:
     """Write recommendations to a file, some histories at a time, so that memory does not grow.
 
     Args:
-        run_dir: the folder of a run.
-        users: names of users in the dataset; by default all, unless there are ``histories``.
-        k: number of items for each.
-        data_path: the folder that holds the folder of the dataset; by default the run's.
+        options: what is recommended.
         out: a file named ``.csv`` or ``.parquet``; by default ``recommendations.csv`` in the run
             folder. A name without an ending is csv, as is a pipe or ``/dev/stdout``, which is
             written to directly.
-        histories: a file of histories instead of users, see :func:`read_parts`.
-        exclude_seen: whether items of a history are not recommended to it; by default as in
-            evaluation.
-        items: file with names of the only items to recommend, one a line.
-        exclude: file with names of items not to recommend, one a line.
-        at: time of the requests, see :func:`read_at`.
-        item_vectors: content vectors of further items, see :meth:`Recommender.add_items`.
-        because: number of past interactions to name as reasons for each item.
+        users: names of users in the dataset; by default all, unless there are histories.
 
     Returns:
         The path of the file.
@@ -113,7 +150,7 @@ def write_recommendations(
         StorageError: if the file cannot be written; an earlier file stays as it was.
     """
     keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
-    file = Path(out or RunFolder(run_dir).require().path / "recommendations.csv")
+    file = Path(out or RunFolder(options.run_dir).require().path / "recommendations.csv")
     is_special = os.path.exists(file) and not os.path.isfile(file)  # a pipe, or /dev/stdout
     if file.suffix not in ("", ".csv", ".parquet") and not is_special:
         raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
@@ -121,28 +158,24 @@ def write_recommendations(
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
+    has_histories = options.histories is not None
     with open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
-        # Load the model and the lists of items, and say what they do not know.
-        allowed, excluded = read_names(items), read_names(exclude)
-        trained = Recommender.load(run_dir, data_path, histories is not None)
-        if item_vectors is not None:
-            reporter.line(trained.add_items(item_vectors))
-        _report_growth(trained, reporter)
-        report_unknown(trained, reporter, items=allowed, exclude=excluded)
-        choice = trained.choose_items(allowed, excluded)
-        if histories is None:
+        trained, choice = load_model(options, reporter)
+        if options.histories is None:
             parts = iter([trained.read_users(users)])
         else:
-            parts = _read_file(trained, histories)
+            parts = _read_file(trained, options.histories)
 
         # Recommend to some histories at a time.
         with reporter.task("recommending") as task:
-            for packed in parts:  # packed: arrays in which one history follows the other
-                packed = trained.add_request_time(packed, read_at(at))
-                warn_of_errors(packed)
-                counts["unknown items"] += int(packed.unknown.sum())
-                for table in trained.make_tables(packed, k, exclude_seen, choice, because):
-                    if histories is None:
+            for histories in parts:  # some thousands, as arrays
+                histories = trained.add_request_time(histories, read_at(options.at))
+                warn_of_errors(histories)
+                counts["unknown items"] += int(histories.unknown.sum())
+                for table in trained.make_tables(
+                    histories, options.k, options.exclude_seen, choice, options.because
+                ):
+                    if not has_histories:
                         table = rename_fields(table, trained)
                     write(table)
 
@@ -154,7 +187,7 @@ def write_recommendations(
                     task.advance(len(by))
 
     # Print short results for chosen users or histories, and what the user should know of all.
-    is_for_some = users is not None or histories is not None
+    is_for_some = users is not None or has_histories
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(pd.concat(printed).to_string(index=False))
     reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")

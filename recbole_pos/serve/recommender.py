@@ -28,9 +28,15 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.run import NeedsDataset, finds_dataset, load, load_without_data
-from recbole_pos.layers.catalogue import Choice, Scores
+from recbole_pos.layers.catalogue import Choice
 from recbole_pos.model.models import reads_users
-from recbole_pos.serve.explain import BATCH, add_reasons, leave_one_out, require_reasons
+from recbole_pos.serve.explain import (
+    BATCH,
+    add_reasons,
+    leave_one_out,
+    make_effects_table,
+    require_reasons,
+)
 from recbole_pos.serve.fitted import FittedModel, find_run_folder, undone_on_error
 from recbole_pos.serve.histories import Fields, Histories, read_histories, read_moment
 from recbole_pos.serve.scorer import Scorer, find_best_items, require_k, to_columns
@@ -138,37 +144,29 @@ class Recommender(FittedModel):
 
     @classmethod
     def _load_with_data(cls, run_dir: str | Path, data_path: str | Path | None) -> Recommender:
-        """Load a trained model with its dataset, including interactions added since training.
+        """Load a trained model with its dataset, as :meth:`load` does.
 
-        These are ``dataset.held_out``: held apart, so that the data of the training stay the same.
-        The new interactions are appended to the histories of users. Models that score users by
-        their ids, and not by their histories, know no new users, who are left out then.
-
-        Args:
-            run_dir: the folder of the run.
-            data_path: the folder that holds the folder of the dataset; by default the run's.
+        Interactions that came after the training (``dataset.held_out``) are appended to the
+        histories of users. Models that score users by their ids, and not by their histories, know
+        no new users, who are left out then.
         """
 
-        def is_by_user(dataset: Any) -> bool:
-            return reads_users(dataset.config["model"], dataset.config.model_class)
-
         def add_held_out(dataset: Any) -> Any:
+            """Append the new interactions; those of new users only if the model can read them."""
             if dataset.held_out is None:
                 return dataset
-            return extend_log(dataset, dataset.held_out, not is_by_user(dataset))
+            by_user = reads_users(dataset.config["model"], dataset.config.model_class)
+            return extend_log(dataset, dataset.held_out, not by_user)
 
         experiment = load(run_dir, add_held_out, grown=True, data_path=data_path)
         held_out = experiment.dataset.held_out
         folder = find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
-
-        # Users who get the most popular items: none of their items is known to the model, or they
-        # are new and the model scores users by their ids.
-        unknown_users = list(held_out.users_without_items)
-        if is_by_user(experiment.dataset):
-            unknown_users = [*held_out.users, *unknown_users]
-        return cls(experiment, held_out.growth, unknown_users, folder)
+        trained = cls(experiment, held_out.growth, held_out.users_without_items, folder)
+        if trained.by_user:  # new users get the most popular items, too
+            trained.unknown_users = dict.fromkeys([*held_out.users, *trained.unknown_users])
+        return trained
 
     def add_items(self, item_vectors: Any) -> str:
         """Add items that were not in the training data, by vectors of their content, as of a text.
@@ -276,7 +274,7 @@ class Recommender(FittedModel):
         return pd.concat(tables, ignore_index=True)
 
     def read(self, histories: Iterable[Any]) -> Histories:
-        """Return histories in any of the forms of :meth:`recommend` as arrays, with ids of items.
+        """Read histories, in any of the forms of :meth:`recommend`, into arrays with ids of items.
 
         Dates must be before the year 2200: later ones are surely in another unit than the data's.
 
@@ -301,7 +299,7 @@ class Recommender(FittedModel):
     def add_request_time(
         self, histories: Histories, at: float | str | date | datetime | None = None
     ) -> Histories:
-        """Add to histories the time at which recommendations are asked for, if the model reads it.
+        """Add the time at which recommendations are asked for to histories, if the model reads it.
 
         A history with a time of its own keeps it; others get ``at``, or now.
 
@@ -318,16 +316,20 @@ class Recommender(FittedModel):
                 or if every request is before the newest interaction of its history.
         """
         if not self.scorer.reads_request:
-            if at is not None or histories.at is not None:
-                raise UsageError(
-                    f"at: {self.config['model']} was trained with request_time: none and reads no "
-                    "time of a request; leave it out"
-                )
-            return histories
+            if at is None and histories.at is None:
+                return histories
+            raise UsageError(
+                f"at: {self.config['model']} was trained with request_time: none and reads no time "
+                "of a request; leave it out"
+            )
+
+        # Find the time for histories without one of their own.
+        default: float | np.ndarray = 0.0
+        all_have_time = histories.at is not None and not np.isnan(histories.at).any()
         if at is not None:
-            default: float | np.ndarray = read_moment(at, "at", self._unit)
-        elif histories.at is not None and not np.isnan(histories.at).any():
-            default = 0.0  # it is not used, since each history has a time
+            default = read_moment(at, "at", self._unit)
+        elif all_have_time:
+            pass  # the default is not used
         elif self._unit is None:
             raise UsageError("at: the time field counts no time; give at instead of now")
         else:
@@ -441,55 +443,66 @@ class Recommender(FittedModel):
         """
         k = require_k(k)
 
-        # Batches of histories of about the same length need little padding; empty ones are first.
-        by_length = histories.lengths.argsort(kind="stable")
-        empty, not_empty = np.split(by_length, [np.count_nonzero(histories.lengths == 0)])
-        empty = np.array([row for row in empty if row not in histories.errors], np.int64)
+        # Divide the histories into empty ones and others. The others are sorted by length, since
+        # batches of histories of about the same length need little padding.
+        has_error = np.isin(np.arange(len(histories)), list(histories.errors))
+        empty = np.flatnonzero((histories.lengths == 0) & ~has_error)
+        not_empty = np.flatnonzero(histories.lengths)
+        not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
-        # Empty columns first, so that there is something to concatenate without recommendations.
+        # Columns of each batch. Those without entries come first, so that there is something to
+        # concatenate if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
-        most_popular = Choice(choice.items)  # without boosts, which are for scores of the model
 
         # All empty histories get the same items, unless they have lists of their own.
         if len(empty) and histories.allowed is None and histories.excluded is None:
-            best = find_best_items(
-                self._score_by_popularity(histories.select(empty[:1])), most_popular, k
-            )
-            score, item = (np.repeat(x, len(empty), axis=0) for x in best)
+            first_one = histories.select(empty[:1])
+            score, item = self._rank_by_popularity(first_one, k, hides_seen, choice)
+            score, item = np.repeat(score, len(empty), axis=0), np.repeat(item, len(empty), axis=0)
             rankings.append(to_columns(histories.ids, empty, score, item))
-            empty = empty[:0]
+            empty = empty[:0]  # they are done
 
         # Rank the others in batches: empty ones by popularity, not empty ones by the model.
-        for rows, candidates, make_scores in (
-            (empty, most_popular, self._score_by_popularity),
-            (not_empty, choice, self.scorer.make_scores),
-        ):
+        ways = (empty, self._rank_by_popularity), (not_empty, self._rank_by_model)
+        for rows, rank_batch in ways:
             for start in range(0, len(rows), BATCH):
                 batch_rows = rows[start : start + BATCH]
-                batch = histories.select(batch_rows)
-                # `restrict` gives -inf to items that a history's own list does not allow.
-                scores = batch.restrict(make_scores(batch))
-                best = find_best_items(scores, candidates, k, batch.list_barred(hides_seen))
-                rankings.append(to_columns(histories.ids, batch_rows, *best))
+                score, item = rank_batch(histories.select(batch_rows), k, hides_seen, choice)
+                rankings.append(to_columns(histories.ids, batch_rows, score, item))
 
         # Put the entries back into the order of the histories.
         row, rank, item, score = map(np.concatenate, zip(*rankings, strict=True))
         order = np.lexsort((rank, row))
         return row[order], rank[order], item[order], score[order]
 
-    def _score_by_popularity(self, histories: Histories) -> Scores:
-        """Return a function from item ids [c] to scores [b, c], the same after all b histories."""
-        return lambda ids: self.popularity[ids].repeat(len(histories), 1)
+    def _rank_by_popularity(
+        self, histories: Histories, k: int, hides_seen: bool, choice: Choice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return popularity and ids [b, k] of the most popular items for each of b histories.
+
+        Boosts do not count here: they are for scores of the model.
+        """
+        # `restrict` gives -inf to items that a history's own list does not allow.
+        scores = histories.restrict(lambda ids: self.popularity[ids].repeat(len(histories), 1))
+        return find_best_items(scores, Choice(choice.items), k, histories.list_barred(hides_seen))
+
+    def _rank_by_model(
+        self, histories: Histories, k: int, hides_seen: bool, choice: Choice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and ids [b, k] of the items that the model ranks highest for b histories.
+
+        All items of ``choice`` are scored, unless the scorer has an approximate index of them.
+        """
+        barred = histories.list_barred(hides_seen)
+        index = self.scorer.index
+        if index is not None and index.can_rank(histories, k, choice):
+            return index.find_best(self.scorer.encode(histories), k, choice, barred)
+        scores = histories.restrict(self.scorer.make_scores(histories))
+        return find_best_items(scores, choice, k, barred)
 
     def hides_seen(self, exclude_seen: bool | None) -> bool:
-        """Return whether seen items are not recommended.
-
-        Args:
-            exclude_seen: what the user says; None for the same as in the evaluation of the run.
-        """
-        if exclude_seen is None:
-            return masks_history(self.config)
-        return exclude_seen
+        """Return what the user says; for None, whether the run's evaluation hides seen items."""
+        return masks_history(self.config) if exclude_seen is None else exclude_seen
 
     @torch.inference_mode()
     def explain(
@@ -501,10 +514,10 @@ class Recommender(FittedModel):
         exclude_seen: bool | None = None,
         at: float | str | date | datetime | None = None,
     ) -> pd.DataFrame:
-        """Return how score and rank of items change without each of the past interactions.
+        """Tell which past interactions carry recommended items: how each changes score and rank.
 
-        Each interaction is left out in turn, with its time; the other interactions and the time of
-        the request stay. Items are ranked among the same candidates as before.
+        Each interaction of the history is left out in turn, and the items are scored again among
+        the same candidates. The other interactions and the time of the request stay.
         :func:`recbole_pos.inspect.pictures.draw_explanation` draws the result.
 
         Args:
@@ -525,40 +538,35 @@ class Recommender(FittedModel):
             UsageError: if no item of the history is known, the model reads no history, or an item
                 cannot be recommended.
         """
-        # The history, as arrays of a batch of one.
+        # Read the history into arrays, for a batch of this one history.
         if (history is None) == (user is None):
             raise UsageError("give a history or a user, one of the two")
-        packed = self.read([history]) if user is None else self.read_users([user])
-        packed = self.add_request_time(packed, at)
-        require_reasons(self.scorer, 1, packed)
-        if not packed.lengths[0]:
+        batch = self.read([history]) if user is None else self.read_users([user])
+        batch = self.add_request_time(batch, at)
+        require_reasons(self.scorer, 1, batch)
+        if not batch.lengths[0]:
             raise UsageError(
                 "history: no item of it is known to the model, so it gets the most popular items"
             )
 
-        # The ids of the items to explain: the recommended ones, or the given ones.
+        # Find the ids of the items to explain: the given items, or the recommended ones.
         choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
         if items is None:
-            _, _, item, _ = self.rank_items(packed, k, hides_seen, choice)
+            _row, _rank, item_ids, _score = self.rank_items(batch, k, hides_seen, choice)
         else:
-            ids = map(self.require_id, dict.fromkeys(read_names(items, "items")))
-            item = np.fromiter(ids, dtype=np.int64)
-        seen_items = item[np.isin(item, packed.items)]
-        if hides_seen and len(seen_items):
+            names = dict.fromkeys(read_names(items, "items"))  # each name once, in this order
+            item_ids = np.array([self.require_id(name) for name in names], dtype=np.int64)
+        seen_ids = item_ids[np.isin(item_ids, batch.items)]
+        if hides_seen and len(seen_ids):
             raise UsageError(
-                f"items: {shown(self.items[seen_items[0] - 1])} is in the history, and seen items "
+                f"items: {shown(self.items[seen_ids[0] - 1])} is in the history, and seen items "
                 "are excluded; set exclude_seen to false"
             )
 
-        # Leave out each interaction; of each item, the largest fall of the score comes first.
-        row = np.zeros_like(item)  # all items belong to the history 0
-        effects = leave_one_out(self.scorer, packed, row, item, choice, hides_seen)
-        table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
-        table["item"] = self.items[item[table["pair"]] - 1]
-        table["past"] = self.items[table["past"] - 1]
-        table = table.astype({"rank": np.int64, "rank_change": "Int64"})
-        columns = ["item", "rank", "score", "past", "steps_back", "score_change", "rank_change"]
-        return table[columns].reset_index(drop=True)
+        # Score the items without each interaction in turn.
+        history_index = np.zeros_like(item_ids)  # every item is for the only history
+        effects = leave_one_out(self.scorer, batch, history_index, item_ids, choice, hides_seen)
+        return make_effects_table(effects, item_ids, self.items)
 
     @torch.inference_mode()
     def encode(self, histories: Iterable[Any]) -> np.ndarray:

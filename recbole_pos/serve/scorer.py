@@ -249,28 +249,30 @@ class Histories:
         )
 
     def list_barred(self, hides_seen: bool) -> tuple[Tensor, Tensor]:
-        """Return p pairs of a history and an item that is not recommended to it.
+        """List the items that may not be recommended, as p pairs of a history and an item.
 
-        These are the items that each history excludes.
+        These are the items that a history excludes and, if seen items are hidden, its own.
 
         Args:
-            hides_seen: whether the items of a history itself are among them.
+            hides_seen: whether the items of a history are not recommended to it again.
 
         Returns:
             Index of the history [p] and id of the item [p], both int64.
         """
-        lists = [self.excluded] if self.excluded is not None else []
-        lists += [TokenLists(self.items, self.lengths)] if hides_seen else []
-        # Without any list, an empty one gives empty tensors of the right type.
-        pairs = [one.list_pairs() for one in lists] or [TokenLists.from_lists([]).list_pairs()]
-        rows, items = zip(*pairs, strict=True)
+        lists = [TokenLists.from_lists([])]  # so that there is something to concatenate
+        if self.excluded is not None:
+            lists.append(self.excluded)
+        if hides_seen:
+            lists.append(TokenLists(self.items, self.lengths))
+        rows, items = zip(*(one.list_pairs() for one in lists), strict=True)
         return torch.cat(rows), torch.cat(items)
 
     def restrict(self, scores: Scores) -> Scores:
-        """Return a scoring function that gives -inf to items that a history may not get.
+        """Return a scoring function that gives -inf to items outside of a history's own list.
 
-        If the second of two histories may only get the item 3, the scores of the items [2, 3]
-        change from [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
+        A history may carry a list of the only items that it may get (``allowed``). If the second of
+        two histories may only get the item 3, the scores of the items [2, 3] change from
+        [[5, 6], [7, 8]] to [[5, 6], [-inf, 8]].
 
         Args:
             scores: function from c item ids to the scores [b, c] of these items after b histories.
@@ -342,6 +344,7 @@ class Scorer:
         reads_request: whether the time of the request is read.
         reach: number of newest interactions that are read; None for all.
         fields: embeddings of the feature fields by table (``events`` or ``user``) and name.
+        index: the ItemIndex that finds the best items approximately; None to score all of them.
     """
 
     def __init__(self, model: Any, config: Options, num_items: int) -> None:
@@ -354,6 +357,7 @@ class Scorer:
         """
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
+        self.index: Any = None
         self.reads_request = bool(getattr(model, "reads_request", False))
         # AttrFormer with ``chunking`` reads whole histories, as linked chunks.
         reads_all = getattr(model, "linked", False)
@@ -431,15 +435,21 @@ class Scorer:
 
         # Others read the given arrays; None stands for times that the model has no use for.
         histories = self.drop_unread(histories)
-        times = histories.times if self.needs_time else None
-        at = histories.at if self.reads_request else None
-        arrays = (histories.items, histories.lengths, times, at)
-        tensors = (None if x is None else torch.from_numpy(x).to(self.device) for x in arrays)
+        items, lengths = torch.from_numpy(histories.items), torch.from_numpy(histories.lengths)
+        times = at = None
+        if self.needs_time and histories.times is not None:
+            times = torch.from_numpy(histories.times).to(self.device)
+        if self.reads_request and histories.at is not None:
+            at = torch.from_numpy(histories.at).to(self.device)
 
-        # Values that are lists are padded to the longest list of these histories.
-        padded = histories.features.map(pad_lists, pad_lists)
-        features = map_tensors(padded, lambda x: x.to(self.device))
-        batch = self.model.make_batch(*tensors, features if any(self.fields.values()) else None)
+        # Features whose values are lists are padded to the longest list of these histories.
+        features = None
+        if any(self.fields.values()):
+            padded = histories.features.map(pad_lists, pad_lists)
+            features = map_tensors(padded, lambda x: x.to(self.device))
+        batch = self.model.make_batch(
+            items.to(self.device), lengths.to(self.device), times, at, features
+        )
         return encode_queries(self.model, batch)
 
     def drop_unread(self, histories: Histories, extra: int = 0) -> Histories:
@@ -567,7 +577,16 @@ def make_choice(
     items = is_allowed.nonzero()[:, 0]
     if not len(items):
         raise UsageError("allowed, excluded (--items, --exclude): no item is left to recommend")
-    return Choice(items) if boosts is None else Choice(items, _read_boosts(boosts, ids)[items])
+    if boosts is None:
+        return Choice(items)
+
+    # What is added to the score of each item, by id; boosts of unknown names go to the padding 0.
+    bonus = torch.zeros(len(ids) + 1)
+    for name, boost in boosts.items():
+        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
+            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
+        bonus[ids.get(str(name), 0)] = float(boost)
+    return Choice(items, bonus[items])
 
 
 def require_k(k: int) -> int:
@@ -575,25 +594,3 @@ def require_k(k: int) -> int:
     if not (is_whole(k) and k >= 1):
         raise UsageError(f"k: expected a whole number, at least 1, found {shown(k)}")
     return int(k)
-
-
-def _read_boosts(boosts: Mapping[str, float], ids: Mapping[str, int]) -> Tensor:
-    """Return the number to add to the score of each item.
-
-    Args:
-        boosts: this number by name of an item.
-        ids: id of each item by name, from 1.
-
-    Returns:
-        [items + 1] float32 by id, 0 for items without a boost. Boosts of unknown names go to the id
-        0, which is padding.
-
-    Raises:
-        UsageError: if a boost is not a finite number.
-    """
-    bonus = torch.zeros(len(ids) + 1)
-    for name, boost in boosts.items():
-        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
-            raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
-        bonus[ids.get(str(name), 0)] = float(boost)
-    return bonus

@@ -1,0 +1,359 @@
+"""An approximate index of item vectors: the best items of a history without scoring all items.
+
+In: the item vectors of a model whose scores are products with them, and histories of its dataset.
+Out: for each history the items with the highest scores, and the share of them that an exact search
+would also have found (recall). The index is an inverted file (IVF) of faiss: k-means divides the
+items into lists, and of a history only the lists with the best centroids are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recbole_pos.config.arguments import IndexArguments
+from recbole_pos.errors import UsageError
+from recbole_pos.experiment.run import Catalogue
+from recbole_pos.files import atomic_write, digest_file
+from recbole_pos.layers.catalogue import Choice, products
+from recbole_pos.serve.explain import BATCH
+from recbole_pos.serve.recommender import Recommender
+from recbole_pos.serve.scorer import Histories, find_best_items
+from recbole_pos.values import shown
+
+FILE = "index.npz"  # in the folder of the run
+RECALL_AT = 100  # items of a history by which recall is measured; longer lists are ranked exactly
+NUM_SAMPLED = 1_000  # histories on which recall is measured
+NUM_ITERATIONS = 10  # of k-means
+POINTS_PER_LIST = 40  # item vectors from which k-means learns the centroid of a list
+ENOUGH = 0.999  # recall from which no larger number of lists is tried
+
+
+def use_index(
+    trained: Recommender, settings: IndexArguments, data_path: str | Path | None = None
+) -> str:
+    """Let a model find the items to recommend by an approximate index, and return its facts.
+
+    The index is read from the folder of the run. If it is not there, or was made from other
+    weights or item vectors, it is built, and saved there.
+
+    Args:
+        trained: the model; its ``scorer`` gets the index.
+        settings: the name of the index, ``faiss``, and the recall that it must have.
+        data_path: the folder that holds the folder of the dataset, if a model that was loaded
+            without it has to read the histories of users; by default the run's.
+
+    Returns:
+        A sentence with the measured recall.
+
+    Raises:
+        UsageError: if the model does not score by products of vectors, an argument is wrong, or
+            faiss is not installed.
+    """
+    name, recall = settings.index, settings.index_recall
+    if name != "faiss" or not 0 < recall <= 1:
+        raise UsageError(
+            "index: expected faiss, and an index_recall above 0 and at most 1; found "
+            f"{shown(name)} and {recall}"
+        )
+    vectors = np.ascontiguousarray(trained.scorer.require_vectors().cpu().numpy())
+
+    # Read the saved index, which has a digest of the weights and item vectors it was made from.
+    file, key = None, ""
+    if trained.folder is not None:
+        file = trained.folder.path / FILE
+        key = digest_file(trained.folder.checkpoint) + hashlib.sha256(vectors.data).hexdigest()
+    index = None if file is None else read_index(file, key, vectors)
+
+    # Or build it, and measure its recall on histories of users, for which the data are needed.
+    if index is None:
+        source = trained
+        if isinstance(trained.dataset, Catalogue) and trained.folder is not None:
+            source = Recommender.load(trained.folder.path, data_path, histories_only=False)
+        index = ItemIndex(vectors, *cluster_items(vectors))
+        index.measure_recall(encode_sample(source), trained.scorer.require_vectors())
+        if file is not None:
+            index.save(file, key)
+
+    index.choose_probes(recall)
+    trained.scorer.index = index
+    return (
+        f"index: {index.num_probes:,} of {len(index.centroids):,} lists are read for a history; "
+        f"recall@{RECALL_AT} {index.recall:.4f} of exact search, on histories of the dataset"
+    )
+
+
+def import_faiss() -> Any:
+    """Return the package faiss; raise a UsageError that says how to install it."""
+    try:
+        import faiss
+    except ImportError:
+        raise UsageError("index: faiss is missing; pip install 'recbole-pos[index]'") from None
+    faiss.omp_set_num_threads(torch.get_num_threads())  # of this thread; else it takes all cores
+    return faiss
+
+
+def cluster_items(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Divide the items into lists of near vectors by k-means.
+
+    Args:
+        vectors: [items + 1, d] float32 item vectors by id; id 0 is padding.
+
+    Returns:
+        Centroids of the lists [lists, d], and the list of each item [items], from id 1 on. There
+        are four lists for each item of the square root of their number, 4,000 for a million.
+    """
+    faiss = import_faiss()
+    points = np.ascontiguousarray(vectors[1:])
+    num_lists = min(len(points), math.ceil(4 * math.sqrt(len(points))))
+    kmeans = faiss.Kmeans(
+        points.shape[1],
+        num_lists,
+        niter=NUM_ITERATIONS,
+        max_points_per_centroid=POINTS_PER_LIST,
+        min_points_per_centroid=1,  # for small catalogues; it only warns
+        seed=0,
+    )
+    kmeans.train(points)
+    _, nearest = kmeans.index.search(points, 1)
+    return kmeans.centroids, nearest[:, 0]
+
+
+def encode_sample(source: Recommender) -> torch.Tensor:
+    """Return the vectors [n, d] of the histories of random users, the same ones in every call.
+
+    Args:
+        source: a model with its dataset, which has the histories.
+    """
+    dataset = source.dataset
+    names = dataset.field2id_token[dataset.uid_field][dataset.log.lengths > 0]
+    size = min(NUM_SAMPLED, len(names))
+    users = np.random.default_rng(0).choice(names, size, replace=False).tolist()
+    sample = source.read_users(users)
+    sample = sample.select(np.flatnonzero(sample.lengths))  # the others get popular items
+    if source.scorer.reads_request:  # ask at the time of the newest interaction
+        sample = sample.with_request_time(sample.newest)
+
+    states = []
+    with torch.inference_mode():
+        for rows in np.array_split(np.arange(len(sample)), math.ceil(len(sample) / BATCH)):
+            states.append(source.scorer.encode(sample.select(rows)))
+    return torch.cat(states)
+
+
+def read_index(file: Path, key: str, vectors: np.ndarray) -> ItemIndex | None:
+    """Return the index in a file; None if it is missing, damaged or of another model.
+
+    numpy reads it, which runs no code from the file, and the vectors come from the model.
+
+    Args:
+        file: what :meth:`ItemIndex.save` has written.
+        key: digest of the weights and item vectors of the model.
+        vectors: [items + 1, d] float32 item vectors by id.
+    """
+    try:
+        with np.load(file) as saved:
+            if str(saved["key"]) != key:
+                return None
+            lists, centroids = saved["lists"], saved["centroids"]
+            probes, recalls = saved["probes"], saved["recalls"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+    # faiss, which is written in C++, does not check that the numbers of lists are within bounds.
+    has_shapes = centroids.shape[1:] == vectors.shape[1:] and lists.shape == (len(vectors) - 1,)
+    if not has_shapes or lists.min() < 0 or lists.max() >= len(centroids):
+        return None
+    index = ItemIndex(vectors, centroids, lists)
+    index.probes, index.recalls = probes, recalls
+    return index
+
+
+class ItemIndex:
+    """Item vectors in lists, of which only the most promising ones are read for a history.
+
+    Attributes:
+        centroids: [lists, d] float32 mean vector of each list.
+        lists: [items] number of the list of each item, from id 1 on.
+        probes: numbers of lists that were tried, ascending; the last is that of all lists.
+        recalls: recall with each of ``probes``; the last is 1.
+        num_probes: number of lists to read for a history.
+        recall: recall with this number.
+    """
+
+    def __init__(self, vectors: np.ndarray, centroids: np.ndarray, lists: np.ndarray) -> None:
+        """Fill the lists.
+
+        Args:
+            vectors: [items + 1, d] float32 item vectors by id; faiss copies them.
+            centroids: see the attribute, and so is ``lists``.
+        """
+        faiss = import_faiss()
+        self.centroids = np.ascontiguousarray(centroids, np.float32)
+        self.lists = lists.astype(np.int64)
+        self.probes, self.recalls = np.array([len(centroids)]), np.ones(1)
+        self.num_probes, self.recall = len(centroids), 1.0
+
+        # The items are put into the lists that k-means has found for them. The lists that a history
+        # reads are chosen by the product of its vector with the centroids.
+        d = self.centroids.shape[1]
+        self._quantizer = faiss.IndexFlatIP(d)
+        self._quantizer.add(self.centroids)
+        metric = faiss.METRIC_INNER_PRODUCT
+        self._faiss_index = faiss.IndexIVFFlat(self._quantizer, d, len(self.centroids), metric)
+        self._faiss_index.is_trained = True
+        items, ids = np.ascontiguousarray(vectors[1:]), np.arange(1, len(vectors))
+        pointers = (faiss.swig_ptr(array) for array in (items, ids, self.lists))
+        self._faiss_index.add_core(len(items), *pointers)
+
+    def save(self, file: Path, key: str) -> None:
+        """Write the lists and the measured recall, without the vectors, complete or not at all.
+
+        Args:
+            file: the file to write.
+            key: digest of the weights and item vectors of the model.
+        """
+        with atomic_write(file, text=False) as unfinished:
+            np.savez(
+                unfinished,
+                key=key,
+                centroids=self.centroids,
+                lists=self.lists.astype(np.int32),
+                probes=self.probes,
+                recalls=self.recalls,
+            )
+
+    def measure_recall(self, states: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Measure for several numbers of lists the share of the best items that the index finds.
+
+        Args:
+            states: [n, d] vectors of histories.
+            vectors: [items + 1, d] item vectors by id, of which the best ones are found exactly.
+        """
+        every_item = Choice(torch.arange(1, len(self.lists) + 1))
+        k = min(RECALL_AT, len(self.lists))
+        with torch.inference_mode():
+            scores = partial(products, states, vectors)
+            _, best_items = find_best_items(lambda ids: scores(ids).cpu(), every_item, k)
+        queries = states.cpu().numpy()
+
+        probes: list[int] = []
+        recalls: list[float] = []
+        # The fewest lists hold 100 items and more, the next numbers are twice as large each.
+        num_probes = math.ceil(2 * k * len(self.centroids) / len(self.lists))
+        while num_probes < len(self.centroids) and (not recalls or recalls[-1] < ENOUGH):
+            _, items = self._search(queries, k, num_probes)
+            num_found = 0
+            for best_of_history, found in zip(best_items, items, strict=True):
+                num_found += np.count_nonzero(np.isin(best_of_history, found))
+            probes.append(num_probes)
+            recalls.append(num_found / best_items.size)
+            num_probes *= 2
+        self.probes = np.array([*probes, len(self.centroids)])
+        self.recalls = np.array([*recalls, 1.0])
+
+    def choose_probes(self, recall: float) -> None:
+        """Set the number of lists to read to the smallest measured one that has this recall.
+
+        For a recall of 1 all lists are read, so that it is the recall of every history.
+        """
+        first = np.flatnonzero(self.recalls >= recall)[0] if recall < 1 else -1
+        self.num_probes, self.recall = int(self.probes[first]), float(self.recalls[first])
+
+    def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:
+        """Return whether the index ranks items about as well as its measured recall says.
+
+        It does not know boosts and lists of items that a history alone may get. If fewer than half
+        of the items may be recommended, scoring these exactly takes less time.
+
+        Args:
+            histories: the histories.
+            k: number of items for each.
+            choice: the items that may be recommended.
+        """
+        is_plain = choice.bonus is None and histories.allowed is None and k <= RECALL_AT
+        return is_plain and 2 * len(choice.items) >= len(self.lists)
+
+    def find_best(
+        self,
+        states: torch.Tensor,
+        k: int,
+        choice: Choice,
+        barred: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k items with the highest scores for each of b histories, best first.
+
+        Args:
+            states: [b, d] vectors of the histories.
+            k: number of items for each history; all of ``choice`` if it has fewer.
+            choice: ids of the items that may be recommended.
+            barred: index of the history [p] and item id [p] of pairs that are not recommended.
+
+        Returns:
+            Scores and item ids, both [b, k]; the score is -inf where no further item is left.
+        """
+        # Find k items more than a history bars, so that k are left.
+        rows, items = (pairs.numpy() for pairs in barred)
+        most_barred = int(np.bincount(rows, minlength=1).max())
+        number = min(k + most_barred, len(choice.items))
+        is_allowed = None
+        num_probes = self.num_probes
+        if len(choice.items) < len(self.lists):
+            is_allowed = np.zeros(len(self.lists) + 1, dtype=bool)
+            is_allowed[choice.items.numpy()] = True
+            # With a third of the items left out, read half as many lists more.
+            num_probes = math.ceil(num_probes * len(self.lists) / len(choice.items))
+        found_scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
+
+        # Bar items: a pair becomes one number, as 3,000,017 for history 3 and item 17 of a million.
+        base = len(self.lists) + 1
+        pair_found = np.arange(len(states))[:, None] * base + found
+        found_scores[np.isin(pair_found, rows * base + items)] = -np.inf
+
+        # Of equal scores, the item with the lower id is first, as in an exact search.
+        order = np.lexsort((found, -found_scores))[:, :k]
+        return np.take_along_axis(found_scores, order, 1), np.take_along_axis(found, order, 1)
+
+    def _search(
+        self,
+        queries: np.ndarray,
+        number: int,
+        num_probes: int,
+        is_allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best items that some of the lists hold, for each of b vectors.
+
+        If the lists of a vector hold too few items, twice as many are read for it.
+
+        Args:
+            queries: [b, d] float32 vectors.
+            number: number of items to find for each; at most that of allowed items.
+            num_probes: number of lists to read for each.
+            is_allowed: [items + 1] whether each item, by id, may be found; None for all.
+
+        Returns:
+            Exact products, highest first, and ids of the items, both [b, number].
+        """
+        faiss = import_faiss()
+        selector = None
+        if is_allowed is not None:
+            selector = faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
+        scores = np.empty((len(queries), number), np.float32)
+        items = np.empty((len(queries), number), np.int64)
+        rows = np.arange(len(queries))  # vectors to search for, at first all
+        while len(rows) and num_probes < 2 * len(self.centroids):
+            settings = faiss.SearchParametersIVF(nprobe=num_probes, sel=selector)
+            scores[rows], items[rows] = self._faiss_index.search(
+                queries[rows], number, params=settings
+            )
+            rows = np.flatnonzero(items[:, -1] < 0)  # faiss gives -1 where no item was left
+            num_probes *= 2
+        scores[items < 0] = np.nan  # of a vector that has no numbers; ranking it is then an error
+        return scores, items
