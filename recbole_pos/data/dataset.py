@@ -85,11 +85,6 @@ class Dataset:
         return str(self.config["dataset"])
 
     @property
-    def dataset_path(self) -> str:
-        """Folder of its files."""
-        return str(self.config["data_path"])
-
-    @property
     def uid_field(self) -> str:
         """Name of the field of users."""
         return self.log.user_field

@@ -151,7 +151,7 @@ class Vocabulary:
         return cls(tokens, counts[user_field], counts[item_field], is_dated)
 
     def find_oldest(self, users: pd.Series, times: pd.Series, user_field: str) -> np.ndarray:
-        """Find the interactions that the run had, in a file that may have grown since.
+        """Find the interactions that an earlier run had, in a file that may have grown since.
 
         These are the oldest of each user whom the run knew, as many as ``user_counts`` says. For
         example, of a user who had two interactions and now has some at the times [5, 1, 3], these
@@ -214,18 +214,19 @@ class HeldOut(NamedTuple):
 def divide_interactions(
     table: pd.DataFrame, known: Vocabulary, user_field: str, item_field: str, time_field: str
 ) -> tuple[pd.DataFrame, HeldOut]:
-    """Divide the interactions of a file into those that a run had and those that came later.
+    """Divide the interactions of a file into those that a model was trained on and later ones.
 
-    Later interactions with an item that the run did not know are left out, since the model has no
-    weights for it; the other later ones are held out.
+    The training is an earlier run, after which the file has grown. Later interactions with an item
+    that the run did not know are left out, since its model has no weights for it; the other later
+    ones are held out, to be added to histories.
 
     Args:
         table: a row per interaction, with names as in the file.
-        known: names and counts of the run.
+        known: names of users and items in the run, and how many interactions each user had.
         user_field, item_field, time_field: names of the columns.
 
     Returns:
-        table: the interactions that the run had.
+        table: the interactions that the run had (training, validation and test).
         held_out: the later ones of known items, with their users, and the numbers of all that is
             new.
     """
@@ -253,15 +254,15 @@ def divide_interactions(
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:
-    """Return the rows of the users or items that a run knew.
+    """Return the rows of the users or items that an earlier run was trained with.
 
     In their other columns, tokens (such as a new genre) that the run did not know become missing,
     or leave the lists that they are in, since its model has no weights for them.
 
     Args:
-        table: a row for each user or item.
+        table: a row for each user or item, read from a file that may have grown since.
         key: the column of their names.
-        known: names of the run, for each field of tokens.
+        known: names that the run had, for each field of tokens.
 
     Returns:
         A new table; the given one stays as it is.
@@ -286,7 +287,7 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
     The later interactions are part of histories only; none of them is a target to evaluate.
 
     Args:
-        dataset: the data of a run.
+        dataset: the data that the model was trained on.
         later: the interactions that came since.
         has_new_users: whether to add the users who are new in them, without attributes; if false,
             their interactions are left out.
@@ -303,7 +304,8 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
         interactions = interactions[interactions[user_field].isin(names)]
     num_new = len(names) - dataset.user_num
 
-    # The copy keeps the identity of the run's data, so that the weights are still accepted for it.
+    # The copy keeps the identity (digests of the data that were trained on), by which the weights
+    # of the model are accepted for it.
     extended = copy.copy(dataset)
     extended.identity = dataset.identity
     extended.field2id_token = {**dataset.field2id_token, user_field: names}

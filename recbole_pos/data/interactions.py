@@ -308,8 +308,8 @@ def check_clock(
     Args:
         log: the interactions, sorted by user and time.
         unit: unit of the time field, such as seconds (the option ``timestamp_unit``).
-        shortest_period: for a model that encodes time by rotation, the seconds in which its fastest
-            angle turns once; None for others.
+        shortest_period: for a model that encodes time by rotation in planes, the seconds in which
+            its fastest plane turns once; None for others.
         instead: what the message advises to use where the times are unusable.
         across: whether the model compares only times of different users, which may differ even if
             each user has one time only.

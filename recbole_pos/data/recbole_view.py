@@ -55,7 +55,7 @@ class RecBoleView(SequentialDataset):
         # names and options, under the names that RecBole's models and loaders read
         config = data.config
         self.data, self.phase, self.config = data, phase, config
-        self.dataset_name, self.dataset_path = data.dataset_name, data.dataset_path
+        self.dataset_name, self.dataset_path = data.dataset_name, config["data_path"]
         self.uid_field, self.iid_field = data.uid_field, data.iid_field
         self.time_field, self.label_field = data.time_field, config["LABEL_FIELD"]
         self.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
