@@ -102,6 +102,16 @@ def test_items_are_joined_by_the_id_as_it_is_written(tmp_path: Path, run: Run, c
     assert "\tb" in (tmp_path / "shop" / "shop.item").read_text().split("\n")[1]
 
 
+def test_rows_of_the_same_time_are_ordered_by_a_column(tmp_path: Path, run: Run) -> None:
+    """Numbers by size, other cells as text; an empty cell comes first."""
+    for keys, expected in ((["10", "9", ""], "cba"), (["x10", "x9", ""], "cab")):
+        rows = [f"u,{item},{NOW},{key}" for item, key in zip("abc", keys, strict=True)]
+        text = "\n".join(["user,item,time,step", *rows, f"u,z,{NOW - 1},99"])
+        assert run(text, "--then=step", "--overwrite") == 0
+        assert [row[1] for row in read_interactions(tmp_path)] == ["z", *expected]
+    assert run(text, "--then=stp", "--overwrite") == 2
+
+
 def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
     folders = ["country=NO", "country=F%C3%B8r", "country=__HIVE_DEFAULT_PARTITION__"]
     for user, name in enumerate(folders):

@@ -181,7 +181,8 @@ def read_interactions(
 
     Rows without a user, an item or a time that can be read are dropped, each for the first reason
     that holds. If the table has no column of times, the number of each row among the rows of its
-    user (0, 1, ...) serves as time. Rows stay in the order of the file.
+    user (0, 1, ...) serves as time. Rows stay in the order of the file, unless ``args.then`` names
+    a column that orders those of the same time.
 
     Args:
         source: the table that holds the interactions.
@@ -232,7 +233,29 @@ def read_interactions(
             f"{source.path}: no row is an interaction ({reasons}); {roles['time']} is written as "
             f"{_quote_example(time_column)}. See --user, --item, --time and --date_format"
         )
+    if args.then is not None:
+        require_column(args.then, source.columns, "then")
+        rows = rows[_order_by_time(times.seconds[rows], table[args.then].take(rows))]
     return InteractionTable(rows, user[rows], item[rows], times.seconds[rows], times.forms, dropped)
+
+
+def _order_by_time(seconds: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
+    """Return the order of interactions by time, and of those of the same time by a column.
+
+    Args:
+        seconds: [n] times.
+        column: [n] cells. If each is a number or empty, they are compared as numbers, else as
+            text. Empty cells come first.
+
+    Returns:
+        [n] indices of the interactions in that order.
+    """
+    cells = column.to_pandas()
+    numbers = pd.to_numeric(cells, errors="coerce")
+    are_numbers = numbers.notna().equals(cells.notna())
+    frame = pd.DataFrame({"time": seconds, "cell": numbers if are_numbers else cells})
+    ordered = frame.sort_values(["time", "cell"], kind="stable", na_position="first")
+    return ordered.index.to_numpy()
 
 
 def _read_names(table: pa.Table, column: str, args: ConvertArguments) -> Cells:
