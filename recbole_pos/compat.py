@@ -30,17 +30,18 @@ _NUMPY_ALIASES = {
 
 
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
-    """Decorate a function that changes a module of RecBole, a patch.
+    """Decorate a function that changes a module of RecBole: it is called once that is imported.
 
-    The patch is called with the module as soon as somebody imports that: it is kept in ``PATCHES``,
-    where the import hook of :func:`install` looks.
+    The function gets the module, and is called a *patch*. :func:`install` sees to the call.
 
     Args:
         module_name: full name of the module to change, such as ``recbole.trainer``.
+
+    Returns:
+        The decorator, which returns the function as it is.
     """
 
     def register(patch: Patch) -> Patch:
-        """Keep the decorated function for the module, and return it as it is."""
         PATCHES[module_name].append(patch)
         return patch
 
@@ -52,45 +53,45 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
 
     Where RecBole would call ``original(a, b=1)``, the decorated function ``around`` is called as
     ``around(original, a, b=1)``, and returns what RecBole gets. The replacement happens once the
-    module is imported, and in every module of RecBole that has imported the function from there.
+    module is imported.
 
     Args:
         module_name: full name of the module of RecBole that defines the function.
         path: its name in that module, ``function`` or ``Class.method``.
+
+    Returns:
+        The decorator, which returns ``around`` as it is.
     """
-    class_name, _, name = path.rpartition(".")
 
     def register(around: Callable) -> Callable:
-        """Keep ``around`` as a patch of the module, to be applied once that is imported.
-
-        Args:
-            around: the decorated function, which is returned as it is. It gets RecBole's function
-                and the arguments of each call.
-        """
-
-        @patch_module(module_name)
-        def replace(module: ModuleType) -> None:
-            """Put a wrapper that calls ``around`` in the place of RecBole's function.
-
-            The function is an attribute of the module or of a class in it (``owner``).
-            """
-            owner = getattr(module, class_name) if class_name else module
-            original = getattr(owner, name)
-
-            @functools.wraps(original)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                return around(original, *args, **kwargs)
-
-            setattr(owner, name, wrapper)
-
-            # Modules that ran ``from module import function`` hold the original under its name.
-            for loaded_name, loaded in list(sys.modules.items()):
-                if loaded_name.startswith("recbole.") and vars(loaded).get(name) is original:
-                    setattr(loaded, name, wrapper)
-
+        PATCHES[module_name].append(functools.partial(_replace_function, path=path, around=around))
         return around
 
     return register
+
+
+def _replace_function(module: ModuleType, path: str, around: Callable) -> None:
+    """Replace a function of a module of RecBole by one that calls another function around it.
+
+    Args:
+        module: the module that defines the function.
+        path: its name in that module, ``function`` or ``Class.method``.
+        around: gets the original function and the arguments of each call, and returns the result.
+    """
+    class_name, _, name = path.rpartition(".")
+    owner = getattr(module, class_name) if class_name else module
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+    # Modules that ran ``from module import function`` hold the original under its name.
+    for loaded_name, loaded in list(sys.modules.items()):
+        if loaded_name.startswith("recbole.") and vars(loaded).get(name) is original:
+            setattr(loaded, name, wrapper)
 
 
 @patch_module("recbole")
@@ -129,22 +130,22 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
         self: the dataset (``recbole.data.dataset.Dataset``).
     """
     import numpy as np
+    import pandas as pd
 
-    for name in self.feat_name_list:
-        feat = getattr(self, name)
-        for field in feat:
-            column = feat[field]
+    empty = {"token_seq": np.array([], np.int64), "float_seq": np.array([], np.float64)}
+    for table_name in self.feat_name_list:
+        table = getattr(self, table_name)
+        for field in table:
+            column = table[field]
             kind = self.field2type[field].value
             if not column.hasnans:
                 continue
             # Users or items without a row in their file have NaN, a float, in place of a sequence.
-            if kind.endswith("seq"):
-                empty = np.array([], dtype=np.int64 if kind == "token_seq" else np.float64)
-                feat[field] = column.map(
-                    lambda cell, e=empty: e if isinstance(cell, float) else cell
-                )
+            if kind in empty:
+                cells = [empty[kind] if isinstance(cell, float) else cell for cell in column]
+                table[field] = pd.Series(cells, column.index, dtype=object)
             else:
-                feat[field] = column.fillna(0 if kind == "token" else column.mean())
+                table[field] = column.fillna(0 if kind == "token" else column.mean())
 
 
 @wrap_function("recbole.evaluator.collector", "Collector.get_data_struct")
@@ -158,7 +159,7 @@ def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
         get_data_struct: RecBole's method, which returns a copy of the gathered values.
         self: the ``recbole.evaluator.collector.Collector``.
     """
-    collected = self.data_struct._data_dict
+    collected = self.data_struct._data_dict  # name -> tensor or number
     plain = {key: value for key, value in collected.items() if not hasattr(value, "cpu")}
     for key in plain:
         del collected[key]
@@ -173,7 +174,7 @@ def keep_plain_values(get_data_struct: Callable[..., Any], self: Any) -> Any:
 
 @wrap_function("recbole.model.general_recommender.pop", "Pop.__init__")
 def note_label_field(init: Callable[..., None], self: Any, config: Any, dataset: Any) -> None:
-    """Keep the name of the label field for :func:`count_every_interaction`."""
+    """Build RecBole's model Pop, and keep in ``LABEL`` the field that marks negatives by 0."""
     init(self, config, dataset)
     self.LABEL = config["LABEL_FIELD"]
 
@@ -193,7 +194,7 @@ def count_every_interaction(original: Callable[..., Any], self: Any, interaction
     """
     import torch
 
-    items = interaction[self.ITEM_ID]
+    items = interaction[self.ITEM_ID]  # [B]
     labels = interaction[self.LABEL] if self.LABEL in interaction else torch.ones_like(items)
     self.item_cnt.index_add_(0, items, labels.to(self.item_cnt.dtype)[:, None])
     self.max_cnt = self.item_cnt.amax(0)
@@ -239,19 +240,19 @@ _DEFERRED = {
 }
 # Importing it switches autograd's anomaly detection on for the whole process, and every model of
 # RecBole imports it: all then train 20-25% slower.
-_SINE = "recbole.model.sequential_recommender.sine"
+_ANOMALY_MODULE = "recbole.model.sequential_recommender.sine"
 
 
 class _Hook(MetaPathFinder):
-    """Import hook (in ``sys.meta_path``) that patches modules of RecBole once they have run.
-
-    It finds them where Python's own finder does, and only replaces their loader's ``exec_module``.
-    """
+    """Import hook (in ``sys.meta_path``) that changes modules of RecBole once they have run."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is, with a loader that runs and then patches it.
+        """Return where a module of RecBole is, with a loader that also changes it after its run.
+
+        Python calls it for every import. The module is found where Python's own finder does; only
+        its loader's ``exec_module`` is replaced, by :func:`_execute_and_patch`.
 
         Args:
             name: full name of the module that is imported.
@@ -259,10 +260,10 @@ class _Hook(MetaPathFinder):
             target: unused, part of Python's interface.
 
         Returns:
-            The module's spec; None if nothing in this file changes the module, so that Python goes
-            on with its other finders.
+            The module's spec; None for a module that is not changed, so that Python goes on with
+            its other finders.
         """
-        is_patched = name in PATCHES or name in _DEFERRED or name == _SINE
+        is_patched = name in PATCHES or name in _DEFERRED or name == _ANOMALY_MODULE
         spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
@@ -271,67 +272,60 @@ class _Hook(MetaPathFinder):
 
 
 def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Run the code of a module of RecBole that is being imported, then apply its patches.
+    """Run the code of a module of RecBole that is being imported, then change it by its patches.
 
-    A patch is a function that changes the module. Two things are prevented besides: a module in
-    ``_DEFERRED`` would import a slow library that it hardly uses, so it gets an empty stand-in for
-    it; and the module ``_SINE`` switches torch's anomaly detection on for the whole process, which
-    slows training down, so the switch is put back.
+    A patch is a function that gets the module and changes it. Two side effects of imports are
+    prevented besides: slow libraries that a module hardly uses are not imported (``_DEFERRED``),
+    and torch's anomaly detection, which the model SINE switches on for the whole process, is left
+    as it was, since it slows training down.
 
     Args:
         execute: the original ``exec_module`` of the module's loader.
         module: the new module, still empty.
     """
-    name = module.__name__
-    torch = sys.modules.get("torch")
-    was_on = torch is not None and torch.is_anomaly_enabled()
+    import torch
 
-    deferred = _DEFERRED.get(name)
-    if deferred is None or deferred in sys.modules:
-        execute(module)
-    else:  # ``import`` in the module finds the stand-in, and everybody else the library later
-        sys.modules[deferred] = _make_stand_in(deferred)
-        try:
+    # ``import library`` in the module finds a stand-in, and everybody else the library later.
+    library = _DEFERRED.get(module.__name__, "")
+    has_stand_in = library != "" and library not in sys.modules
+    if has_stand_in:
+        sys.modules[library] = _StandIn(library)
+    try:
+        with torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):  # restored at the end
             execute(module)
-        finally:
-            del sys.modules[deferred]
+    finally:
+        if has_stand_in:
+            del sys.modules[library]
 
-    if name == _SINE:
-        sys.modules["torch"].autograd.set_detect_anomaly(was_on)
-
-    for patch in PATCHES[name]:
+    for patch in PATCHES[module.__name__]:
         patch(module)
 
 
-def _make_stand_in(name: str) -> ModuleType:
-    """Return an empty module that stands for a library until one of its functions is called.
+class _StandIn(ModuleType):
+    """An empty module that stands for a library, which is imported when a function is called."""
 
-    ``from stand_in import f`` gives a function that imports the library and calls its ``f``, each
-    time that it is called itself.
+    def __getattr__(self, function_name: str) -> Callable[..., Any]:
+        """Return a function that imports the library and calls its function of this name.
 
-    Args:
-        name: full name of the library's module, such as ``sklearn.metrics``.
-    """
-
-    def make_function(function_name: str) -> Callable[..., Any]:
-        """Return a function that imports the library and calls its function of this name."""
-        return lambda *args, **kwargs: getattr(import_module(name), function_name)(*args, **kwargs)
-
-    # Python calls a module's ``__getattr__`` for each name that is imported from it (PEP 562).
-    module = ModuleType(name)
-    vars(module)["__getattr__"] = make_function
-    return module
+        Python calls this method for each name in ``from library import name``.
+        """
+        return lambda *args, **kwargs: getattr(import_module(self.__name__), function_name)(
+            *args, **kwargs
+        )
 
 
 def install() -> None:
-    """Patch the imported modules of RecBole now, and the others when they are imported.
+    """Let every patch in this package change its module of RecBole, now or at its import.
 
-    The latter is done by an import hook, which Python asks first where any module is.
+    A patch is a function that gets a module and changes it, for example to work with today's numpy.
+    ``PATCHES`` has those of each module by its name. Modules that are imported already are changed
+    now. For the others an import hook is put first in ``sys.meta_path``, the list of finders that
+    Python asks where a module is.
     """
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])
-    if _SINE in sys.modules:  # its import has switched anomaly detection on for the whole process
+    if _ANOMALY_MODULE in sys.modules:  # it has switched the detection on, which slows training
         sys.modules["torch"].autograd.set_detect_anomaly(False)
 
     sys.meta_path.insert(0, _Hook())

@@ -118,7 +118,8 @@ class SharedLoss:
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
-        # DistributedDataParallel would take the mean of the processes' gradients.
+        # Without this hook DistributedDataParallel would take the mean of the processes' gradients.
+        # It is called for each bucket, the gradients of some layers, once they are computed.
         self.parallel.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))
 
     def __call__(self, batch: Any) -> Any:
@@ -136,7 +137,7 @@ class _Loss(nn.Module):
     """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Hold a model, whose parameters are then found, with the function that computes its loss.
+        """Hold a model, whose parameters torch then finds, and the function that computes its loss.
 
         Args:
             model: the model.
@@ -144,9 +145,9 @@ class _Loss(nn.Module):
         """
         super().__init__()
         self.model, self.loss = model, loss
-        # torch warns of find_unused_parameters where every parameter is used. On a CPU an unused
-        # one is added, which prevents that; on a GPU it would cost a wait in every step, so the
-        # warning is hidden.
+        # SharedLoss sets find_unused_parameters, of which torch warns if every parameter is used.
+        # On a CPU an unused one is added, which prevents the warning. On a GPU that would cost a
+        # wait in every step, so the warning is hidden.
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -291,9 +292,13 @@ def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         rows: name -> rows of this process; names that other processes have may be missing.
     """
     received: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(received, rows)
-    names = dict.fromkeys(name for tensors in received for name in tensors)
-    return {name: torch.cat([each[name] for each in received if name in each]) for name in names}
+    dist.all_gather_object(received, rows)  # one dict of each process
+
+    parts: dict[str, list[Tensor]] = {}
+    for process_rows in received:
+        for name, tensor in process_rows.items():
+            parts.setdefault(name, []).append(tensor)
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 @contextmanager

@@ -36,9 +36,9 @@ _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class _Raw(io.FileIO):
-    """A file that keeps the error which stopped its writing.
+    """A file that keeps the error by which its writing has failed, such as a full disk.
 
-    torch.save replaces that error by another, which does not say that the disk is full.
+    torch.save replaces that error by another, which does not say why.
 
     Attributes:
         failure: the error; None if nothing has failed.
@@ -76,8 +76,8 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         UsageError, StorageError: as :func:`name_write_errors` says, if the file cannot be written.
     """
     path = Path(path)
-    # Special is a pipe or a device. For a name that is too long os.path.exists is False, so that it
-    # is refused where the file is opened; Path.exists would raise an error here.
+    # Special is a pipe or a device. For a name that is too long os.path.exists returns False, and
+    # the name is refused below, where the file is opened. Path.exists would raise an error here.
     is_special = os.path.exists(path) and not path.is_file()
     target = path.resolve() if os.path.islink(path) and not is_special else path
     unfinished = target
@@ -168,16 +168,16 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
     except OSError as error:
         folder = os.path.dirname(os.path.abspath(path))
 
-        text = f"cannot write {short(str(path))}: {error.strerror or error}"
-        if not os.path.isdir(folder):
-            text = f"cannot write {short(str(path))}: folder {folder} does not exist"
+        has_folder = os.path.isdir(folder)
+        reason = error.strerror or error if has_folder else f"folder {folder} does not exist"
+        text = f"cannot write {short(str(path))}: {reason}"
         if error.errno in _FULL and not str(path).startswith("/dev/"):
             text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
 
-        is_wrong_path = (
-            not os.path.isdir(folder) or os.path.isdir(path) or error.errno == errno.ENAMETOOLONG
-        )
-        raise (UsageError if is_wrong_path else StorageError)(text) from error
+        is_too_long = error.errno == errno.ENAMETOOLONG
+        if not has_folder or os.path.isdir(path) or is_too_long:
+            raise UsageError(text) from error
+        raise StorageError(text) from error
 
 
 def _sync_folder(path: Path) -> None:
@@ -266,8 +266,9 @@ def replace_folder(
     with lock_folder(unfinished, "written"):
         try:
             # Clear what a killed process has left.
+            left_over = [path for path in unfinished.iterdir() if path.name != LOCK]
             with name_write_errors(folder):
-                _remove([former, *(path for path in unfinished.iterdir() if path.name != LOCK)])
+                _remove([former, *left_over])
 
             yield unfinished  # the block fills it
 
@@ -332,16 +333,18 @@ def _link(source: Path, link: Path) -> None:
         source: the file or folder that exists.
         link: the new path.
     """
-    # A folder cannot be linked: it is made anew, and each file in it is linked by this function.
+
+    def link_file(file: Any, new_path: Any) -> None:
+        try:
+            os.link(file, new_path, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(file, new_path, follow_symlinks=False)
+
+    # A folder cannot be linked: it is made anew, and each file in it is linked.
     if source.is_dir() and not source.is_symlink():
-        shutil.copytree(
-            source, link, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))
-        )
-        return
-    try:
-        os.link(source, link, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, link, follow_symlinks=False)
+        shutil.copytree(source, link, symlinks=True, copy_function=link_file)
+    else:
+        link_file(source, link)
 
 
 def digest_file(path: Path, algorithm: str = "sha256") -> str:

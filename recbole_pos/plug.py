@@ -44,31 +44,31 @@ def _add_class(module: ModuleType) -> None:
     Args:
         module: one of these two modules.
     """
-    suffix, submodule, class_name = {
-        "recbole.trainer": ("Trainer", "experiment.trainer", "PosTrainer"),
-        "recbole.data.dataset": ("Dataset", "data.recbole_view", "read_view"),
-    }[module.__name__]
+    suffix = "Trainer" if module.__name__ == "recbole.trainer" else "Dataset"
 
     def find_class(name: str) -> Any:
         """Return what RecBole calls for a name such as FPARecTrainer."""
         from recbole_pos.model.models import is_served
 
-        if name.endswith(suffix) and is_served(name.removesuffix(suffix)):
-            return getattr(import_module(f"recbole_pos.{submodule}"), class_name)
-        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        if not (name.endswith(suffix) and is_served(name.removesuffix(suffix))):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        if suffix == "Trainer":
+            return import_module("recbole_pos.experiment.trainer").PosTrainer
+        return import_module("recbole_pos.data.recbole_view").read_view
 
     vars(module)["__getattr__"] = find_class  # called for names that the module lacks (PEP 562)
 
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Load RecBole's defaults into a configuration, add the plugin's, and check the user's options.
+    """Add the plugin's defaults to a configuration of RecBole, and check the user's options.
 
-    A model that the plugin does not serve (RecBole's own, or a custom one in RecBole's form) gets
-    only the defaults of its registration, and no checks.
+    A configuration has the defaults in ``internal_config_dict``, and what the user gave in
+    ``external_config_dict``. A model that the plugin does not serve (RecBole's own, or a custom one
+    in RecBole's form) gets only the defaults that it was registered with, and no checks.
 
     Args:
-        load: RecBole's method, which fills ``self.internal_config_dict`` with defaults.
+        load: RecBole's method, which fills ``self.internal_config_dict`` with its own defaults.
         self: RecBole's Config, or a PosConfig, which merges and checks its options itself.
         model: name of the model.
         model_class: its class.
@@ -85,10 +85,10 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         internal.update(own_defaults(model))
         return
 
+    # Defaults depend on the position schemes and the loss, which have options of their own.
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(defaults)
-    is_for_recbole_alone = type(self) is Config  # a PosConfig merges and checks by itself
-    if is_for_recbole_alone:
+    if type(self) is Config:  # and no PosConfig, which does this itself
         if isinstance(options.get("eval_args"), dict):  # RecBole would drop the keys not given
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
@@ -164,8 +164,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    # Only a trusted file is unpickled. It may be one of this package all the same, which is then
-    # read as such below.
+    # Only a trusted file is unpickled, which could run code. It may be one of this package all the
+    # same, which is then read as such below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +21,7 @@ from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
 from recbole_pos.yaml_files import ROOT, read_yaml
 
-Defaults = Mapping[str, Any] | str | Path  # options, or the path of a yaml file with them
+Defaults = Mapping[str, Any]  # of options
 US = "recbole-pos"  # as messages call this package
 SCRIPTS = ("__main__", "__mp_main__")  # the second is what a spawned process calls the first
 
@@ -138,7 +137,10 @@ class Registry(Mapping[str, type]):
         found under its former registration.
         """
         path = import_path(cls)
-        return next((r for r in self.added.values() if import_path(r.cls) == path), None)
+        for registration in self.added.values():
+            if import_path(registration.cls) == path:
+                return registration
+        return None
 
     def find_name(self, cls: type) -> str | None:
         """Return a name under which a class can be looked up here; None if there is none.
@@ -149,7 +151,52 @@ class Registry(Mapping[str, type]):
         path = import_path(cls)
         names = [name for name, own_path in self.paths.items() if own_path == path]
         names += [name for name, added in self.added.items() if added.cls is cls]
-        return cls.__name__ if cls.__name__ in names else next(iter(names), None)
+        if cls.__name__ in names:
+            return cls.__name__
+        return names[0] if names else None
+
+    def gather_defaults(
+        self,
+        cls: type,
+        given: Defaults | None,
+        read_shipped: Callable[[type], dict[str, Any]],
+    ) -> tuple[dict[str, Any], frozenset[str]]:
+        """Return the defaults of the options of a class that a user registers, its bases' included.
+
+        A class may have defaults in three places, of which a later one wins: the yaml file of the
+        plugin or of RecBole, if it is one of theirs; its attribute ``defaults``; and what it was
+        registered with. All of these win over those of its base classes.
+
+        Args:
+            cls: the class, a model or position scheme, which is being registered.
+            given: the defaults that it is registered with, or None.
+            read_shipped: returns the content of the yaml file of a class, ``{}`` if it is not one
+                of the plugin or RecBole.
+
+        Returns:
+            The default of each option, and the options that no yaml of the plugin or RecBole has.
+
+        Raises:
+            UsageError: if defaults are no dict of options.
+        """
+        defaults: dict[str, Any] = {}
+        shipped_names: set[str] = set()
+        for base in reversed(cls.__mro__):  # from ``object`` to the class itself, so that it wins
+            shipped = read_shipped(base)
+            shipped_names |= set(shipped)
+            # The class itself is not registered yet; a base may have been registered earlier.
+            earlier = self.find_registration(base)
+            registered = None if earlier is None else earlier.given
+            if base is cls:
+                registered = given
+            for source in (shipped, vars(base).get("defaults"), registered):
+                if source is not None and not isinstance(source, Mapping):
+                    raise UsageError(
+                        f"{import_path(base)}: defaults: expected a dict of options, found "
+                        f"{shown(source)}"
+                    )
+                defaults.update(copy.deepcopy(dict(source or {})))
+        return defaults, frozenset(set(defaults) - shipped_names)
 
 
 @contextmanager
@@ -193,10 +240,10 @@ def find_importing_module(frame: FrameType) -> str | None:
     Args:
         frame: Python's frame of the code that made the call, such as ``register_model``.
     """
-    # Code at the top level of a file is called "<module>", and only an import sets ``__spec__``.
     name = frame.f_globals.get("__name__")
-    is_import = frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None
-    return name if is_import and name not in SCRIPTS else None
+    is_top_level = frame.f_code.co_name == "<module>"  # as Python calls code outside of functions
+    is_import = frame.f_globals.get("__spec__") is not None and name not in SCRIPTS
+    return name if is_top_level and is_import else None
 
 
 def find_home_module(cls: type) -> str | None:
@@ -206,73 +253,7 @@ def find_home_module(cls: type) -> str | None:
     was made within a function.
     """
     module = sys.modules.get(cls.__module__)
-    is_found = cls.__module__ not in SCRIPTS and getattr(module, cls.__name__, None) is cls
-    is_imported = getattr(module, "__spec__", None) is not None  # and was not made by hand
-    return cls.__module__ if is_found and is_imported else None
-
-
-def gather_defaults(
-    cls: type,
-    registered: Defaults | None,
-    read_shipped: Callable[[type], dict[str, Any]],
-    find_registration: Callable[[type], Registration | None],
-) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the defaults of the options of a class that a user registers, its bases' included.
-
-    A class may have defaults in three places, of which a later one wins: the yaml file of the
-    plugin or of RecBole, if it is one of theirs; its attribute ``defaults``; and what it was
-    registered with. All of these win over those of its base classes.
-
-    Args:
-        cls: the class, which is being registered.
-        registered: the defaults that it is registered with, or None.
-        read_shipped: returns the yaml of a class of the plugin or RecBole; ``{}`` for others.
-        find_registration: returns the registration of a class, or None.
-
-    Returns:
-        The default of each option, and the options that no yaml of the plugin or RecBole has.
-    """
-    defaults: dict[str, Any] = {}
-    shipped_names: set[str] = set()
-    for base in reversed(cls.__mro__):  # from ``object`` to the class itself
-        shipped = read_shipped(base)
-        shipped_names |= set(shipped)
-        defaults |= shipped | read_defaults(vars(base).get("defaults"), base)
-
-        # The class itself is not registered yet; a base may have been registered earlier.
-        registration = find_registration(base)
-        if base is cls:
-            defaults |= read_defaults(registered, cls)
-        elif registration is not None:
-            defaults |= read_defaults(registration.given, base)
-    return defaults, frozenset(set(defaults) - shipped_names)
-
-
-def read_defaults(source: Defaults | None, cls: type) -> dict[str, Any]:
-    """Return defaults of options from a mapping, or from a yaml file.
-
-    Args:
-        source: the mapping; or a path relative to the folder of the class's module or, if there is
-            no such file, to the working directory; None for no defaults.
-        cls: the class whose defaults they are.
-
-    Raises:
-        UsageError: if there is no such file, or ``source`` is of another kind.
-    """
-    if source is None:
-        return {}
-    if isinstance(source, Mapping) and all(isinstance(key, str) for key in source):
-        return copy.deepcopy(dict(source))
-
-    # In a notebook or at the prompt, the module of a class has no file.
-    module_file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    folders = [Path(module_file).parent, Path.cwd()] if module_file else [Path.cwd()]
-    files = [folder / source for folder in folders if isinstance(source, (str, Path))]
-    for file in files:
-        if file.is_file():
-            return read_yaml(file)
-
-    raise UsageError(
-        f"{import_path(cls)}: defaults: expected a dict of options or a yaml file in "
-        f"{' or '.join(map(str, folders))}, found {shown(source)}"
-    )
+    has_class = getattr(module, cls.__name__, None) is cls
+    # Python sets ``__spec__`` of modules that it has imported; scripts are called ``__main__``.
+    is_imported = getattr(module, "__spec__", None) is not None and cls.__module__ not in SCRIPTS
+    return cls.__module__ if has_class and is_imported else None

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,10 +94,11 @@ class Reporter:
             enabled: whether anything is printed.
             as_json: print json objects for programs, and no lines, bars or tables.
         """
-        # A handler of the logger is taken for the place where the application wants the lines, so
-        # nothing is printed then.
+        # If the application has given the logger a handler, that is where it wants the lines, so
+        # nothing is printed.
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
-        is_notebook = _is_notebook()
+        ipython = sys.modules.get("IPython")
+        is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
         self.shows_in_cell = is_notebook and not is_quiet
         self._cell_output: Any = None
         self.console = _Console(
@@ -170,34 +171,24 @@ class Reporter:
             shown: whether to show the progress.
         """
         task = Task(title, total)
-        with ExitStack() as stack:
-            if shown:
-                self._show(task, stack)
+        if not shown or self.console.quiet:
             yield task
+        elif self.shows_in_cell:
+            with call_every(SECOND, lambda: self.update_cell(str(task))):
+                yield task
+        elif self.console.is_terminal:
+            with self._show_bar(task):
+                yield task
+        else:
+            with call_every(self.every, lambda: self._print(str(task))):
+                yield task
 
-    def _show(self, task: Task, stack: ExitStack) -> None:
-        """Show a task until the stack is closed: as a bar, in a notebook's cell, or line by line.
-
-        Args:
-            task: the task.
-            stack: gets what has to be ended with the task, such as the thread that prints.
-        """
-        if self.shows_in_cell:
-            stack.enter_context(call_every(SECOND, lambda: self.update_cell(str(task))))
-        elif self.console.is_terminal and not self.console.quiet:
-            self._show_bar(task, stack)
-        elif not self.console.quiet:
-            stack.enter_context(call_every(self.every, lambda: self._print(str(task))))
-
-    def _show_bar(self, task: Task, stack: ExitStack) -> None:
-        """Show a progress bar of a task on the terminal, until the stack is closed.
+    @contextmanager
+    def _show_bar(self, task: Task) -> Iterator[None]:
+        """Show a progress bar of a task on the terminal while a ``with`` block runs.
 
         The bar has the number of steps and the time left if the number is known, else the time so
         far.
-
-        Args:
-            task: the task.
-            stack: gets the bar, and the thread that updates it.
         """
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -208,12 +199,13 @@ class Reporter:
             console=self.console,
             transient=True,
         )
-        # The stack ends the bar, and the thread that updates it ten times a second, with the task.
         row = bar.add_task(task.title, total=task.total, speed="")
-        stack.enter_context(bar)
-        stack.enter_context(
-            call_every(0.1, lambda: bar.update(row, completed=task.done, speed=task.speed))
-        )
+
+        def update() -> None:
+            bar.update(row, completed=task.done, speed=task.speed)
+
+        with bar, call_every(0.1, update):
+            yield
 
     def live(self, get_lines: Callable[[], list[str]]) -> AbstractContextManager:
         """Return a ``with`` block that shows the progress of several runs.
@@ -224,7 +216,7 @@ class Reporter:
         Args:
             get_lines: returns an overview and a line for each active run; another thread calls it.
         """
-        # ``call_every`` calls a function every so many seconds in another thread.
+        # ``call_every`` calls a function every so many seconds in another thread, during a block.
         if self.shows_in_cell:
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
         if self.console.is_terminal and not self.console.quiet:
@@ -286,7 +278,8 @@ class Reporter:
         # A column for each phase or model that has metrics, and a row for each metric in it.
         scores = {name: values for name, values in columns.items() if values}
         table = Table("metric", *(Column(name, justify="right") for name in scores))
-        for metric in dict.fromkeys(metric for values in scores.values() for metric in values):
+        metrics = dict.fromkeys(metric for values in scores.values() for metric in values)
+        for metric in metrics:
             table.add_row(metric, *(f"{values[metric]:.4f}" for values in scores.values()))
         self.line(title)
         if not self.shows_in_cell:  # the result of a notebook's cell shows the metrics itself
@@ -327,9 +320,3 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raise the BrokenPipeError that rich has caught, and handles by calling this method."""
         raise  # noqa: PLE0704
-
-
-def _is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -94,60 +94,50 @@ def listed(names: Iterable[Any]) -> str:
     Args:
         names: names of items, users, columns and so on; other values are shown as their text.
     """
-    names = list(map(str, names))
-    first = (name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES])
-    more = f", ... ({len(names):,} in all)" if len(names) > _MAX_NAMES else ""
-    return ", ".join(first) + more
-
-
-def _find_similar(word: str, choices: Iterable[str]) -> list[str]:
-    """Return up to 3 choices that are spelt like a word, the most similar first.
-
-    If there is none, return up to 3 choices that contain the word, if it has 3 characters or more.
-    Upper and lower case do not count. A very long word is cut off, since comparing takes long.
-
-    Args:
-        word: what the user wrote.
-        choices: the words that exist.
-    """
-    by_lower = {str(choice).lower(): str(choice) for choice in choices}
-    word = word[:100].lower()
-    matches = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
-    if not matches and len(word) > 2:
-        matches = [name for name in by_lower if word in name][:3]
-    return [by_lower[name] for name in matches]
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word, with known words that are spelt like it.
-
-    Args:
-        word: what the user wrote.
-        known: the words that exist.
-
-    Returns:
-        ``; nearest known: a, b``. If none is similar, all words if they are few (``; known are a,
-        b``), and else nothing.
-    """
-    known = list(known)
-    similar = _find_similar(word, known)
-    if similar:
-        return f"; nearest known: {', '.join(similar)}"
-    return f"; known are {', '.join(map(str, known))}" if len(known) <= _MAX_NAMES else ""
+    names = [str(name) for name in names]
+    first = [name if len(name) <= 60 else f"{name[:59]}…" for name in names[:_MAX_NAMES]]
+    if len(names) > _MAX_NAMES:
+        first.append(f"... ({len(names):,} in all)")
+    return ", ".join(first)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word, as a question with similar known words.
 
+    Similar are up to 3 words that are spelt like it or else, if it has 3 characters or more,
+    contain it. Upper and lower case do not count.
+
     Args:
         word: what the user wrote.
         known: the words that exist.
 
     Returns:
-        `` (did you mean a or b?)``, or nothing if no known word is similar.
+        `` (did you mean a or b?)``, the most similar first; nothing if no known word is similar.
     """
-    similar = _find_similar(word, known)
-    return f" (did you mean {' or '.join(similar)}?)" if similar else ""
+    by_lower = {str(name).lower(): str(name) for name in known}
+    word = word[:100].lower()  # cut off, since comparing long words takes long
+    similar = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)
+    if not similar and len(word) > 2:
+        similar = [name for name in by_lower if word in name][:3]
+    return f" (did you mean {' or '.join(by_lower[name] for name in similar)}?)" if similar else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: similar words or, if few, all known ones.
+
+    Args:
+        word: what the user wrote.
+        known: the words that exist.
+
+    Returns:
+        `` (did you mean a or b?)``. If none is similar, all words if they are few (``; known are a,
+        b``), and else nothing.
+    """
+    known = list(known)
+    hint = suggest(word, known)
+    if hint or len(known) > _MAX_NAMES:
+        return hint
+    return f"; known are {', '.join(map(str, known))}"
 
 
 def read_names(names: Any, key: str) -> list[str]:
@@ -167,10 +157,11 @@ def read_names(names: Any, key: str) -> list[str]:
     names = _to_python(names)
     names = [names] if isinstance(names, (str, int)) else names
 
-    # These can be iterated over, but what comes out are no names: they are refused as one value.
-    is_table = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
+    # Bytes, dicts and tables can be iterated over, but what comes out are no names. So they are
+    # taken for one name, which is refused below.
+    is_no_list = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
     found = []
-    for name in [names] if is_table or not isinstance(names, Iterable) else names:
+    for name in [names] if is_no_list or not isinstance(names, Iterable) else names:
         if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue

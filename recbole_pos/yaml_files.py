@@ -62,16 +62,17 @@ class YamlLoader(yaml.SafeLoader):
         Raises:
             yaml.MarkedYAMLError: if the limits are exceeded, or a key is given twice.
         """
-        event = self.peek_event()
+        event = self.peek_event()  # how the node begins: a value, list, mapping or alias
         self.depth += 1
         node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
         self.depth -= 1
 
+        # The node has ended, and so have all in it. An alias is a node that has its size already.
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
 
-        # A node that is too deep (None) has no size, nor has one that holds an alias of itself and
-        # so has not ended: both count as too large.
+        # A node that is too deep (None) has no size, nor has an alias of a node that it stands in,
+        # which has not ended: both count as too large.
         if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
             _refuse(
                 f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
@@ -98,11 +99,14 @@ def _list_children(node: yaml.Node) -> list[yaml.Node]:
     if not isinstance(node, yaml.MappingNode):
         return []
     names = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.value in names:
-            _refuse(f"key {shown(key.value)} is given twice", key)
-        names.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-    return [child for pair in node.value for child in pair]
+    children: list[yaml.Node] = []
+    for key, value in node.value:
+        children += [key, value]
+        if isinstance(key, yaml.ScalarNode):  # other keys are refused later, by SafeLoader
+            if key.value in names:
+                _refuse(f"key {shown(key.value)} is given twice", key)
+            names.add(key.value)
+    return children
 
 
 def _refuse(problem: str, place: yaml.Node | yaml.Event) -> NoReturn:
@@ -299,12 +303,12 @@ def _find_lines(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tupl
         node: the node; nothing is yielded for None, the node of an empty file.
         path: keys and list indices that lead to ``node`` itself.
     """
-    # (key or index, node whose line is told, node of the value) of each value directly in the node.
-    children: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    # a mapping has pairs of nodes, for key and value; the line is that of the key
     if isinstance(node, yaml.MappingNode):
-        children = [(key.value, key, value) for key, value in node.value]
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from _find_lines(value, (*path, key.value))
     elif isinstance(node, yaml.SequenceNode):
-        children = [(index, value, value) for index, value in enumerate(node.value)]
-    for name, key, value in children:
-        yield (*path, name), key.start_mark.line + 1
-        yield from _find_lines(value, (*path, name))
+        for index, value in enumerate(node.value):
+            yield (*path, index), value.start_mark.line + 1
+            yield from _find_lines(value, (*path, index))

@@ -147,7 +147,8 @@ FEW: list[tuple[str, dict[str, Any]]] = [
 ]
 MANY: list[tuple[str, dict[str, Any]]] = [
     *((model, {}) for model in [*MODELS, *BASELINES]),
-    *(("PosSASRec", {"position": [scheme]}) for scheme in SCHEMES if scheme != "difsr"),
+    *(("PosSASRec", {"position": [x]}) for x in SCHEMES if x not in ("difsr", "request_age")),
+    ("PosSASRec", {"position": ["request_age"], "train_windows": "prefix"}),
     *(("TORoPE", {"fusion": x}) for x in find_option("fusion").choices if x != "effective"),
     *(("AttrFormer", {"inference_relations": kind}) for kind in ("training_bank", "own", "none")),
     *(("PosSASRec", {"loss_type": name}) for name in ("BCE", "gBCE", "in_batch")),

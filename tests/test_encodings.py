@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from conftest import load_script
 from reference import log_bucket
-from schemes import LENGTHS, D, context, rows_of, scheme
+from schemes import LENGTHS, D, context, rows_of, scheme, times_of
 
 from recbole_pos.position.additive import PositionEncoding
 
@@ -95,6 +96,22 @@ def test_time_embedding(since: str, buckets: int) -> None:
         before = [times[0]] * len(times) if since == "first" else [times[0], *times[:-1]]
         spans = [log_bucket(b - a, buckets) for a, b in zip(before, times, strict=True)]
         assert torch.equal(position(x, ctx)[rows], x[rows] + position.weight[spans])
+
+
+@pytest.mark.parametrize(("scale", "function"), [("sqrt", math.sqrt), ("log", math.log)])
+def test_request_age(scale: str, function: Any) -> None:
+    """x_j + T[bucket(t - t_j)], where t is of the newest event, or of the request after it."""
+    position = scheme("request_age", age_buckets=500, age_scale=scale)
+    x, newest = torch.randn(sum(LENGTHS), D), torch.tensor(LENGTHS).cumsum(0) - 1
+    requests = times_of(LENGTHS)[newest] + torch.tensor([0.0, 59.0, 61.0, 1e7])
+    for at in (None, requests):
+        ctx = context(at=at)
+        for number, rows in enumerate(rows_of(LENGTHS)):
+            times = ctx.times[rows].tolist()
+            asked = times[-1] if at is None else at[number].item()
+            buckets = [function(max(asked - time, 1e-6) / 60) for time in times]
+            buckets = [int(min(max(bucket, 0), 499)) for bucket in buckets]
+            assert torch.equal(position(x, ctx)[rows], x[rows] + position.weight[buckets])
 
 
 COLUMNS = {  # that are equal for equal places from the start, and from the end

@@ -44,7 +44,7 @@ CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 FORMATS = ["onnx", "torch_export"]
 long = pytest.mark.long  # seconds each; one of a kind is in make test
 # all schemes that can share a layer, then each that replaces attention
-TOGETHER = ["learned", "sinusoidal", "time_learned"]
+TOGETHER = ["learned", "sinusoidal", "time_learned", "request_age"]
 TOGETHER += [name for name in ATTENTION if name not in ("nope", *REPLACING)]
 EXPORTED = [TOGETHER, *([name] for name in REPLACING)]
 
@@ -85,7 +85,8 @@ def check(encoder: Encoder, form: str, folder: Path) -> None:
 
 def options_of(position: list[str], **more: Any) -> dict[str, Any]:
     fields = {"difsr_fields": []} if "difsr" in position else {}
-    return {"position": position, "n_heads": 2, "n_layers": 1, **fields, **more}
+    windows = {"train_windows": "prefix"} if "request_age" in position else {}
+    return {"position": position, "n_heads": 2, "n_layers": 1, **fields, **windows, **more}
 
 
 @pytest.mark.parametrize(

@@ -53,20 +53,15 @@ def test_a_full_disk_keeps_the_old_file(tmp_path, disk_of, size) -> None:
     assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_path_that_cannot_be_written(tmp_path) -> None:
+def test_folders_links_and_devices(tmp_path) -> None:
+    """A folder is refused, a link stays one, and what is no file is written as it is."""
     for file in (tmp_path / "none" / "a.txt", tmp_path):
         with pytest.raises(UsageError, match="cannot write"):
             write_text(file, "")
         assert not list(tmp_path.iterdir())
-
-
-def test_a_link_stays_a_link(tmp_path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     write_text(tmp_path / "link", "one")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "one"
-
-
-def test_what_is_no_file_is_written_as_it_is() -> None:
     with pytest.raises(StorageError, match="cannot write /dev/full: No space left on device"):
         write_text(Path("/dev/full"), "x")
 

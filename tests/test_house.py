@@ -115,14 +115,6 @@ def test_few_small_modules_with_names_of_their_own() -> None:
     assert not {name: length for name, length in lengths.items() if length > 600}
 
 
-def test_imports_within_functions_are_seen() -> None:
-    """And modules are told from names."""
-    text = "def f():\n    from recbole_pos.data.interactions import EventLog\n    import ray.tune\n"
-    assert [_module(name) for name in _imports(text)] == ["recbole_pos.data.interactions", "ray"]
-    assert _room("recbole_pos.data.interactions") == _room("recbole_pos.data") == "data"
-    assert _room("recbole_pos.files") == ""
-
-
 def test_the_commit_is_never_that_of_a_project_around_the_package(monkeypatch) -> None:
     monkeypatch.setattr(version, "__file__", str(PACKAGE / "cli" / "version.py"))
     assert version.find_commit() == ""

@@ -95,13 +95,13 @@ def test_types(type_name: str, allowed: list[Any], refused: list[Any]) -> None:
         ("FPARec", {"learning_rate": 0.0}, "above 0"),
         ("BPR", {"eval_args": {"cold_items": True}}, "keep, drop"),
         # names
-        ("FPARec", {"learing_rate": 0.1}, "nearest known: learning_rate"),
+        ("FPARec", {"learing_rate": 0.1}, "did you mean learning_rate"),
         ("FPARec", {"lr": 0.1}, "; here it is learning_rate"),
         ("LightGCN", {}, "Another of RecBole's"),
         ("PosSASRec", {"lambda_2": 1.0}, "PosRec"),
         ("PosSASRec", {"position": ["lerned"]}, "did you mean learned"),
         # metrics
-        ("FPARec", {"metrics": ["NDGC"]}, "nearest known: ndcg"),
+        ("FPARec", {"metrics": ["NDGC"]}, "did you mean ndcg"),
         ("FPARec", {"metrics": ["AUC"]}, "metrics: unknown 'AUC'"),
         # several together
         ("BPR", {"train_neg_sample_args": None}, "needs them"),

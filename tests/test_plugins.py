@@ -115,7 +115,7 @@ def test_wrong_options(tiny: Path, mine) -> None:
     recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
     for given, named in (
         ({"gru_width": "two"}, "gru_width"),
-        ({"gru_widht": 2}, "nearest known: gru_width"),
+        ({"gru_widht": 2}, "did you mean gru_width"),
         ({"position": ["rope"]}, "'position'"),
     ):
         assert named in refusal(PosConfig, "TinyGRU", "tiny", None, options(tiny, **given))
@@ -239,7 +239,6 @@ def test_a_module_of_the_working_directory(here: Path, tiny: Path, capsys, monke
 
 def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
     """And one that the module does not register is found in it."""
-    (here / "gru.yaml").write_text("gru_width: 5   # (int) Times hidden_size.\n")
     (here / "my_models.py").write_text(MODULE)
     sys.path.insert(0, str(here))
     import my_models
@@ -250,7 +249,7 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
     config = PosConfig("Markov", "tiny", None, options(tiny, plugins=["my_models"]))
     assert config.model_class is my_models.Markov
     # with defaults that only this process knows, its import would not be enough
-    recbole_pos.register_model(my_models.TinyGRU, defaults="gru.yaml")  # beside the class
+    recbole_pos.register_model(my_models.TinyGRU, defaults={"gru_width": 5})
     config = PosConfig("TinyGRU", "tiny", None, options(tiny))
     assert "plugins" not in config.plain and config["gru_width"] == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_log, train, write_atomic
-from schemes import shake
+from schemes import LENGTHS, D, N, context, shake, sizes, times_of
 from torch import Tensor
 
 import recbole_pos
@@ -31,7 +32,9 @@ HOURS, DAY = 24, 1.6e9 // 86400 * 86400
 @pytest.fixture
 def model(experiment: Callable) -> Callable:
     def build(name: str) -> torch.nn.Module:
-        made = experiment("PosSASRec", position=[name], request_time="target", n_heads=2).model
+        options = {"train_windows": "prefix"} if name == "request_age" else {}
+        options |= {"position": [name], "request_time": "target", "n_heads": 2}
+        made = experiment("PosSASRec", **options).model
         shake(made.trm_encoder)
         shake(made.position_embedding)
         return made.double().eval()
@@ -56,7 +59,7 @@ def states(
         return model.encode(SequenceBatch.from_lengths(items, lengths, n, times=times, at=at))
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", [name for name in READS if name != "request_age"])
 def test_a_state_reads_the_time_of_the_next_event_and_of_none_after(model, name: str) -> None:
     """Not the item of the next event, nor any time after it; other histories not at all."""
     made, (items, lengths, times, at) = model(name), window()
@@ -79,7 +82,8 @@ def test_recommending_is_asked_as_training_was(model, name: str) -> None:
     """State k of a window is that of the history up to k, asked at t_{k+1}; padded rows as well."""
     made, (items, lengths, times, at) = model(name), window()
     known = states(made, items, lengths, times, at)
-    for k in range(6 if name != "tisas" else 0):  # whose positions count from the newest event
+    # these count from the newest event or from the request after it
+    for k in range(0 if name in ("tisas", "request_age") else 6):
         part = slice(0, k + 1)
         asked = times[part], times[k + 1 : k + 2]
         one = made.encode(made.make_batch(items[part], torch.tensor([k + 1]), *asked))
@@ -92,6 +96,23 @@ def test_recommending_is_asked_as_training_was(model, name: str) -> None:
     moved = states(made, items, lengths, times + 86400.0 * 7, at + 86400.0 * 7)
     if name != "rote":  # which reads the calendar: month and year move
         torch.testing.assert_close(moved, known, rtol=1e-4, atol=1e-4)
+
+
+def test_the_newest_time_is_read_only_where_nothing_leaks(experiment: Callable) -> None:
+    """Refused on all positions; with a target a history, a state knows no time of another."""
+    with pytest.raises(UsageError, match="^position: request_age .*train_windows: prefix"):
+        experiment("PosSASRec", position=["request_age"])
+    made = experiment("PosSASRec", position=["request_age"], train_windows="prefix")
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    made.model.eval()
+    assert batch.at is None and torch.equal(batch.queries, batch.last)
+    assert (batch.times <= batch.times[batch.last][batch.row]).all()  # none of a target
+    long = int(batch.lengths.argmax())
+    later = batch.times + 1e6 * torch.isin(torch.arange(len(batch.row)), batch.last[long])
+    with torch.no_grad():
+        known, found = (made.model.encode(replace(batch, times=t)) for t in (batch.times, later))
+    is_same = (known == found).all(1)
+    assert not is_same[long] and is_same.sum() == len(known) - 1
 
 
 @pytest.mark.parametrize(
@@ -211,18 +232,15 @@ def test_a_table_does_not_mix_who_knows_the_time(tiny: Path) -> None:
     recbole_pos.compare(study, dry_run=True, verbose=False)
 
 
-def test_the_scheme_of_the_page_reads_the_time_of_the_request(tiny: Path, tmp_path: Path) -> None:
+def test_the_scheme_of_the_page_reads_the_time_of_the_request() -> None:
     page = (Path(__file__).parent.parent / "docs" / "add_a_scheme.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(class Freshness.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"recbole_pos": recbole_pos, "torch": torch, "nn": torch.nn}
     exec(code, names)
-    defaults = {"freshness_slope": 1.0}
-    recbole_pos.register_scheme("freshness", names["Freshness"], defaults)
-    given = {"position": ["freshness"], "request_time": "target", "n_layers": 1}
-    trained = recbole_pos.load(train(tiny, tmp_path / "run", "PosSASRec", **given))
-    history = {"items": ["i1", "i2", "i3"], "times": [1.5e9, 1.5e9 + 3600, 1.5e9 + 7200]}
-    soon, late = (
-        trained.recommend(histories=[history], at=1.5e9 + 7200 + gap)["score"].to_numpy()
-        for gap in (1.0, 1e6)
-    )
-    assert np.isfinite(soon).all() and not np.allclose(soon, late)
+    scheme, q = names["Freshness"](sizes(2), freshness_slope=2.0), torch.zeros(4, 2, N, D // 2)
+    newest = torch.tensor(LENGTHS).cumsum(0) - 1
+    for hours in (0.0, 5.0):
+        ctx = context(at=times_of(LENGTHS)[newest] + 3600 * hours)
+        for history, length in enumerate(LENGTHS):
+            found = scheme.bias(q, q, ctx)[history, :, length - 1, length - 1]
+            torch.testing.assert_close(found, torch.full((2,), -2 * math.log(1 + hours)))

@@ -63,12 +63,16 @@ class PositionScheme(nn.Module):
         reads_request: whether queries read ``batch.request``, the times of their requests.
         assumes_order: whether times must not fall along a history, as they may from one given part
             to the next.
+        reads_newest_time: whether all interactions of a history read the time of its newest one or
+            of the request after that. Earlier states would know when later interactions come, so a
+            model with such a scheme must learn only from the newest state of each history.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     needs_time: ClassVar[bool] = False
     reads_request: ClassVar[bool] = False
     assumes_order: ClassVar[bool] = False
+    reads_newest_time: ClassVar[bool] = False
 
     def __init__(self, dimensions: Dimensions | None = None) -> None:
         super().__init__()

@@ -17,7 +17,6 @@ from recbole_pos.registry import (
     Registry,
     find_home_module,
     find_importing_module,
-    gather_defaults,
     import_path,
 )
 from recbole_pos.values import shown, suggest
@@ -220,9 +219,8 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
     Args:
         model: the class. It inherits the defaults of the model that it extends, such as all options
             of ``PosSASRec``.
-        defaults: values of the other options that it reads, as a dict or a yaml file (in the
-            working directory, or beside the module of the class); the attribute ``defaults`` of the
-            class when None. Only keys that have a default can be given to a run.
+        defaults: values of the other options that it reads; the attribute ``defaults`` of the class
+            when None. Only keys that have a default can be given to a run.
         name: name of the model; that of the class when None.
 
     Returns:
@@ -296,8 +294,7 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
     if is_ours and registered is None:
         return
     # the defaults of the classes that it extends, then its own
-    find_registration = ADDED.find_registration
-    defaults, own_options = gather_defaults(model, registered, _read_shipped, find_registration)
+    defaults, own_options = ADDED.gather_defaults(model, registered, _read_shipped)
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))
 
 

@@ -42,8 +42,9 @@ class PositionEncoding(InputPosition):
         Args:
             forward: [...] int64 number of older interactions, pos; 0 to n - 1.
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
-            length: [...] int64 l; None for forward + backward + 1. An item that occurs twice needs
-                it: ``forward`` is of its first occurrence, ``backward`` of its last.
+            length: [...] int64 l, the number of interactions of the session; None for forward +
+                backward + 1. An item that occurs twice needs it: ``forward`` is of its first
+                occurrence, ``backward`` of its last.
 
         Returns:
             [..., d].
@@ -52,23 +53,23 @@ class PositionEncoding(InputPosition):
 
     def encode(self, position: Tensor, length: Tensor) -> Tensor:
         """Return P [..., d] at ``position`` (0: the oldest) of sessions of ``length``, [...]."""
-        return self.rows(position, length - 1 - position, length)
+        return self.rows(position, length - 1 - position, length.expand_as(position))
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         return x + self.rows(batch.index, batch.age)
 
 
-def make_table(dimensions: Dimensions, width: int) -> nn.Parameter:
-    """Return a learned [n, width] table with the standard deviation of the model's fresh tables."""
-    table = nn.Parameter(torch.empty(dimensions.max_length, width))
+def make_table(dimensions: Dimensions, num_rows: int, width: int) -> nn.Parameter:
+    """Return a learned table [num_rows, width], normal with the deviation of the model's tables."""
+    table = nn.Parameter(torch.empty(num_rows, width))
     nn.init.normal_(table, std=dimensions.initializer_range)
     return table
 
 
 def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = False) -> Tensor:
-    """Return sines and cosines of positions: column 2i is sin(p / 10000^(2i/d)), 2i + 1 its cosine.
+    """Return a table of sines and cosines that encodes positions (Vaswani et al., 2017, 3.5).
 
-    (Vaswani et al., Attention Is All You Need, 2017, section 3.5.)
+    Column 2i is sin(p / 10000^(2i/d)), and column 2i + 1 is the cosine of the same angle.
 
     Args:
         position: [n] float64 positions p.
@@ -80,9 +81,10 @@ def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = 
         [n, width] float64.
     """
     column = torch.arange(width, dtype=torch.float64)
-    # column - column % 2 is 2i for both columns of a pair
-    angle = position[:, None] * 10000.0 ** (-(column - column % 2) / size)
-    return torch.where((column % 2 == 0) != exchanged, angle.sin(), angle.cos())
+    is_even = column % 2 == 0
+    first_of_pair = column - column % 2  # 2i for both columns of a pair
+    angle = position[:, None] * 10000.0 ** (-first_of_pair / size)
+    return torch.where(is_even != exchanged, angle.sin(), angle.cos())
 
 
 class CountedEncoding(PositionEncoding):
@@ -107,8 +109,8 @@ class CountedEncoding(PositionEncoding):
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
         d, num_slices = dimensions.hidden_size, len(self.counts)
-        halves = [len(half) for half in torch.arange(d).tensor_split(num_slices)]
-        self.widths = [d] * num_slices if self.added else halves
+        parts = torch.arange(d).tensor_split(num_slices)  # two halves of 5 columns have 3 and 2
+        self.widths = [d] * num_slices if self.added else [len(part) for part in parts]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
         """Return the encodings P of interactions, from rows of a table that counts choose.
@@ -127,18 +129,20 @@ class CountedEncoding(PositionEncoding):
         Returns:
             [..., d]: the rows added up (``added``), or side by side as parts of d columns.
         """
-        if length is None:
-            length = forward + backward + 1
-        newest = self.max_length - 1 - backward
-        indices = torch.broadcast_tensors(forward, backward, newest, length - 1)
-        index = dict(zip(("forward", "backward", "newest", "length"), indices, strict=True))
+        row_numbers = {
+            "forward": forward,
+            "backward": backward,
+            "newest": self.max_length - 1 - backward,
+            "length": (forward + backward + 1 if length is None else length) - 1,
+        }
 
-        # each count has its own columns of the table
-        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
-        columns = [nn.functional.embedding(index[count], table) for count, table in slices]
-        if self.added or len(columns) == 1:
-            return sum(columns[1:], columns[0])
-        return torch.cat(columns, dim=-1)
+        # each count chooses rows of its own columns of the table
+        columns = []
+        for count, table in zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True):
+            columns.append(nn.functional.embedding(row_numbers[count], table))
+        if len(columns) == 1:
+            return columns[0]
+        return columns[0] + columns[1] if self.added else torch.cat(columns, dim=-1)
 
 
 class FixedEncoding(CountedEncoding):
@@ -155,11 +159,12 @@ class FixedEncoding(CountedEncoding):
         """
         super().__init__(dimensions)
         row = torch.arange(dimensions.max_length, dtype=torch.float64)
-        slices = zip(self.counts, self.widths, strict=True)
-        d = dimensions.hidden_size
-        tables = [self.make_slice(count, row, width, d) for count, width in slices]
+        slices = [
+            self.make_slice(count, row, width, dimensions.hidden_size)  # [n, width]
+            for count, width in zip(self.counts, self.widths, strict=True)
+        ]
         # fixed and easy to compute: a checkpoint need not have it
-        table = torch.cat(tables, dim=-1).to(torch.get_default_dtype())
+        table = torch.cat(slices, dim=-1).to(torch.get_default_dtype())
         self.register_buffer("weight", table, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
@@ -172,7 +177,7 @@ class LearnedEncoding(CountedEncoding):
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__(dimensions)
-        self.weight = make_table(dimensions, sum(self.widths))
+        self.weight = make_table(dimensions, self.max_length, sum(self.widths))
 
 
 class LearnedPosition(LearnedEncoding):

@@ -55,7 +55,8 @@ class TimeIntervalAttention(AttentionPosition):
         self.max_length = dimensions.max_length
         self.longest = tisas_intervals
         d, std = dimensions.hidden_size, dimensions.initializer_range
-        self.position_key, self.position_value = (make_table(dimensions, d) for _ in range(2))
+        self.position_key = make_table(dimensions, self.max_length, d)
+        self.position_value = make_table(dimensions, self.max_length, d)
         self.time_key = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
         self.time_value = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
 
@@ -83,16 +84,17 @@ class TimeIntervalAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         # add the positions, which count from the newest interaction, and pad for products
-        _, h, e = value.shape
+        _, h, e = value.shape  # heads, and columns of a head
         row = self.max_length - 1 - batch.age  # the newest interaction has the last row
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        block = batch.pad(torch.stack((query, key, value), 1), "start")
+        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
 
         # Logits. q_i is multiplied by all rows of R^K first, [b, h, t, r], and the product for r_ij
         # is taken from there, so that no vector for each pair of interactions exists.
         longest = self.longest
+        # r_ij [b, t, t] is computed once for all layers
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
         interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
@@ -122,10 +124,13 @@ def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
         longest: the largest number that is returned.
 
     Returns:
-        [b, t, t] int64 from interaction i (row) to j, aligned at the start. Entries of the future
-        and of padding have no meaning.
+        [b, t, t] int64 from interaction i (row) to j, padded after shorter histories. Entries of
+        the future and of padding have no meaning.
     """
+    # seconds [b, t]; a query may be asked later than at the time of its interaction
     query_times, key_times = pad_times(batch)
+
+    # the shortest gap above 0 to the interaction before, among those up to each interaction
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
     # without a gap so far: intervals of interactions are 0, that to a later request is in seconds
@@ -163,22 +168,20 @@ class DecoupledAttributes(AttentionPosition):
         """
         super().__init__()
         std = dimensions.initializer_range
-        if isinstance(difsr_fields, str):
-            difsr_fields = [difsr_fields]
-        self.fields = list(difsr_fields)
+        fields = [difsr_fields] if isinstance(difsr_fields, str) else difsr_fields
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
-        self.position = make_table(dimensions, dimensions.hidden_size)
+        self.position = make_table(dimensions, self.max_length, dimensions.hidden_size)  # [n, d]
 
+        # for each field the tokens of all items, and a table with a vector for each token
         self.tables = nn.ParameterList()
-        # each field: the tokens of all items, and a vector for each token
-        for index, field in enumerate(self.fields):
+        for index, field in enumerate(fields):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
             self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
 
-        # the position has vectors of size d, fields have shorter ones
-        sizes = [dimensions.hidden_size, *(difsr_size for _ in self.fields)]
+        # Q and K: the position has vectors of size d, fields have shorter ones
+        sizes = [dimensions.hidden_size] + [difsr_size] * len(self.tables)
         self.queries = nn.ModuleList(nn.Linear(size, size) for size in sizes)
         self.keys = nn.ModuleList(nn.Linear(size, size) for size in sizes)
 
@@ -197,14 +200,14 @@ class DecoupledAttributes(AttentionPosition):
             batch: the histories.
 
         Returns:
-            [b, h, t, t], aligned at the start.
+            [b, h, t, t], padded after shorter histories.
         """
         logits: list[Tensor] = []
         # the products of each field by itself: the position first, then the fields of items
         for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
-            block = batch.pad(pair.view(pair.size(0), 2, self.n_heads, -1), "start").transpose(1, 3)
-            field_q, field_k = block.unbind(2)  # [b, h, t, e_f]
+            pair = pair.view(pair.size(0), 2, self.n_heads, -1)  # [m, 2, h, e_f]
+            field_q, field_k = batch.pad(pair, "start").transpose(1, 3).unbind(2)  # [b, h, t, e_f]
             logits.append(field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1)))
         return sum(logits[1:], logits[0]).to(q.dtype)
 

@@ -41,12 +41,11 @@ class DistanceBias(AttentionPosition):
         Returns:
             [1, h, t, t].
         """
-        t = batch.width
-        distance = torch.arange(t, device=q.device)
-        # a number for each distance, put where query i and key j have that distance
-        curve = self.curve(distance).to(q.dtype)
-        lag = (distance[:, None] - distance[None, :]).clamp_(min=0)
-        return curve[:, lag].unsqueeze(0)
+        position = torch.arange(batch.width, device=q.device)
+        curve = self.curve(position).to(q.dtype)  # [h, t], f at the distances 0 to t - 1
+        # each number is put where query i and key j have that distance
+        distance = (position[:, None] - position[None, :]).clamp_(min=0)
+        return curve[:, distance].unsqueeze(0)
 
 
 class ALiBi(DistanceBias):
@@ -154,7 +153,7 @@ class KERPLE(DistanceBias):
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
         start = (torch.arange(h) + 0.5) / h
-        raw = start.expm1().log()  # softplus(raw) is start
+        raw = start.expm1().log()  # softplus(raw) is start, and so is 2 sigmoid(logit(start / 2))
         raw_r2 = raw.clone() if kerple_kind == "log" else (start / 2).logit()
         self.raw_r1 = nn.Parameter(raw)
         self.raw_r2 = nn.Parameter(raw_r2)
@@ -219,15 +218,16 @@ class ContextualPosition(AttentionPosition):
         Returns:
             [b, h, t, t], for keys j <= i.
         """
-        # gates, and 0 for the future; then their sums from j to i, by adding up from the right
-        gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()
+        # Gates, and 0 for the future. p_ij is their sum from j to i, so they are added up from the
+        # newest key: gates [0.2, 0.5, 0.1] of a query give the positions [0.8, 0.6, 0.1].
+        gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)
         position = gate.flip(-1).cumsum(-1).flip(-1)
 
         # a sum of t gates below one stays below t, so rows beyond t are never read
         num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
 
-        # the rows on both sides of a position, and how far it is from the lower one
+        # the rows of the table on both sides of a position, and how far it is from the lower one
         floor = position.detach().floor()
         fraction = position - floor
         lower = floor.long()

@@ -53,9 +53,13 @@ class Schemes:
         """
         self.classes, self.dimensions, self.options = classes, dimensions, options
         self._layers: list[Compose] = []  # schemes of the layers so far
-        # one module whatever their number, none included
-        inputs = self._build(InputPosition, layer=0)
-        self.input = next(iter(inputs.values())) if len(inputs) == 1 else ComposeInput(inputs)
+
+        # A single encoding is not wrapped, so that its weights have short names in a checkpoint.
+        encodings = self._build(InputPosition, layer=0)
+        self.input: nn.Module = ComposeInput(encodings)
+        if len(encodings) == 1:
+            (self.input,) = encodings.values()
+
         self.needs_time = any(cls.needs_time for cls in classes.values())
         self.reads_request = any(cls.reads_request for cls in classes.values())
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
@@ -86,11 +90,12 @@ class Schemes:
             The schemes by name, in the order of ``position``.
         """
         dimensions = replace(self.dimensions, layer=layer)
-        return {
-            name: cls(dimensions, **{key: self.options[key] for key in cls.options})
-            for name, cls in self.classes.items()
-            if issubclass(cls, base)
-        }
+        schemes = {}
+        for name, cls in self.classes.items():
+            if issubclass(cls, base):
+                options = {key: self.options[key] for key in cls.options}
+                schemes[name] = cls(dimensions, **options)
+        return schemes
 
 
 def build_schemes(
@@ -115,12 +120,19 @@ def build_schemes(
         The encoding of the input, and what builds the schemes of each layer.
 
     Raises:
-        UsageError: for an unknown name, a bad option, schemes that cannot share a layer, or a
-            scheme inside attention for a model that has none.
+        UsageError: for an unknown name, a bad option, schemes that cannot share a layer, a scheme
+            inside attention for a model that has none, or one that would reveal later times.
     """
-    classes = {name: SCHEMES[name] for name in scheme_names(position)}
-    if "nope" in classes and len(classes) > 1:
-        raise UsageError(f"position: nope stands alone, found {', '.join(classes)}")
+    classes: dict[str, Any] = {name: SCHEMES[name] for name in scheme_names(position)}
+
+    # earlier targets of a training window would be learned with the time of a later interaction
+    leaking = [name for name, cls in classes.items() if cls.reads_newest_time]
+    has_windows = "augmentation" in options and options["augmentation"] == "all_positions"
+    if leaking and has_windows and options["train_windows"] != "prefix":
+        raise UsageError(
+            f"position: {', '.join(leaking)} reads the time of the newest interaction or request, "
+            "which tells the states of earlier ones about later times; set train_windows: prefix"
+        )
 
     # schemes that change attention would do nothing in a model without it
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
@@ -151,16 +163,12 @@ def build_row_encodings(
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
-
-    def has_rows(name: str) -> bool:
-        return issubclass(SCHEMES[name], InputPosition) and hasattr(SCHEMES[name], "rows")
-
-    names = scheme_names(position)
-    if rejected := [name for name in names if name != "nope" and not has_rows(name)]:
+    allowed = [name for name, cls in SCHEMES.items() if hasattr(cls, "rows")]
+    rejected = [name for name in scheme_names(position) if name not in (*allowed, "nope")]
+    if rejected:
         raise UsageError(
             f"position: {shown(position)}: this model takes input encodings that depend on the "
-            f"position alone ({', '.join(filter(has_rows, SCHEMES))}) or nope; found "
-            f"{', '.join(rejected)}"
+            f"position alone ({', '.join(allowed)}) or nope; found {', '.join(rejected)}"
         )
 
     encoding = build_schemes(position, dimensions, options).input
@@ -181,37 +189,39 @@ def describe(name: str) -> Facts:
         What part of a model it changes; whether it reads nothing, order or time; and its number of
         parameters in a model of n = 50, d = 64, one head and two layers.
     """
-    n_layers = 2
     cls: type[PositionScheme] = SCHEMES[name]
     dimensions = Dimensions(
-        max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=n_layers
+        max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=2
     )
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name), has_attention=True)
-
-    # parameters that layers share count once
-    layers = [schemes.attention() for _ in range(n_layers)]
-    distinct = {weight for module in (schemes.input, *layers) for weight in module.parameters()}
+    modules = nn.ModuleList([schemes.input, schemes.attention(), schemes.attention()])
+    num_parameters = sum(weight.numel() for weight in modules.parameters())  # shared ones once
 
     place = _find_place(cls)
     needs = "nothing" if place == "none" else "order"
-    if cls.needs_time:
-        needs = "time"
-    return Facts(place, needs, sum(weight.numel() for weight in distinct))
+    return Facts(place, "time" if cls.needs_time else needs, num_parameters)
 
 
 def _find_place(cls: type[PositionScheme]) -> str:
     """Return what part of a model a position scheme changes, in words.
 
+    A position scheme is a module that tells a model about order or time. ``HOOKS`` maps each method
+    that a scheme inside attention may override to what it changes, such as ``rotate`` to "query,
+    key".
+
     Returns:
-        "input", "replaces attention", parts of attention such as "query, key" (those whose methods
-        the class overrides), or "none".
+        "input", "replaces attention", parts of attention such as "query, key", or "none".
     """
     if issubclass(cls, InputPosition):
         return "input"
     if issubclass(cls, AttentionPosition) and replaces_attention(cls):
         return REPLACES
-    hooks = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(AttentionPosition, hook)]
-    return ", ".join(HOOKS[hook] for hook in hooks) or "none"
+    changed = [
+        changes
+        for method, changes in HOOKS.items()
+        if getattr(cls, method) is not getattr(AttentionPosition, method)
+    ]
+    return ", ".join(changed) or "none"
 
 
 class Compose(AttentionPosition):
@@ -226,7 +236,7 @@ class Compose(AttentionPosition):
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        """Combine the position schemes of one layer, which run in the order of the mapping.
+        """Combine the position schemes of one layer to one, whose hooks call those of all in order.
 
         A position scheme is a module that changes attention by order or time. The layer computes
         query, key and value for them, or only what a scheme that replaces attention asks for. Such
@@ -285,13 +295,14 @@ class Compose(AttentionPosition):
         Returns:
             A tensor that broadcasts to [b, h, t, t]; None if no scheme adds anything.
         """
-        shape = (*q.shape[:-1], k.size(-2))
-        biases = [
-            require_result(term, q.dtype, shape, scheme, "bias")
-            for scheme in self.parts().values()
-            if (term := scheme.bias(q, k, batch)) is not None
-        ]
-        return sum(biases[1:], biases[0]) if biases else None
+        shape = (*q.shape[:-1], k.size(-2))  # [b, h, t, t]
+        total: Tensor | None = None
+        for scheme in self.parts().values():
+            term = scheme.bias(q, k, batch)
+            if term is not None:
+                term = require_result(term, q.dtype, shape, scheme, "bias")
+                total = term if total is None else total + term
+        return total
 
     def attend(
         self,
@@ -314,8 +325,9 @@ class Compose(AttentionPosition):
         """
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, batch, dropout)
-            # A scheme may return None to leave attention to the layer, but then the layer needs
-            # query, key and value; without them None is an error, which ``require_result`` raises.
+            # A scheme may return None to leave attention to the layer. Then the layer needs query,
+            # key and value; if the scheme has not asked for all of them, None is an error, which
+            # ``require_result`` raises.
             must_replace = replaces_attention(type(scheme)) and scheme.projections != PROJECTIONS
             if out is not None or must_replace:
                 return require_result(out, value.dtype, value.shape, scheme, "attend")
@@ -336,7 +348,20 @@ class ComposeInput(InputPosition):
 
 
 def find_shortest_period(model: nn.Module) -> float | None:
-    """Return the shortest period in seconds of a model's time angles, None if it has none."""
-    schemes = [module for module in model.modules() if isinstance(module, AttentionPosition)]
-    periods = [scheme.time_periods() for scheme in schemes]
-    return min((period.min().item() for period in periods if period is not None), default=None)
+    """Return the shortest time after which an angle of a model's rotary schemes repeats.
+
+    It is compared with the resolution of the dataset's times before training.
+
+    Args:
+        model: a model whose position schemes may turn queries and keys by time.
+
+    Returns:
+        Seconds; None if no scheme turns by time.
+    """
+    shortest = []
+    for module in model.modules():
+        if isinstance(module, AttentionPosition):
+            periods = module.time_periods()  # [h, e / 2], or None
+            if periods is not None:
+                shortest.append(periods.min().item())
+    return min(shortest, default=None)

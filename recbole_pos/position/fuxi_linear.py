@@ -32,28 +32,6 @@ from recbole_pos.values import SECONDS
 TIME_CHUNK = 16  # interactions of a chunk in the channel of time: each column has its own weights
 
 
-def split_head(share: float, e: int) -> tuple[int, int, int]:
-    """Divide the columns of a head into three: for content, for order and for time.
-
-    Args:
-        share: share of the columns for order, and as much for time.
-        e: number of columns of a head.
-
-    Returns:
-        Their numbers: e = 16 and a share of 0.25 give 8, 4, 4.
-
-    Raises:
-        UsageError: if none is left for content.
-    """
-    size = max(1, round(share * e))
-    if 2 * size >= e:
-        raise UsageError(
-            f"channel_share: {share} of a head of {e} numbers for order and as much for time leave "
-            "none for content; give a smaller one, or raise hidden_size"
-        )
-    return e - 2 * size, size, size
-
-
 class FuXiLinear(AttentionPosition):
     """Retention, a learned kernel of positions and periodic retention of time (FuXi-Linear, 2026).
 
@@ -112,14 +90,20 @@ class FuXiLinear(AttentionPosition):
         """
         super().__init__()
         if fuxi_position_size % 2:
-            # how many columns of a head are for content, order and time
             raise UsageError(f"fuxi_position_size: must be even, found {fuxi_position_size}")
-        self.sizes = split_head(channel_share, dimensions.head_size)
-        _, _, time_size = self.sizes
+
+        # the columns of a head for content, order and time: 16 and a share of 0.25 give 8, 4, 4
+        e, h = dimensions.head_size, dimensions.n_heads
+        size = max(1, round(channel_share * e))
+        if 2 * size >= e:
+            raise UsageError(
+                f"channel_share: {channel_share} of a head of {e} numbers for order and as much "
+                "for time leave none for content; give a smaller one, or raise hidden_size"
+            )
+        self.sizes = [e - 2 * size, size, size]
 
         # a fixed period for each pair of columns for time of each head
-        h = dimensions.n_heads
-        self.num_pairs = math.ceil(time_size / 2)
+        self.num_pairs = math.ceil(size / 2)
         require_periods(time_min_period, time_max_period, time_unit)
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
@@ -160,8 +144,8 @@ class FuXiLinear(AttentionPosition):
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
-        # logarithms of the decay g^i, falling with the position; then p, alpha and beta
-        rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]
+        # logarithms of the decay g^i [b, h, t], which falls with the position; then p, alpha, beta
+        rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # -ln g, [h, 1]
         log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
         p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
@@ -190,19 +174,23 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [b, h, t, columns].
         """
-        # seconds since the oldest interaction, of queries and of keys
         b, h, t, columns = values.shape
         dtype, num_pairs = values.dtype, self.num_pairs
-        times = (batch.pad(x.elapsed.detach(), batch.any_alignment) for x in (batch.request, batch))
-        # angles of queries and of keys, [b, h num_pairs, t] each
-        a, c = (seconds[:, None] * self.bank()[:, None] for seconds in times)
 
-        # the two factors, and the decay 2^(-a)
-        cos, sin = a.cos(), a.sin()
-        # cos(a - c) = cos a cos c + sin a sin c; sin(a - c) = sin a cos c - cos a sin c
+        # Angles of queries and of keys, [b, h num_pairs, t] each, from the seconds since the oldest
+        # interaction. A query is asked at the time of its request.
+        align, frequency = batch.any_alignment, self.bank()[:, None]
+        query_angle = batch.pad(batch.request.elapsed.detach(), align)[:, None] * frequency
+        key_angle = batch.pad(batch.elapsed.detach(), align)[:, None] * frequency
+
+        # The two factors of cos(a - c) = cos a cos c + sin a sin c, for the first half of the
+        # columns, and of sin(a - c) = sin a cos c - cos a sin c, for the second.
+        cos, sin = query_angle.cos(), query_angle.sin()
         q = torch.stack((torch.cat((cos, sin), 1), torch.cat((sin, -cos), 1)), -1).to(dtype)
-        k = torch.stack((c.cos(), c.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
-        query_decay, key_decay = ((-math.log(2) * x).repeat(1, 2, 1) for x in (a, c))
+        k = torch.stack((key_angle.cos(), key_angle.sin()), -1).to(dtype).repeat(1, 2, 1, 1)
+        # logarithms of the decay 2^(-a)
+        query_decay = (-math.log(2) * query_angle).repeat(1, 2, 1)
+        key_decay = (-math.log(2) * key_angle).repeat(1, 2, 1)
 
         # every column is summed on its own, as a head of one column, and put back in its place
         v = F.pad(values, (0, 2 * num_pairs - columns)).unflatten(-1, (2, num_pairs))

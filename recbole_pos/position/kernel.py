@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions
 from recbole_pos.layers.sequence_batch import SequenceBatch
 
@@ -50,7 +49,7 @@ class Factor(nn.Module):
         # in the type of the weights, also under automatic mixed precision
         with torch.autocast(x.device.type, enabled=False):
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
-            mixed = self.product(block.flatten(1)).view(block.shape)
+            mixed = self.product(block.flatten(1)).view(block.shape)  # of columns b * h * e
             return batch.unpad(mixed, "end", time_major=True).to(x.dtype)
 
 
@@ -80,10 +79,11 @@ class FullFactor(Factor):
         Args:
             t: number of rows and columns, up to n.
         """
-        # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 stand before row r.
+        # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 weights stand before row r.
         first_row = self.n - t
         start = first_row * (first_row + 1) // 2
-        # where the weights of the last t rows are in a flat [t, n] matrix
+
+        # put the weights of the last t rows into a matrix [t, n], which is read as one row
         flat_index = self.flat_index[start:] - first_row * self.n
         rows = self.weight.new_zeros(t * self.n).index_copy(0, flat_index, self.weight[start:])
         return rows.view(t, self.n)[:, first_row:]
@@ -97,18 +97,11 @@ class ToeplitzFactor(Factor):
 
         Args:
             n: size of the matrix.
-            band: number of lags that have a weight, from 1 to n; None for n.
-
-        Raises:
-            UsageError: if the band is out of this range.
+            band: number of lags that have a weight, of which there are n at most; None for n.
         """
         super().__init__()
-        band = n if band is None else band
-        if not 1 <= band <= n:
-            raise UsageError(
-                f"kernel_band must be from 1 to MAX_ITEM_LIST_LENGTH ({n}), found {band}"
-            )
-        self.weight = nn.Parameter((torch.arange(band) == 0).to(torch.get_default_dtype()))
+        lag = torch.arange(n if band is None else min(band, n))
+        self.weight = nn.Parameter((lag == 0).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
         return toeplitz_matrix(self.weight, t)
@@ -165,8 +158,8 @@ class PositionalKernel(AttentionPosition):
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
 
     def share_with(self, first: PositionalKernel) -> None:
-        for name, shared in self.shared.items():
-            if shared:
+        for name, is_shared in self.shared.items():  # the factors U and L
+            if is_shared:
                 setattr(self, name, getattr(first, name))
 
     def mix_keys(self, k: Tensor, batch: SequenceBatch) -> Tensor:

@@ -46,13 +46,15 @@ class LinearAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         # The denominator is the same sum with a value of 1: a further column of ones gives it.
+        align = batch.any_alignment
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
-        block = batch.pad(features, batch.any_alignment).transpose(1, 2)  # [b, h, t, 3e + 1]
+        block = batch.pad(features, align).transpose(1, 2)  # [b, h, t, 3e + 1]
         q, k, v = block.split([query.size(-1), key.size(-1), value.size(-1) + 1], -1)
-        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), batch.any_alignment)
+        out = batch.unpad(sum_past(q, k, v).transpose(1, 2), align)
+        total, weight = out[..., :-1], out[..., -1:]
         # elu + 1 is 0 in float32 below about -17: a query of zeros then returns zero, not NaN
-        return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny)
+        return total / weight.clamp_min(torch.finfo(out.dtype).tiny)
 
 
 def sum_past(
@@ -62,9 +64,9 @@ def sum_past(
     log_decays: tuple[Tensor, Tensor] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return the sums over j <= i of (q_i . k_j) v_j, times exp(a_i - c_j) if weights decay.
+    """Compute attention without a softmax: the sums over j <= i of (q_i . k_j) v_j.
 
-    So attention without a softmax mixes values with weights q_i . k_j.
+    With decays, each weight q_i . k_j is multiplied by exp(a_i - c_j).
 
     The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. All
     pairs of i with an earlier chunk are one product of q_i with the chunk's state, which is the sum
@@ -87,7 +89,7 @@ def sum_past(
     filled = num_chunks * size - t  # columns that fill up the last chunk
     shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
-    weights = q @ k.transpose(-1, -2)  # of pairs within a chunk
+    weights = q @ k.transpose(-1, -2)  # of pairs within a chunk, [b, h, num_chunks, size, size]
 
     # The state of each chunk, and for each chunk the sum of the states before it. The sum is
     # shifted by one chunk: subtracting a chunk's own state from a sum that includes it would leave
@@ -159,7 +161,8 @@ class TokenMixing(AttentionPosition):
             [m, h, e], history after history. A position gets a sum of itself and older ones: the
             matrices are lower triangular.
         """
-        # a sequence of t interactions uses the last t rows and columns
+        # Sequences are padded before their first interaction: one of t interactions uses the last t
+        # rows and columns of W1 and W2.
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

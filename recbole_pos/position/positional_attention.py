@@ -48,17 +48,19 @@ class PositionalAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # [h or 1, t, t] weights of all positions, times the values of each sequence
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            weights = self.weights(batch.block_width("end"))
+            # The products of A and the values of each sequence. Sequences are padded before their
+            # first interaction, so that all end in the last row.
+            weights = self.weights(batch.block_width("end"))  # A, [h or 1, t, t]
             value = value.to(weights.dtype)
-            mixed = self._mix(dropout(weights), batch.pad(value, "end", time_major=True))
+            block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+            mixed = self._mix(dropout(weights), block)
             out = batch.unpad(mixed, "end", time_major=True)  # [m, h, e]
             if not self.normalised:
                 return out
 
             # the sum of the weights at interactions, by a product with 1 there and 0 at padding
-            if batch.is_full:
+            if batch.is_full:  # no history is shorter than another: nothing is padded
                 total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
             else:
                 is_real = batch.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
@@ -78,7 +80,7 @@ class PositionalAttention(AttentionPosition):
             [t, b, h, e].
         """
         t, b, h, e = block.shape
-        if weights.size(0) == 1:
+        if weights.size(0) == 1:  # one product for all heads
             return (weights[0] @ block.view(t, b * h * e)).view(block.shape)
         per_head = weights @ block.permute(2, 0, 1, 3).reshape(h, t, b * e)
         return per_head.view(h, t, b, e).permute(1, 2, 0, 3)
@@ -119,7 +121,7 @@ class LearnedAttention(PositionalAttention):
             t: number of positions, as many as the longest history of the batch has interactions.
         """
         logits = self.logits(t)
-        if not self.normalised:
+        if not self.normalised:  # a softmax over all n positions, of which the newest t are read
             return logits.softmax(-1)[..., -t:].tril()
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
         # softmax is invariant to a shift of each row; the maximum keeps exp in range

@@ -51,12 +51,21 @@ def require_periods(shortest: float, longest: float, unit: str) -> None:
 
 
 def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
-    """Return positions [m] times frequencies [..., planes] as angles [m, ..., planes].
+    """Return by which angles positions or times turn planes, pairs of columns of a head.
 
-    They are from -pi to pi: whole turns would take the digits of a smaller type.
+    Whole turns are taken off, since they would take the digits of a smaller type.
+
+    Args:
+        position: [m] float64 positions or times.
+        frequency: [..., planes] float64 radians for each position, or unit of time.
+
+    Returns:
+        [m, ..., planes] float64, from -pi to pi.
     """
-    angle = position.view(-1, *[1] * frequency.dim()) * frequency
-    return angle - 2 * math.pi * (angle.detach() / (2 * math.pi)).round()
+    position = position.view(-1, *[1] * frequency.dim())  # [m, 1, ..., 1]
+    angle = position * frequency
+    num_turns = (angle.detach() / (2 * math.pi)).round()
+    return angle - 2 * math.pi * num_turns
 
 
 class FrequencyBank(nn.Module):
@@ -84,17 +93,15 @@ class FrequencyBank(nn.Module):
             scaled: whether each frequency has a learned factor, too.
         """
         super().__init__()
-        # without planes nothing can be learned
-        if not len(start):
+        if not len(start):  # without planes nothing can be learned
             learn, scaled = "fixed", False
         self.learn = learn
-        log = start.log()
-        dtype = torch.get_default_dtype()
+        log, dtype = start.log(), torch.get_default_dtype()
         if learn == "fixed":
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
-        else:  # the ladder; the softplus of ``raw_step`` is by how much a logarithm falls
+        else:  # the ladder; by how much a logarithm falls is the softplus of ``raw_step``
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
 
@@ -236,9 +243,10 @@ class RotaryPosition(AttentionPosition):
         # base_form gives base^(-c / planes), and there are e / 2 planes
         frequency = base_form(count_planes(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
-        for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
-            self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cos", angle.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angle.sin().to(dtype), persistent=False)
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        cos, sin = self.cos[batch.index, None], self.sin[batch.index, None]
+        cos, sin = self.cos[batch.index, None], self.sin[batch.index, None]  # [m, 1, e / 2]
         return rotate_pairs(q, cos, sin).to(q.dtype), rotate_pairs(k, cos, sin).to(k.dtype)

@@ -12,7 +12,6 @@ from recbole_pos.registry import (
     Registration,
     Registry,
     find_importing_module,
-    gather_defaults,
     import_path,
 )
 from recbole_pos.values import shown, suggest
@@ -53,6 +52,7 @@ _SHIPPED: dict[str, tuple[str, str, str, int]] = {
     "dpe": ("additive:DPE", "input", "order", 0),
     "ldpe": ("additive:LDPE", "input", "order", 3_200),
     "time_learned": ("time_intervals:TimeEmbedding", "input", "time", 8_192),
+    "request_age": ("time_intervals:RequestAge", "input", "time", 131_072),
     "rope": ("rotary:RotaryPosition", "query, key", "order", 0),
     "time_rope": ("time_rotary:TimeRotaryPosition", "query, key", "time", 0),
     "to_rope": ("time_rotary:TimeOrderRotaryPosition", "query, key", "time", 0),
@@ -103,7 +103,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
     for name in names:
         if not isinstance(name, str) or name not in SCHEMES:
             hint = suggest(str(name), SCHEMES)
-            # a list without quotes reaches us cut into pieces such as "[rope,"
+            # the shell cuts a list without quotes into pieces such as "[rope,"
             if isinstance(name, str) and any(mark in name for mark in "[],"):
                 hint = "; a list is written [rope, kernel], with both brackets"
             raise UsageError(
@@ -124,9 +124,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         name: name of the scheme.
         scheme: an :class:`~recbole_pos.layers.hooks.InputPosition` or
             :class:`~recbole_pos.layers.hooks.AttentionPosition`.
-        defaults: a value for each of its ``options``, as a dict or a yaml file (in the working
-            directory, or beside the module of the class); the attribute ``defaults`` of the class
-            when None. A class that extends a scheme of the plugin's inherits its values.
+        defaults: a value for each of its ``options``; the attribute ``defaults`` of the class when
+            None. A class that extends a scheme of the plugin's inherits its values.
 
     Returns:
         The class.
@@ -140,9 +139,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
-    options = _require_scheme(name, scheme).options
-    path = import_path(scheme)
-    if SCHEMES.paths.get(name) == path and defaults is None:  # it is registered already
+    options = _require_scheme(name, scheme).options  # names of the options that it reads
+    if SCHEMES.paths.get(name) == import_path(scheme) and defaults is None:  # one of the plugin's
         return scheme
 
     def read_shipped(base: type) -> dict[str, Any]:
@@ -154,16 +152,19 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         return {key: value for key, value in shipped.items() if key in options}
 
     # a value for each option: those given, then those of classes that it extends
-    values, own_options = gather_defaults(scheme, defaults, read_shipped, SCHEMES.find_registration)
-    if missing := set(options) - set(values):
+    values, own_options = SCHEMES.gather_defaults(scheme, defaults, read_shipped)
+    missing = set(options) - set(values)
+    if missing:
         raise UsageError(
             f"scheme {shown(name)}: {', '.join(sorted(missing))} has no default; give one to "
             "register_scheme"
         )
-    values = {key: values[key] for key in options}  # without those of classes that it extends
-    # of the options that the class adds to those it inherits, only the ones it has
-    module = find_importing_module(sys._getframe(1))  # registers it again in another process
+    # A class that it extends may have further options, which this one does not read.
+    values = {key: values[key] for key in options}
     own_options &= set(options)
+
+    # the module, if any, whose import registers the class again in another process
+    module = find_importing_module(sys._getframe(1))  # 1: the code that has called this function
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
 

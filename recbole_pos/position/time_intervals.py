@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recbole_pos.errors import UsageError
 from recbole_pos.layers.chunks import iterate_chunks
 from recbole_pos.layers.hooks import AttentionPosition, Dimensions, InputPosition
 from recbole_pos.layers.sequence_batch import SequenceBatch
+from recbole_pos.position.additive import make_table
 from recbole_pos.position.kernel import toeplitz_matrix
 from recbole_pos.values import SECONDS
 
@@ -33,9 +33,17 @@ SHORTEST = 1e-9  # seconds, in place of 0, which has no logarithm
 
 
 def find_bucket(seconds: Tensor, num_buckets: int) -> Tensor:
-    """Return min(floor(ln(max(1, seconds)) / 0.301), num_buckets - 1), int32 of the same shape.
+    """Return the number of the bucket that each span of time falls into, as HSTU counts them.
 
-    The first bucket takes spans below 1.35 s, also negative ones.
+    It is min(floor(ln(max(1, seconds)) / 0.301), num_buckets - 1): buckets grow by a factor of
+    1.35. The first takes spans below 1.35 s, also negative ones, and the last all longer ones.
+
+    Args:
+        seconds: float64 spans of any shape.
+        num_buckets: number of buckets.
+
+    Returns:
+        int32 of the same shape.
     """
     return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=num_buckets - 1).to(torch.int32)
 
@@ -71,12 +79,10 @@ class TimeEmbedding(InputPosition):
         """
         super().__init__()
         self.time_from = time_from
-        self.weight = nn.Parameter(torch.empty(time_buckets, dimensions.hidden_size))
-        nn.init.normal_(self.weight, std=dimensions.initializer_range)
+        self.weight = make_table(dimensions, time_buckets, dimensions.hidden_size)
         self.request = None
         if dimensions.request_time:
-            self.request = nn.Parameter(torch.empty_like(self.weight))
-            nn.init.normal_(self.request, std=dimensions.initializer_range)
+            self.request = make_table(dimensions, time_buckets, dimensions.hidden_size)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Add vectors of times to item vectors: x + P[bucket(t)], and R[bucket(gap)] of requests.
@@ -91,15 +97,48 @@ class TimeEmbedding(InputPosition):
         Returns:
             [m, d].
         """
-        # seconds since the first interaction, or since the one before
-        seconds = batch.elapsed
-        if self.time_from == "previous":  # 0 for the first interaction of a history
+        seconds = batch.elapsed  # since the first interaction of each history
+        if self.time_from == "previous":  # since the one before; 0 for the first
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(batch.index == 0, 0)
         x = x + F.embedding(find_bucket(seconds, len(self.weight)), self.weight)
         if self.request is None:
             return x
         gap = batch.request.elapsed - batch.elapsed
         return x + F.embedding(find_bucket(gap, len(self.request)), self.request)
+
+
+class RequestAge(InputPosition):
+    """Learned vector for the time from an interaction to the request, x_j + T[bucket(t - t_j)].
+
+    t is the time of the newest interaction or, with ``request_time: target``, of the request after
+    it. This is the time part of HSTU's published input (Meta's generative-recommenders,
+    ``HSTUPositionalEncoder``); its positions from the end are the scheme ``learned``. A bucket is
+    floor(f(minutes)), where f is the square root or the natural logarithm, and at least 0.
+
+    All interactions read t, which tells the states of earlier ones when the newest one comes. So a
+    model must learn from one target for each window: ``train_windows: prefix``.
+
+    Args:
+        age_buckets: rows of T; the last one takes everything that is longer.
+        age_scale: f, ``sqrt`` or ``log``.
+    """
+
+    options = ("age_buckets", "age_scale")
+    needs_time = True
+    reads_request = True
+    reads_newest_time = True
+
+    def __init__(self, dimensions: Dimensions, *, age_buckets: int, age_scale: str) -> None:
+        super().__init__()
+        self.is_log = age_scale == "log"
+        self.weight = make_table(dimensions, age_buckets, dimensions.hidden_size)
+
+    def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Add to item vectors [m, d] the row of T for the time until the request, [m, d]."""
+        request_time = batch.request.elapsed[batch.last][batch.row]  # [m], one for each history
+        minutes = (request_time - batch.elapsed).clamp(min=1e-6) / 60
+        bucket = minutes.log() if self.is_log else minutes.sqrt()
+        return x + F.embedding(bucket.clamp(0, len(self.weight) - 1).long(), self.weight)
 
 
 class HSTUBias(AttentionPosition):
@@ -127,26 +166,10 @@ class HSTUBias(AttentionPosition):
         self.time = nn.Parameter(torch.zeros(hstu_time_buckets))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        bias = look_up_intervals(self.time, batch) + toeplitz_matrix(self.distance, batch.width)
-        return bias.unsqueeze(1).to(q.dtype)
-
-
-def bucket_pairs(batch: SequenceBatch, num_buckets: int) -> Tensor:
-    """Return the buckets of the times t_i - t_j between interactions, as rows of a repeated table.
-
-    The table has ``LANES`` copies, one after the other. Key j reads copy j modulo LANES, which
-    saves waiting where the gradient is summed: with 128 buckets, bucket 5 of key 2 is row 261.
-
-    Args:
-        batch: the histories, with times.
-        num_buckets: number of buckets; the last one takes everything longer.
-
-    Returns:
-        [b, t, t] int32 from query i (row) to key j.
-    """
-    keys = torch.arange(batch.width, dtype=torch.int32, device=batch.lengths.device)
-    table_start = keys % LANES * num_buckets  # key j reads table j modulo LANES
-    return map_spans(batch, lambda s: find_bucket(s, num_buckets).add_(table_start), torch.int32)
+        """Return w_pos[i - j] + w_time[bucket(t_i - t_j)] of query i and key j, [b, 1, t, t]."""
+        by_time = look_up_intervals(self.time, batch)  # [b, t, t]
+        by_distance = toeplitz_matrix(self.distance, batch.width)  # [t, t]
+        return (by_time + by_distance).unsqueeze(1).to(q.dtype)
 
 
 def map_spans(
@@ -154,9 +177,9 @@ def map_spans(
 ) -> Tensor:
     """Apply an elementwise function to the seconds t_i - t_j of all pairs of interactions.
 
-    t_i is the time at which query i is asked (``SequenceBatch.request``): the time of interaction
-    i, or of the request for the next one. Some histories are computed at a time, as differences of
-    all would take much memory in float64.
+    t_i is the time at which query i is asked: the time of interaction i or, where requests have
+    times, of the request for the next one. Few histories are computed at a time, since differences
+    of all would take much memory in float64.
 
     Args:
         batch: the histories.
@@ -164,18 +187,28 @@ def map_spans(
         dtype: type of the result.
 
     Returns:
-        [b, t, t], aligned at the start; entries of newer keys and of padding have no meaning.
+        [b, t, t] from query i (row) to key j, padded after shorter histories. Entries of newer keys
+        and of padding have no meaning.
     """
     query_times, key_times = pad_times(batch)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
     for rows in iterate_chunks(b, t**2, key_times.device):
-        out[rows] = function(query_times[rows, :, None] - key_times[rows, None])
+        spans = query_times[rows, :, None] - key_times[rows, None]  # [some of b, t, t]
+        out[rows] = function(spans)
     return out
 
 
 def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-    """Return the times of queries' requests and of keys, seconds [b, t] aligned at the start."""
+    """Return the times at which queries are asked, and the times of keys, as padded blocks.
+
+    A query is asked at the time of its interaction or, where requests have times
+    (``batch.request``), at the time of the request that it answers.
+
+    Returns:
+        Seconds since the oldest interaction of each history, [b, t] each, padded after shorter
+        histories.
+    """
     times = batch.pad(batch.elapsed.detach(), "start")
     if batch.request is batch:
         return times, times
@@ -185,19 +218,31 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
     """Look up a learned number for the time t_i - t_j between each two interactions of a history.
 
-    The table is repeated ``LANES`` times, and keys read the copies in turn. Neighbours mostly share
-    a bucket, and adding to one number of the gradient again and again would wait for memory.
+    Neighbours mostly share a bucket, and adding to one number of the gradient again and again would
+    wait for memory. So the table is repeated ``LANES`` times, and key j reads copy j modulo LANES:
+    with 128 buckets, bucket 5 of key 2 is row 261.
 
     Args:
-        table: [num_buckets] numbers, by bucket of the time.
+        table: [num_buckets] numbers, by bucket of the time; the last one takes everything longer.
         batch: the histories, with times.
 
     Returns:
-        [b, t, t] from query i (row) to key j, aligned at the start.
+        [b, t, t] from query i (row) to key j, padded after shorter histories.
     """
     num_buckets = len(table)
-    index = batch.cached(("intervals", num_buckets), lambda: bucket_pairs(batch, num_buckets))
-    return table.repeat(LANES).index_select(0, index.flatten()).view(index.shape)
+
+    def compute_rows() -> Tensor:
+        keys = torch.arange(batch.width, dtype=torch.int32, device=table.device)
+        copy_start = keys % LANES * num_buckets  # the first row of the copy that key j reads
+        return map_spans(
+            batch,
+            lambda seconds: find_bucket(seconds, num_buckets).add_(copy_start),
+            torch.int32,
+        )
+
+    # rows [b, t, t] of the repeated table, the same for all layers
+    rows = batch.cached(("intervals", num_buckets), compute_rows)
+    return table.repeat(LANES).index_select(0, rows.flatten()).view(rows.shape)
 
 
 class TimeDecay(AttentionPosition):
@@ -240,42 +285,37 @@ class TimeDecay(AttentionPosition):
             decay_kind: the function of time, ``exponential_power`` or ``power``.
             decay_shortest, decay_longest: reach of the first and of the last head.
             time_unit: unit of both.
-
-        Raises:
-            UsageError: if the shortest is above the longest.
         """
         super().__init__()
-        if decay_shortest > decay_longest:
-            raise UsageError(
-                f"decay_shortest must not be above decay_longest, found {decay_shortest} and "
-                f"{decay_longest} {time_unit}"
-            )
         self.kind, h = decay_kind, dimensions.n_heads
+        self.strength = nn.Parameter(torch.zeros(h))
+
+        # the logarithm of the reach s in seconds
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
-        self.strength = nn.Parameter(torch.zeros(h))
-        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))  # ln of s in seconds
-        # b is its softplus, which is 1 when fresh
+        self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))
+
+        # the power b is the softplus of this, which is 1 when fresh
         self.raw_power = nn.Parameter(torch.full((h,), math.log(math.expm1(1.0))))
 
     def bias(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return the terms B that depend on the time between query and key.
+        """Return what is added to the logits for the time between query and key.
 
-        ``map_spans`` computes the logarithms of all times between two interactions [b, t, t]. They
-        do not depend on parameters, so ``batch.cached`` keeps them for all layers.
+        :meth:`curve` is the learned function of the logarithm of that time. The logarithms do not
+        depend on parameters, so ``batch.cached`` keeps them for all layers.
 
         Args:
             q, k: [b, h, t, e] queries and keys; only the type of q is read.
             batch: the histories, with times.
 
         Returns:
-            [b, h, t, t], aligned at the start.
+            [b, h, t, t], padded after shorter histories.
         """
 
         def compute_log_seconds() -> Tensor:
             return map_spans(batch, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
-        log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)
+        log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)  # [b, t, t]
         return self.curve(log_seconds[:, None])
 
     def curve(self, log_seconds: Tensor) -> Tensor:
@@ -291,11 +331,15 @@ class TimeDecay(AttentionPosition):
         Returns:
             [..., h, t, t].
         """
+        # one number for each head, [h, 1, 1]
         parameters = (self.strength, self.log_reach, self.raw_power)
         strength, log_reach, raw = (x.to(log_seconds.dtype)[:, None, None] for x in parameters)
         power = F.softplus(raw)
+
         log_ratio = log_seconds - log_reach  # ln(d / s)
         if self.kind == "exponential_power":
-            # 2^-(e^80) is 0, and above the gradient would be 0 times infinity
+            # (d / s)^b is e^(b ln(d / s)). 2^-(e^80) is 0 already; for larger exponents the
+            # gradient would be 0 times infinity.
             return strength * torch.exp2(-(power * log_ratio).clamp(max=80.0).exp())
+        # ln(1 + d / s) is the softplus of ln(d / s)
         return strength * (-power * F.softplus(log_ratio)).exp()

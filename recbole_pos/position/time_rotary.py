@@ -23,6 +23,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recbole_pos.errors import UsageError
@@ -41,12 +42,8 @@ from recbole_pos.values import SECONDS
 # Days. Month and year are means of the Gregorian calendar: with calendar months equal gaps would
 # turn by different angles.
 PERIODS = {
-    "hour": 1 / 24,
-    "day": 1.0,
-    "week": 7.0,
-    "month": 365.2425 / 12,
-    "year": 365.2425,
-    "decade": 3652.425,
+    **{"hour": 1 / 24, "day": 1.0, "week": 7.0},
+    **{"month": 365.2425 / 12, "year": 365.2425, "decade": 3652.425},
 }
 
 LEVELS = (365.25, 30.4375, 1.0)  # days of year, month and day in the code of RoTE
@@ -59,7 +56,7 @@ class AngularPosition(AttentionPosition):
     """Base of schemes that turn query and key by angles that differ from batch to batch.
 
     Attributes:
-        time_unit: unit of :meth:`time`.
+        time_unit: unit in which :meth:`time` counts.
         cache_key: options that fix the angles of a batch; None where parameters change them.
     """
 
@@ -73,7 +70,19 @@ class AngularPosition(AttentionPosition):
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys [m, h, e]: keys by their own times, queries by the request's."""
+        """Rotate the queries and keys of attention, so that their products depend on times.
+
+        A key turns by the time of its interaction. A query turns by the time at which the next item
+        is requested after it (``batch.request``), which is the time of its own interaction where
+        requests have no times.
+
+        Args:
+            q, k: [m, h, e] queries and keys of all m interactions.
+            batch: the histories, with times.
+
+        Returns:
+            The rotated queries and keys, [m, h, e] each.
+        """
         key_turns = self._cached_turns(batch)
         query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
@@ -226,17 +235,8 @@ class MultiLevelRotaryPosition(AngularPosition):
             dimensions: sizes of the model.
             rote_bases: three bases: plane c turns by base^(-c / planes) in a year, month or day.
             rote_weights: three weights of the rotations.
-
-        Raises:
-            UsageError: if a list has not three numbers.
         """
         super().__init__()
-        for name, numbers in (("rote_bases", rote_bases), ("rote_weights", rote_weights)):
-            if len(numbers) != len(LEVELS):
-                raise UsageError(
-                    f"{name}: expected a number for year, month and day each, found {len(numbers)}"
-                )
-
         planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
         levels = zip(rote_bases, LEVELS, strict=True)
@@ -245,26 +245,25 @@ class MultiLevelRotaryPosition(AngularPosition):
         self.cache_key = (*rote_bases, *rote_weights)
 
     def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sums of cosines and of sines over year, month and day.
+        """Return the cosines and sines that rotate pairs by year, month and day at once.
 
-        A pair that is rotated by them is the weighted sum of its three rotations (RoTE, Zhang et
-        al., SIGIR 2026).
+        They are weighted sums over the three levels, so a rotated pair is the weighted sum of its
+        three rotations (RoTE, Zhang et al., SIGIR 2026).
 
         Args:
-            batch: the m interactions, with times.
+            batch: the m interactions, with times in seconds.
 
         Returns:
-            [m, 1, e / 2] each.
+            Cosines and sines for the e / 2 pairs of a head, [m, 1, e / 2] each.
         """
         assert batch.times is not None  # because of ``needs_time``
         days = batch.times / SECONDS["days"]
-        angles = [make_angles(days, bank())[:, None] for bank in self.banks]
-
-        # cosines and sines of each level, times its weight: [3, 2, m, 1, e / 2]
-        weighted = zip(self.level_weights, angles, strict=True)
-        levels = torch.stack([w * torch.stack((x.cos(), x.sin())) for w, x in weighted])
-        cos, sin = levels.sum(0).to(torch.get_default_dtype())
-        return cos, sin
+        cos, sin = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for weight, bank in zip(self.level_weights, self.banks, strict=True):
+            angle = make_angles(days, bank())[:, None]
+            cos, sin = cos + weight * angle.cos(), sin + weight * angle.sin()
+        dtype = torch.get_default_dtype()
+        return cos.to(dtype), sin.to(dtype)
 
 
 class TimeOrderRotaryPosition(AngularPosition):
@@ -339,14 +338,13 @@ class TimeOrderRotaryPosition(AngularPosition):
         super().__init__()
         _require_consistent(fusion, gate, gate_value, learn_frequencies, learn_scales)
 
-        # how many planes of a head turn by order, and how many by time
-        planes = count_planes(dimensions, "to_rope")
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
-        self.n_time_heads = 0  # the last heads, of ``split_head``
+        self.planes = count_planes(dimensions, "to_rope")
+        self.n_time_heads = 0  # the last heads turn by time under ``split_head``
         if fusion == "split_head":
             self.n_time_heads = _count_by_time(time_ratio, self.n_heads, "heads", "n_heads")
-        order_planes, time_planes = self._assign_planes(planes, time_ratio, dimensions)
+        order_planes, time_planes = self._assign_planes(time_ratio, dimensions)
 
         # The form ``effective`` learns the products of gate and frequency. They start with the
         # factors (1 - gate) and gate, as those of the form ``early`` do.
@@ -360,33 +358,35 @@ class TimeOrderRotaryPosition(AngularPosition):
         # a learned gate, by its logit: one for all, for each plane or for each head
         self.gate_logit = None
         if gate != "fixed":
-            shapes = {"global": (1, 1), "plane": (1, planes), "head": (self.n_heads, 1)}
+            shapes = {"global": (1, 1), "plane": (1, self.planes), "head": (self.n_heads, 1)}
             self.gate_logit = nn.Parameter(torch.full(shapes[gate_scope], gate_value).logit())
+
+        # layers with equal options share the angles of a batch, unless these are learned
         options = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
         self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
 
-    def _assign_planes(self, planes: int, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
-        """Return how many planes of a head turn by order, and how many by time.
+    def _assign_planes(self, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
+        """Return how many planes of a head have a frequency of order, and how many one of time.
 
-        A plane is a pair of columns of a head that is rotated by one angle. Of the forms of
-        ``fusion``, ``split_dim`` divides the planes of every head. Under ``split_head`` all planes
-        of a head turn by one of both, under ``split_layer`` all planes of the layer, and under
-        ``early`` and ``effective`` all planes turn by both.
+        A plane is a pair of columns of a head that is rotated by one angle. What the option
+        ``fusion`` says is divided by the ratio: the planes of every head (``split_dim``), the heads
+        (``split_head``) or the layers (``split_layer``). Under ``early`` and ``effective`` all
+        planes have both frequencies.
 
         Args:
-            planes: number of planes of a head.
             ratio: share of planes, heads or layers that turn by time.
             dimensions: number of layers, and which one this is.
 
         Returns:
-            Planes of order, and planes of time.
+            The number of planes of order, and of time: all of a head, some or none.
         """
+        planes = self.planes
         if self.fusion == "split_dim":
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
             return planes - time_planes, time_planes
         if self.fusion == "split_head":
-            order_planes = 0 if self.n_time_heads == self.n_heads else planes
-            return order_planes, planes if self.n_time_heads else 0
+            has_order, has_time = self.n_time_heads < self.n_heads, self.n_time_heads > 0
+            return planes * has_order, planes * has_time
         if self.fusion == "split_layer":
             n_layers = dimensions.n_layers
             n_time_layers = _count_by_time(ratio, n_layers, "layers", "n_layers")
@@ -411,26 +411,36 @@ class TimeOrderRotaryPosition(AngularPosition):
         return (soft > 0.5) + soft - soft.detach()  # hard: 0 or 1, with the gradient of soft
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Return by how much each plane of a head turns with order, and with time.
+        """Return how fast each plane turns with order, and how fast with time.
 
-        A plane is a pair of columns of a head that is rotated by one angle. Under ``fusion: early``
-        order and time share each plane, weighted by the gate g: (1 - g) w and g f.
+        A plane is a pair of columns of a head that is rotated by one angle. A frequency is 0 where
+        a plane turns by the other source only: the first planes (``split_dim``), heads
+        (``split_head``) or layers turn by order, the last ones by time. Under ``fusion: early`` the
+        gate g weights both: (1 - g) w and g f.
 
         Returns:
-            Radians per interaction and per ``time_unit``, [h or 1, planes] float64 each.
+            Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
         order, time = self.order()[None], self.clock()[None]
         if self.fusion == "early":
             share = self.time_share()
             order, time = (1 - share) * order, share * time
+
+        # zeros for the planes that the bank of order, or of time, has no frequency for
+        order = F.pad(order, (0, self.planes - order.size(-1)))
+        time = F.pad(time, (self.planes - time.size(-1), 0))
+        if self.fusion == "split_head":
+            head = torch.arange(self.n_heads, device=order.device)[:, None]
+            is_time_head = head >= self.n_heads - self.n_time_heads
+            order = order.masked_fill(is_time_head, 0.0)
+            time = time.masked_fill(~is_time_head, 0.0)
         return order, time
 
     def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
 
-        A plane is a pair of columns of a head. The planes of order and of time stand side by side
-        (``split_dim``), in different heads (``split_head``) or layers (``split_layer``), or the
-        angles of both are added in every plane (``early``, ``effective``).
+        A plane is a pair of columns of a head. Interaction i at time t_i turns it by i times the
+        frequency of order plus t_i times that of time, of which one may be 0.
 
         Args:
             batch: the m interactions, with times.
@@ -439,17 +449,8 @@ class TimeOrderRotaryPosition(AngularPosition):
             [m, h or 1, e / 2] float64 radians.
         """
         order_frequency, time_frequency = self.frequencies()
-        order = make_angles(batch.index.double(), order_frequency)
-        time = make_angles(self.time(batch), time_frequency)
-
-        # with no planes for one of both, as in a layer of ``split_layer``, cat leaves the other
-        has_both = order.size(-1) > 0 and time.size(-1) > 0
-        if self.fusion == "split_dim" or not has_both:
-            return torch.cat((order, time), -1)
-        if self.fusion == "split_head":
-            order = order.expand(-1, self.n_heads - self.n_time_heads, -1)
-            return torch.cat((order, time.expand(-1, self.n_time_heads, -1)), 1)
-        return order + time
+        by_order = make_angles(batch.index.double(), order_frequency)
+        return by_order + make_angles(self.time(batch), time_frequency)
 
     @torch.no_grad()
     def time_periods(self) -> Tensor | None:
@@ -461,17 +462,11 @@ class TimeOrderRotaryPosition(AngularPosition):
         Returns:
             [h, e / 2], infinite for planes that turn by order; None if all of them do.
         """
-        order_frequency, frequency = self.frequencies()
-        if not frequency.size(-1):
+        _, time_frequency = self.frequencies()
+        if not time_frequency.any():
             return None
-        # a frequency of 0 has an infinite period
-        if self.fusion == "split_dim":
-            frequency = torch.cat((torch.zeros_like(order_frequency), frequency), -1)
-        # the last heads are those of time
-        frequency = frequency.expand(self.n_heads, -1).clone()
-        if self.fusion == "split_head":
-            frequency[: self.n_heads - self.n_time_heads] = 0
-        return 2 * math.pi / frequency * SECONDS[self.time_unit]
+        periods = 2 * math.pi / time_frequency * SECONDS[self.time_unit]
+        return periods.expand(self.n_heads, -1)
 
 
 def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:

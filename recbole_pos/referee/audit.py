@@ -85,12 +85,11 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         for name, split in splits.items()
     }
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
-    facts = next(iter(counts.values()))
+    first_split = list(splits)[0]
 
     # Interactions of the same time have no order by themselves. If there are such targets, the
     # baselines are also tested with random orders, which shows how much depends on that. Every
     # order is read and counted again, so only the first split has several.
-    first_split = next(iter(splits))
     orders = {name: ["file"] for name in splits}
     if counts[first_split]["targets at a tie"]:
         orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
@@ -106,14 +105,16 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     }
 
     # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
-    built = next(iter(requests_by_split.values())).dataset
+    built = requests_by_split[first_split].dataset
     return Audit(
         name=str(built.dataset_name),
         num_interactions=len(built.log),
         num_users=built.user_num - 1,
         num_items=built.item_num - 1,
         num_targets={name: len(requests) for name, requests in requests_by_split.items()},
-        counts={fact: {name: counts[name][fact] for name in splits} for fact in facts},
+        counts={
+            fact: {name: counts[name][fact] for name in splits} for fact in counts[first_split]
+        },
         levels=levels,
     )
 
@@ -160,8 +161,7 @@ def _measure(
             user's past are ranked too, as they are for other models.
         eval_args: the split, and the order of interactions of the same time (``ties``).
     """
-    # The run needs a folder, which is deleted with this object.
-    home = TemporaryFolder()
+    home = TemporaryFolder()  # for the output of the run; it is deleted with this object
     given = {"mask_history": False, **options, "eval_args": dict(eval_args)}
     files = [os.fspath(file) for file in config_files]
     name = read_dataset_name(dataset)

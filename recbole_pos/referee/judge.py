@@ -76,9 +76,7 @@ class Judgement:
             total = len(self.ranks) if fault in (MISSING, SHORT) else self.num_rows
             if count > min_share * total:
                 # "rows of unknown items" becomes "3 of 900 rows of unknown items".
-                share = f"{count:,} of {total:,} {fault.partition(' ')[0]}"
-                rest = fault.partition(" ")[2]
-                sentences.append(f"{self.name}: {share} {rest}; {_EFFECTS[fault]}")
+                sentences.append(f"{self.name}: {count:,} of {total:,} {fault}; {_EFFECTS[fault]}")
         return sentences
 
     @property
@@ -143,7 +141,7 @@ def _require_same_split(predictions: Predictions, requests: Requests) -> None:
         predictions: the lists to be judged.
         requests: the requests of the split at hand.
     """
-    # From the column, or from the file of facts that lies beside the lists.
+    # The digest is in the column, or in the description of the split that lies beside the lists.
     digest = predictions.read_split_digest()
     protocol_file = Path(predictions.name).parent / PROTOCOL_FILE
     if digest is None and Path(predictions.name).is_file() and protocol_file.is_file():
@@ -200,7 +198,8 @@ def _judge_block(
         for a target that its list lacks.
         Kind of fault -> number of rows with it.
     """
-    # [rows] number of the request, id of the item, and a number by which the rows are sorted.
+    # For each row the number of the request (counted from the first chosen one), the id of the
+    # item, and a number by which the rows of a list are sorted, [rows] each.
     num_items = len(requests.item_names)
     targets = requests.target_ids[chosen]
     request, item, order = _read_block(predictions, requests, chosen)

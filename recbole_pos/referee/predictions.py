@@ -1,15 +1,13 @@
 """Lists of recommended items as any system has written them.
 
-In: a file (parquet, csv, tsv, TREC run, ranx json), a frame, or the dict of a ranx run. Out:
-:class:`Predictions`, whose rows are read in blocks and more than once, so that a file need not fit
-into memory. Only ranx json is read whole.
+In: a file (parquet, csv, tsv, TREC run) or a frame. Out: :class:`Predictions`, whose rows are read
+in blocks and more than once, so that a file need not fit into memory.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +74,10 @@ class Predictions:
             num_before += block.num_rows
 
     def read_split_digest(self) -> str | None:
-        """Return the digest in the first row's column ``split``; None without that column."""
+        """Return the digest in the first row's column ``split``; None without that column.
+
+        A digest is a hash of the split that the lists were made for.
+        """
         block = next(self._iterate_blocks(), None)
         if block is None or SPLIT_COLUMN not in block.schema.names or not block.num_rows:
             return None
@@ -104,7 +105,7 @@ class Predictions:
                 request with a list of items, the best first.
             num_before: number of rows in the blocks before this one, from which rows are counted.
         """
-        # Find the columns, which each library calls otherwise.
+        # Find the columns, for which each library has other names.
         request_column = self._require_column(block, REQUEST_COLUMNS)
         item_column = self._require_column(block, ITEM_COLUMNS)
         requests, items = block.column(request_column), block.column(item_column)
@@ -145,12 +146,16 @@ class Predictions:
         """Return [rows] float64 numbers, of which the lowest of a list belongs to its best item.
 
         They are the ranks; without ranks the negative scores; without both the numbers of the rows
-        in the file, of which ``num_before`` precede this block.
+        in the file.
+
+        Args:
+            block: rows of the file.
+            num_before: number of rows in the file before this block.
         """
-        for choices, sign in ((RANK_COLUMNS, 1.0), (SCORE_COLUMNS, -1.0)):
-            for name in choices:
-                if name in block.schema.names:
-                    return sign * self._convert_numbers(block.column(name), name, num_before)
+        for name in (*RANK_COLUMNS, *SCORE_COLUMNS):
+            if name in block.schema.names:
+                numbers = self._convert_numbers(block.column(name), name, num_before)
+                return numbers if name in RANK_COLUMNS else -numbers
         return np.arange(num_before, num_before + block.num_rows, dtype=float)
 
     def _convert_numbers(self, column: pa.Array, name: str, num_before: int) -> np.ndarray:
@@ -168,8 +173,8 @@ class Predictions:
             numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as error:
             raise UsageError(f"{self.name}: {name}: expected numbers; {error}") from error
-        # An empty cell has become NaN, by which nothing can be sorted.
-        if (is_missing := np.isnan(numbers)).any():
+        is_missing = np.isnan(numbers)  # NaN or an empty cell, by which nothing can be sorted
+        if is_missing.any():
             row = num_before + int(is_missing.argmax()) + 1
             raise UsageError(
                 f"{self.name}: {name}: row {row:,} is NaN or empty, and so are "
@@ -199,45 +204,32 @@ def open_predictions(source: Any) -> Predictions:
     A file is not read here but when rows are asked for, and from its beginning each time.
 
     Args:
-        source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
-            {request: {item: score}}.
+        source: a path; or a frame of pandas, polars, pyarrow or DuckDB.
 
     Raises:
         UsageError: if there is no such file, or the object is no frame.
     """
-    # Each gets a function that begins to read anew, since rows are read more than once.
+    # Predictions get a function that begins to read anew, since rows are read more than once.
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():
             raise UsageError(f"{path} is not a file of predictions, or is not there")
         return Predictions(str(path), lambda: _read_file(path))
-    if isinstance(source, Mapping):
-        return Predictions("predictions", lambda: _read_run(source))
     table = _convert_frame(source)
     return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks.
-
-    The suffix tells parquet and json; of any other file the first line tells whether it is a TREC
-    run, or csv or tsv with names of columns.
-    """
-    if path.suffix == ".parquet":
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(_BLOCK_ROWS)
-    elif path.suffix == ".json":
-        yield from _read_run(json.loads(path.read_bytes()))
-    else:
-        yield from _read_text(path)
-
-
-def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a text file in blocks: csv or tsv with names of columns, or a TREC run.
+    """Yield the rows of a file in blocks: parquet, csv or tsv with names of columns, or a TREC run.
 
     A TREC run has no names of columns, but lines such as ``ann Q0 item7 1 0.9 tag`` (request, Q0,
     item, rank, score, tag). It is recognised by six words of which the second is Q0.
     """
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as parquet_file:
+            yield from parquet_file.iter_batches(_BLOCK_ROWS)
+        return
+
     # Tell the format, the separator and the names of the columns from the first line.
     with open(path, encoding="utf-8-sig") as file:
         first_line = file.readline()
@@ -256,21 +248,6 @@ def _read_text(path: Path) -> Iterator[pa.RecordBatch]:
         # names stay as they are written: 007 is not 7
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
-
-
-def _read_run(run: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a ranx run, {request: {item: score}}, in one block.
-
-    ``{"ann": {"x": 2.0, "y": 1.0}}`` gives the rows (ann, x, 2.0) and (ann, y, 1.0).
-    """
-    if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
-        raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
-    rows = [
-        (str(q), str(item), score) for q, scores in run.items() for item, score in scores.items()
-    ]
-    requests, items, scores = zip(*rows, strict=True) if rows else ((), (), ())
-    columns = {"request": pa.array(requests, pa.string()), "item": pa.array(items, pa.string())}
-    yield pa.RecordBatch.from_pydict({**columns, "score": pa.array(scores, pa.float64())})
 
 
 def _convert_frame(frame: Any) -> pa.Table:

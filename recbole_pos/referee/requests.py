@@ -30,8 +30,8 @@ from recbole_pos.experiment.run import load_config
 from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
-# Reading a split needs the configuration of some model; this one learns nothing.
-READER = "SPop"
+# To read a split, RecBole needs the configuration of some model; this one learns nothing.
+_READING_MODEL = "SPop"
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
         sizes: [requests] elements of each, such as the items of its list.
         largest: elements of a range, about.
     """
-    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0
+    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0  # of a range
     bounds = [*np.flatnonzero(is_first).tolist(), len(sizes)]
     for first, end in itertools.pairwise(bounds):
         yield slice(first, end)
@@ -193,7 +193,7 @@ def read_split_data(
     config_files: Sequence[str | Path] = (),
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a dataset, read from its files and split.
+    """Read a dataset from its files and split it, for predictions of other systems.
 
     Args:
         data: a dataset, its name or its folder.
@@ -209,27 +209,37 @@ def read_split_data(
     files = [os.fspath(file) for file in config_files]
     # numbers stay as they are in the files; RecBole's defaults for ml-100k scale them
     options = {"normalize_all": False, **(options or {})}
-    return read_dataset(PosConfig(READER, name, files, options))
+    return read_dataset(PosConfig(_READING_MODEL, name, files, options))
 
 
 def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> Any:
-    """Return the dataset of a trained run, with the split of that run."""
+    """Return the dataset of a trained run, with the split of that run.
+
+    Args:
+        run_dir: folder of the run.
+        data_path: the folder that holds the folder of the dataset; where the run found it if None.
+    """
     options = {} if data_path is None else {"data_path": str(data_path)}
     return read_dataset(load_config(RunFolder(run_dir).require(), options))
 
 
 def read_plan_data(options: dict[str, Any]) -> Any:
-    """Return the dataset of a study, read and split.
-
-    A study trains several configurations, called its rows, on one dataset.
+    """Read and split the dataset on which a study compares several models.
 
     Args:
-        options: ``dataset``, ``config_files`` and the options that all rows share. Options of
-            models may be among them; they have no effect here, and are no error (not strict).
+        options: options that all models of the study share, with the name of the dataset
+            (``dataset``) and yaml files of further options (``config_files``). Those of the dataset
+            and its split are used; options of a model have no effect here.
+
+    Returns:
+        The dataset object of this package, with its split. No model is made.
     """
-    given = {key: value for key, value in options.items() if key != "model"}
-    name, files = given.pop("dataset"), list(given.pop("config_files", ()))
-    return read_dataset(PosConfig(READER, name, files, given, strict=False))
+    name, files = options["dataset"], list(options.get("config_files", ()))
+    not_options = ("model", "dataset", "config_files")
+    data_options = {key: value for key, value in options.items() if key not in not_options}
+    # not strict: an option that this model does not read is no error
+    config = PosConfig(_READING_MODEL, name, files, data_options, strict=False)
+    return read_dataset(config)
 
 
 def make_requests(dataset: Any, part: str = "test") -> Requests:

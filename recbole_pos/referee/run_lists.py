@@ -1,15 +1,12 @@
 """The lists of a trained run, written as files that this package and other tools read.
 
-In: the folder of a run. Out: parquet or csv with request, item and rank; a TREC run (.run, .trec),
-as trec_eval reads it; or a ranx run (.json). The metrics of the run are those of these lists.
+In: the folder of a run. Out: parquet or csv with request, item and rank; or a TREC run (.run,
+.trec), as trec_eval and ranx read it. The metrics of the run are those of these lists.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +18,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.referee.predictions import SPLIT_COLUMN
 from recbole_pos.referee.requests import make_requests
 
+_SUFFIXES = (".parquet", ".csv", ".run", ".trec")
 # Of RecBole's metrics, one that makes the evaluation keep the best items of each target.
 _KEEPS_ITEMS = "ItemCoverage"
 
@@ -39,7 +37,7 @@ def write_lists(
 
     Args:
         run_dir: the folder of a run.
-        file: path of a .parquet, .csv, .run, .trec or .json file.
+        file: path of a .parquet, .csv, .run or .trec file.
         k: items of a list.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
@@ -51,11 +49,19 @@ def write_lists(
         UsageError: if the suffix of the file is none of these.
     """
     file = Path(file)
-    write = _WRITERS.get(file.suffix)
-    if write is None:
-        raise UsageError(f"{file}: expected a name that ends in {', '.join(_WRITERS)}")
+    if file.suffix not in _SUFFIXES:
+        raise UsageError(f"{file}: expected a name that ends in {', '.join(_SUFFIXES)}")
     with atomic_write(file, text=file.suffix != ".parquet") as unfinished:
-        write(compute_lists(run_dir, k, part, data_path), unfinished)
+        lists = compute_lists(run_dir, k, part, data_path)
+        if file.suffix == ".parquet":
+            lists.to_parquet(unfinished, index=False)
+        elif file.suffix == ".csv":
+            lists.to_csv(unfinished, index=False)
+        else:
+            # A TREC run. Its readers sort by scores, so the first of K items has the score K.
+            for row in lists.itertuples():
+                score = k + 1 - row.rank
+                unfinished.write(f"{row.request} Q0 {row.item} {row.rank} {score} recbole-pos\n")
     return file
 
 
@@ -80,15 +86,15 @@ def compute_lists(
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
-    collector = experiment.trainer.eval_collector
     loader = experiment.loaders[part]
     loader._dataset.phase = "test"  # the evaluation keeps the targets of a test only
     experiment.trainer.evaluate(loader, load_best_model=False)
 
-    # Batches need not be in the order of the requests. EVENT is the row of each target in the log,
-    # and requests are sorted by that row; ITEMS are the best items [targets, k] by id.
-    order = np.argsort(collector.last.get(EVENT).cpu().numpy(), kind="stable")
-    items = collector.last.get(ITEMS).cpu().numpy()[order]
+    # What the evaluation has kept: the row of each target in the log, and the ids of the best
+    # items [targets, k]. Batches need not be in the order of the requests, which are sorted by row.
+    kept = experiment.trainer.eval_collector.last
+    target_rows, items = kept.get(EVENT).cpu().numpy(), kept.get(ITEMS).cpu().numpy()
+    items = items[np.argsort(target_rows, kind="stable")]
     num_lists, length = items.shape
     return pd.DataFrame(
         {
@@ -98,37 +104,3 @@ def compute_lists(
             SPLIT_COLUMN: requests.digest,
         }
     )
-
-
-def _write_trec(lists: pd.DataFrame, file: Any) -> None:
-    """Write a TREC run. Readers sort by scores, so the first of K items has the score K."""
-    best_score = int(lists["rank"].max())
-    for row in lists.itertuples():
-        file.write(
-            f"{row.request} Q0 {row.item} {row.rank} {best_score + 1 - row.rank} recbole-pos\n"
-        )
-
-
-def _write_ranx(lists: pd.DataFrame, file: Any) -> None:
-    """Write a ranx run, {request: {item: score}}; the first of K items has the score K.
-
-    Args:
-        lists: a row for each request and item, with columns request, item and rank (from 1).
-        file: an open file for text.
-    """
-    scores = lists.assign(score=(lists["rank"].max() + 1 - lists["rank"]).astype(float))
-    run = {
-        str(request): dict(zip(rows["item"], rows["score"], strict=True))
-        for request, rows in scores.groupby("request", sort=False)
-    }
-    json.dump(run, file)
-
-
-# Suffix of a file -> function that writes lists into it.
-_WRITERS: dict[str, Callable[[pd.DataFrame, Any], None]] = {
-    ".parquet": lambda lists, file: lists.to_parquet(file, index=False),
-    ".csv": lambda lists, file: lists.to_csv(file, index=False),
-    ".run": _write_trec,
-    ".trec": _write_trec,
-    ".json": _write_ranx,
-}

@@ -76,9 +76,11 @@ class DataSplit:
         (the history before each held-out item) and, in a file of their own, the held-out items; and
         a description of the split for programs (json) and people (README.md).
         """
+        # A split may leave no targets for validation.
         num_targets = self.dataset.split.summary["targets"]
         all_requests = [make_requests(self.dataset, part) for part in PARTS if num_targets[part]]
         protocols = [requests.protocol for requests in all_requests]
+
         # The folder gets its name only when all files are complete.
         with replace_folder(folder, keep=lambda path: False) as unfinished:
             for part in PHASES:
@@ -158,7 +160,7 @@ def _name_values(dataset: Any, field: str, rows: np.ndarray) -> pa.Array:
         [n] names, lists of names, numbers or lists of numbers; null for a missing one.
     """
     values = dataset.log.fields[field].numpy()[rows]
-    tokens = dataset.field2id_token.get(field)
+    tokens = dataset.field2id_token.get(field)  # names by id; None for a field of numbers
     if field == dataset.time_field:
         return _convert_times(dataset, values)
     if values.ndim == 2 and tokens is not None:  # lists of ids, which 0 pads

@@ -133,8 +133,8 @@ def score(
         (['ndcg@1', 'hit@1', 'mrr@1'], 0)
 
     Args:
-        predictions: a file, a frame or the dict of a ranx run; or a list of them, which are seeds
-            of one system. Formats are those of :mod:`recbole_pos.referee.predictions`.
+        predictions: a file or a frame; or a list of them, which are seeds of one system. Formats
+            are those of :mod:`recbole_pos.referee.predictions`.
         data: a dataset, its name or its folder; the dataset of the first run if None.
         config_files: yaml files of options, later ones winning.
         runs: folders of runs to compare with; the first is the reference.
