@@ -21,11 +21,10 @@ import matplotlib
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
+from page_parts import RESULTS, make_table, write_pages
 
 from recbole_pos.study.result_tables import format_metric
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
 CLAIMS = RESULTS / "claims.yaml"
 METRIC = "ndcg@10"  # of a claim that names none
 DEMONSTRATIONS = "demonstrations"  # the key of differences on generated data
@@ -247,9 +246,7 @@ def tabulate(papers: Mapping[str, Sequence[Test]], part: str) -> str:
             else:
                 lines.append([claim, data, _describe_effects(test.effects), here, test.verdict])
 
-    rule = f"|---|---|{'---:|' * (len(head) - 3)}---|\n"
-    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
-    return first + rule + "".join(others)
+    return make_table(head, lines, "llrl" if is_generated else "llrrl")
 
 
 def belongs_to(test: Test, part: str) -> bool:
@@ -336,16 +333,6 @@ def _draw_test(axis: Any, place: int, test: Test) -> None:
     )
 
 
-def fill(text: str, papers: Mapping[str, Sequence[Test]]) -> str:
-    """Return the text of a page with the tables between its marks made again.
-
-    Args:
-        text: the page, in markdown.
-        papers: paper -> tests of its claims.
-    """
-    return _TABLE.sub(lambda match: f"{match[1]}{tabulate(papers, match[2])}{match[4]}", text)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tables of claims and the picture; with ``--check`` nothing is written.
 
@@ -360,14 +347,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     page = RESULTS / "README.md"
     papers = read_claims(CLAIMS, RESULTS)
-    before = page.read_text("utf-8")
-    after = fill(before, papers)
-    if args.check:
-        print(f"{page}: {'differs' if after != before else 'as it should be'}")
-        return int(after != before)
-    page.write_text(after, encoding="utf-8")
-    draw(papers, RESULTS / "claims.png")
-    return 0
+    if not args.check:
+        draw(papers, RESULTS / "claims.png")
+    text = _TABLE.sub(
+        lambda match: f"{match[1]}{tabulate(papers, match[2])}{match[4]}", page.read_text("utf-8")
+    )
+    return write_pages({page: text}, args.check)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from page_parts import ROOT, make_table, write_pages
+
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.experiment.build import read_dataset
 from recbole_pos.public.described import read_public_datasets
 from recbole_pos.yaml_files import read_yaml
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "datasets.md"
+PAGE = ROOT / "docs" / "datasets.md"
 SHIPPED = "ml-100k"  # in RecBole's wheel
 _TABLE = re.compile(r"(?<=<!-- begin datasets -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _HEAD = ["dataset", "users", "items", "interactions", "a user", "ties", "repeats", "cold"]
@@ -67,8 +69,7 @@ def tabulate(folder: Path) -> str:
             continue
         numbers = [f"{counts[kind]:,}" for kind in ("users", "items", "events")]
         lines.append([name, *numbers, f"{counts['events'] / counts['users']:.0f}", *shares])
-    head = f"| {' | '.join(_HEAD)} |\n|---|{'---:|' * (len(_HEAD) - 1)}\n"
-    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return make_table(_HEAD, lines, "lrrrrrrr")
 
 
 def main() -> int:
@@ -76,8 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the table of public datasets.")
     parser.add_argument("folder", type=Path, help="where datasets lie")
     table = tabulate(parser.parse_args().folder)
-    PAGE.write_text(_TABLE.sub(lambda _: table, PAGE.read_text("utf-8")), encoding="utf-8")
-    return 0
+    return write_pages({PAGE: _TABLE.sub(lambda _: table, PAGE.read_text("utf-8"))}, False)
 
 
 if __name__ == "__main__":

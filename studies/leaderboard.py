@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
+from page_parts import RESULTS, STUDIES, make_table, write_pages
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS, STUDIES = ROOT / "results", ROOT / "studies"
 BOARDS = RESULTS / "leaderboard.yaml"
 CUTOFF = 10  # of both metrics
 _HEAD = ["model", "NDCG@10", "HR@10", "published: NDCG@10, HR@10", "seeds", "tuning"]
@@ -149,25 +148,7 @@ def tabulate(groups: list[Mapping[str, Any]], results: Path) -> str:
         lines.append([f"**{group['protocol']}**"])
         entries = [read_line(entry, group, results) for entry in group["models"]]
         lines += [line.cells() for line in sorted(entries, key=Line.sort_key)]
-    head = f"| {' | '.join(_HEAD)} |\n|---|{'---:|' * (len(_HEAD) - 2)}---|\n"
-    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def fill(text: str, boards: Mapping[str, Any], results: Path) -> str:
-    """Return the text of a page with the leaderboards between its marks made again.
-
-    Args:
-        text: the page, in markdown.
-        boards: name of a leaderboard -> its protocols, as in the yaml.
-        results: folder of results.
-    """
-
-    def make(match: re.Match) -> str:
-        """Return the marks of a leaderboard, with the leaderboard made again between them."""
-        begin, name, _, end = match.groups()
-        return f"{begin}{tabulate(boards[name], results)}{end}"
-
-    return _BOARD.sub(make, text)
+    return make_table(_HEAD, lines, "lrrrrl")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,13 +164,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
     args = parser.parse_args(arguments)
     page = RESULTS / "README.md"
-    before = page.read_text("utf-8")
-    after = fill(before, yaml.safe_load(BOARDS.read_text("utf-8")), RESULTS)
-    if args.check:
-        print(f"{page}: {'differs' if after != before else 'as it should be'}")
-        return int(after != before)
-    page.write_text(after, encoding="utf-8")
-    return 0
+    boards = yaml.safe_load(BOARDS.read_text("utf-8"))  # name of a leaderboard -> its protocols
+    text = _BOARD.sub(
+        lambda match: f"{match[1]}{tabulate(boards[match[2]], RESULTS)}{match[4]}",
+        page.read_text("utf-8"),
+    )
+    return write_pages({page: text}, args.check)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+from page_parts import RESULTS, ROOT, STUDIES, make_table, write_pages
 
 import recbole_pos
 from recbole_pos.study.plan import list_fits
@@ -35,9 +36,7 @@ from recbole_pos.study.results import collect_results
 from recbole_pos.study.study_file import read_plan
 from recbole_pos.study.study_folder import StudyFolder
 
-ROOT = Path(__file__).resolve().parent.parent
-STUDIES, RESULTS, RUNS = ROOT / "studies", ROOT / "results", ROOT / "results" / "runs"
-TABLES = RESULTS / "tables"
+RUNS, TABLES = RESULTS / "runs", RESULTS / "tables"
 _TABLE = re.compile(r"(<!-- begin (\S+) :: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 # Row of a configuration none of whose runs is done.
 _NOT_RUN = re.compile(r"^\| (.+?) \| 0 of \d+ \|.*\n", re.MULTILINE)
@@ -229,10 +228,8 @@ def _tabulate_trials(searches: pd.DataFrame) -> str:
         searches: a row for each trial; those without a metric are left out.
     """
     best = searches.dropna(subset="value").sort_values(["row", "value"], ascending=[True, False])
-    lines = ["| configuration | trial | validation |", "| --- | --- | ---: |"]
-    for trial in best.itertuples():
-        lines.append(f"| {trial.row} | {trial.options} | {trial.value:.4f} |")
-    return "\n".join(lines) + "\n"
+    lines = [(trial.row, trial.options, f"{trial.value:.4f}") for trial in best.itertuples()]
+    return make_table(["configuration", "trial", "validation"], lines, "llr")
 
 
 def _read_cells(table: str) -> list[list[str]]:
@@ -278,19 +275,7 @@ def shorten(title: str, tables: dict[str, str]) -> str:
         difference = [differences.get(row[0], "")] * len(difference_names)
         lines.append([*row[:2], *(row[i] for i in columns), *difference])
     not_run = tables[title].rpartition("|\n")[2]
-    return make_table(head, lines) + not_run
-
-
-def make_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in markdown, with names in the first column and numbers in the others.
-
-    Args:
-        head: texts of the header.
-        lines: texts of the cells of each row.
-    """
-    rule = f"|---|{'---:|' * (len(head) - 1)}\n"
-    first, *others = (f"| {' | '.join(line)} |\n" for line in [head, *lines])
-    return first + rule + "".join(others)
+    return make_table(head, lines, "l" + "r" * (len(head) - 1)) + not_run
 
 
 def _describe_conditions(runs: pd.DataFrame, data: Mapping[str, Any], command: list[str]) -> str:
@@ -328,7 +313,7 @@ def fill_page(path: Path, studies: Studies) -> str:
         KeyError: for a title that the study does not have.
     """
 
-    def make_table(match: re.Match) -> str:
+    def make_again(match: re.Match) -> str:
         """Return the marks of a table, with the table made again between them."""
         begin, name, title, _, end = match.groups()
         study = studies.tables(name)
@@ -339,7 +324,7 @@ def fill_page(path: Path, studies: Studies) -> str:
             raise KeyError(f"{path.name}: {name} has no table {title!r}; there are {titles}")
         return f"{begin}{shorten(title, study.tables)}{end}"
 
-    return _TABLE.sub(make_table, path.read_text("utf-8"))
+    return _TABLE.sub(make_again, path.read_text("utf-8"))
 
 
 def list_packed() -> list[str]:
@@ -376,17 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 texts |= {TABLES / f"{name}.md": study.page, TABLES / f"{name}.csv": study.csv}
 
-    changed = {
-        path: text
-        for path, text in texts.items()
-        if not path.is_file() or path.read_text("utf-8") != text
-    }
-    for path, text in changed.items():
-        print(f"{path}: {'differs' if args.check else 'written'}")
-        if not args.check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    return int(args.check and bool(changed))
+    return write_pages(texts, args.check)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def train(data: Path, run_dir: Path, model: str = "FPARec", **options: Any) -> P
 def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """``studies/NAME.py``, under the name by which others there import it."""
     path = SCRIPT.parent / "studies" / f"{name}.py"
+    monkeypatch.syspath_prepend(str(SCRIPT.parent / "studies"))  # page_parts.py
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -147,13 +145,6 @@ def test_claims_follow_from_the_tables(
     assert "Pop helps" not in claims.tabulate(papers, "other data")
 
 
-def test_claims_of_this_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    claims = load_script("claims", monkeypatch)
-    assert claims.main(["--check"]) == 0, "python studies/claims.py"
-    claims.draw(claims.read_claims(claims.CLAIMS, claims.RESULTS), tmp_path / "claims.png")
-    assert (tmp_path / "claims.png").stat().st_size > 50_000
-
-
 def test_leaderboards_follow_from_the_kept_runs(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,8 +169,13 @@ def test_leaderboards_follow_from_the_kept_runs(
         board.read_line({"model": "x", "row": "Never"}, group, results)
 
 
-def test_leaderboards_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = load_script("leaderboard", monkeypatch)
+def test_claims_and_leaderboards_of_this_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claims, board = (load_script(name, monkeypatch) for name in ("claims", "leaderboard"))
+    assert claims.main(["--check"]) == 0, "python studies/claims.py"
+    claims.draw(claims.read_claims(claims.CLAIMS, claims.RESULTS), tmp_path / "claims.png")
+    assert (tmp_path / "claims.png").stat().st_size > 50_000
     assert board.main(["--check"]) == 0, "python studies/leaderboard.py"
 
 
@@ -259,21 +255,3 @@ def test_every_row_of_a_study_can_be_configured(
         assert len({str(one[key]) for one in learn}) == 1, f"{key} differs between rows"
     commands = re.findall(r"^#   recbole-pos compare (.*)$", Path(study).read_text(), re.M)
     assert commands and all(shlex.split(command)[0] == study for command in commands)
-
-
-def test_the_rhythm_of_the_generated_logs(tmp_path: Path) -> None:
-    """The item of one period ago comes back far more often than that of the event before."""
-    script = ROOT / "studies" / "to_rope" / "make_rhythm.py"
-    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
-    for name, slot, period in (("weekly", 6 * 3600, 28), ("bursts", 300, 12)):
-        log = pd.read_csv(tmp_path / name / f"{name}.inter", sep="\t")
-        log.columns = [column.partition(":")[0] for column in log.columns]
-        ends = log.groupby("user_id")["timestamp"].transform("max")
-        log["slot"] = (log["timestamp"] - 1_600_000_000) // slot
-        recent = log[ends - log["timestamp"] < 3 * period * slot]
-        again = recent.assign(slot=recent["slot"] + period)
-        pairs = recent.merge(again, on=["user_id", "slot"], suffixes=("", "_before"))
-        assert len(pairs) > 5000
-        same = pairs["item_id"] == pairs["item_id_before"]
-        assert same.mean() > (0.99 if name == "weekly" else 0.5)
-        assert (log["item_id"] == log.groupby("user_id")["item_id"].shift()).mean() < 0.05

@@ -15,20 +15,8 @@ from matplotlib.text import Text
 from recbole_pos.errors import UsageError
 from recbole_pos.inspect.attention import draw_attention
 from recbole_pos.inspect.pictures import new_figure, write
-from recbole_pos.tuning.trials import Trial, draw_curves
 
-METRIC = "giniindex@10"
 LONG = "A$Model^$Name_of_its_own (learned, to_rope, kernel) on " + "somebodys^data_" * 8
-
-
-def draw_search(name: str, file: Path) -> None:
-    """Draw five trials of a search whose metric is better where lower."""
-    trials = []
-    for n, state in enumerate(("finished", "finished", "stopped", "failed", "finished")):
-        curve = {epoch: (0.1 + n / 50) * (1 - abs(epoch - 3) / 9) for epoch in range(1, 6)}
-        best = max(curve, key=curve.get)
-        trials.append(Trial(n, {}, state, score=curve[best], best_epoch=best, curve=curve))
-    draw_curves(trials, trials[0], METRIC, "min", name, file)
 
 
 @pytest.fixture
@@ -51,14 +39,10 @@ def ticks(axis: Axis) -> list[Text]:
     return [label for label in labels if label.get_visible() and label.get_text()]
 
 
-@pytest.mark.parametrize("picture", ["attention", "search"])
-def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path, picture: str) -> None:
-    """With long names, of four layers or five trials: nothing is cut, no ticks overlap."""
-    if picture == "attention":
-        weights = [np.tril(np.random.default_rng(0).random((2, 30, 30)))] * 4
-        draw_attention(weights, (LONG, "what is shown"), tmp_path / "picture.png")
-    else:
-        draw_search(LONG, tmp_path / "picture.png")
+def test_a_picture_can_be_read(figures: dict[str, Figure], tmp_path: Path) -> None:
+    """With long names, of four layers: nothing is cut, no ticks overlap."""
+    weights = [np.tril(np.random.default_rng(0).random((2, 30, 30)))] * 4
+    draw_attention(weights, (LONG, "what is shown"), tmp_path / "picture.png")
     assert figures
     for figure in figures.values():
         width, height = figure.get_size_inches()

@@ -350,7 +350,7 @@ def test_predictions_are_rows_of_a_study(
         "rows": {
             "Pop": {"model": "Pop"},
             "A": {"predictions": str(file)},
-            "B": {"predictions": {7: str(file), 8: str(file)}, "of": "test"},
+            "B": {"predictions": {7: str(file), 8: str(file)}},
         },
         "seeds": 2,
     }

@@ -21,10 +21,9 @@ from recbole_pos.errors import UsageError
 from recbole_pos.referee.audit import audit, count_facts
 from recbole_pos.referee.requests import make_requests
 from recbole_pos.referee.split_folder import split
-from recbole_pos.study.paper_files import render_latex
 from recbole_pos.study.power import PairNoise
 from recbole_pos.study.rendered_table import Cell, RenderedTable
-from recbole_pos.study.statistics import compute_gains, estimate_difference
+from recbole_pos.study.statistics import SeedNoise, compute_gains, estimate_difference
 
 DOCS = Path(__file__).parent.parent / "docs" / "referee.md"
 
@@ -42,7 +41,6 @@ def test_a_plan_says_what_the_study_then_finds() -> None:
     noise = PairNoise.from_values(row, reference)
     estimate = estimate_difference(row, reference)
     assert noise.predict_detectable(3) == pytest.approx(estimate.detectable, rel=1e-9)
-    assert math.isnan(noise.predict_detectable(1))
     values = [noise.predict_detectable(number) for number in range(2, 11)]
     assert values == sorted(values, reverse=True)
     wanted = values[5] * 1.0001  # of 7 seeds
@@ -59,6 +57,21 @@ def test_a_plan_says_what_the_study_then_finds() -> None:
     assert np.median(planned) == pytest.approx(np.median(found), rel=0.15)
     own = PairNoise.from_values(reference, reference)
     assert own.difference == 0 and own.predict_detectable(3) < noise.predict_detectable(3)
+
+
+def test_a_plan_of_one_seed_takes_the_noise_of_the_runs_that_exist() -> None:
+    """On average it says what a study of one seed beside these runs then has."""
+    planned, found = [], []
+    for number in range(40):
+        row, reference = simulate(number, 5)
+        pilots = row[:4], reference[:4]
+        planned.append(PairNoise.from_values(*pilots).predict_detectable(1))
+        sides = row[4:], reference[4:]
+        found.append(estimate_difference(*sides, SeedNoise.pool(pilots)).detectable)
+    assert np.median(planned) == pytest.approx(np.median(found), rel=0.15)
+    still = np.ones((2, 5)) * np.arange(5.0)  # a model without any chance, such as Pop
+    pair = PairNoise.from_values(still, still[:, ::-1])
+    assert pair.predict_detectable(1) == pytest.approx(pair.predict_detectable(9))
 
 
 def test_plan_and_latex_of_a_study(
@@ -89,6 +102,7 @@ def test_plan_and_latex_of_a_study(
     assert recbole_pos.compare(study, run_dir=folder, plan=True, difference=0.01) is None
     out = capsys.readouterr().out
     assert "Minimum detectable difference from F_1" in out and "needed for 0.01" in out
+    assert re.search(r"1† +│ +0\.\d{4}", out)
     with pytest.raises(UsageError, match="--rows 'F_1' --seeds 2"):
         recbole_pos.compare(study, run_dir=folder, plan=True, seeds=1)
 
@@ -96,7 +110,7 @@ def test_plan_and_latex_of_a_study(
 def test_latex_prints_every_sign() -> None:
     line = (Cell("[x]*"), Cell("0.1 ± 0.2", "p < 0.001†", bold=True))
     table = RenderedTable("A_B", ("a & b", "50%"), (line, line), ("~ ^ \\ {x} # $",))
-    text = render_latex(table)
+    text = table.latex()
     assert r"\begin{tabular}{lr}" in text and r"a \& b & 50\% \\" in text
     cell = r"\textbf{0.1 $\pm$ 0.2} {\scriptsize p $<$ 0.001$\dagger$}"
     assert text.count(f"{{[x]*}} & {cell} \\\\") == 2

@@ -122,34 +122,17 @@ def test_other_data_or_options_know_nothing(made: dict, tmp_path: Path, capsys) 
         assert f"{known} of its 6 runs are of this study" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "restored"),
-    [
-        ({"rows": {**ROWS, "NoPE": {"position": ["rope"]}}}, 2),
-        ({"search": {"learning_rate": [1e-3, 1e-2, 1e-1]}}, 4),
-    ],
-    ids=["another row", "more trials"],
-)
-def test_a_report_trains_nothing(made: dict, tmp_path: Path, change: dict, restored: int) -> None:
+def test_a_report_trains_nothing(made: dict, tmp_path: Path) -> None:
     """What another row was trained for is not taken; with more trials nothing is chosen yet."""
-    what = {**made["what"], **change}
-    runs, _ = compare(what, run_dir=tmp_path / "s", known=(made["pack"],), report=True)
-    assert list(runs["row"]) == ["Pop", "Pop"]
-    assert len(list((tmp_path / "s").glob("runs/*"))) == restored
-
-
-def test_attaching_to_a_run_without_weights_fails(made: dict, tmp_path: Path) -> None:
-    """Not even where a checkpoint lies that was not finished: it is not one of the known run."""
-    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
-    for run in (there / "runs").iterdir():
-        (run / "checkpoint.pt").touch()
-    attach = {"attach": {"to": "NoPE", "schemes": ["kernel"]}}
-    what = {**made["what"], "rows": {**ROWS, "kernel": attach}}
-    runs, _ = compare(what, run_dir=there, known=(made["pack"],))
-    runs = runs.set_index("row")
-    assert list(runs.loc["NoPE", "status"]) == ["done"] * 2
-    assert set(runs.loc["kernel", "status"]) == {"failed"}
-    assert "--known" in runs.loc["kernel", "reason"].iloc[0]
+    changes = {
+        "another row": ({"rows": {**ROWS, "NoPE": {"position": ["rope"]}}}, 2),
+        "more trials": ({"search": {"learning_rate": [1e-3, 1e-2, 1e-1]}}, 4),
+    }
+    for name, (change, restored) in changes.items():
+        what, folder = {**made["what"], **change}, tmp_path / name
+        runs, _ = compare(what, run_dir=folder, known=(made["pack"],), report=True)
+        assert list(runs["row"]) == ["Pop", "Pop"]
+        assert len(list(folder.glob("runs/*"))) == restored
 
 
 def test_a_dry_run_counts_what_is_there_and_writes_nothing(
@@ -161,7 +144,7 @@ def test_a_dry_run_counts_what_is_there_and_writes_nothing(
     before = content(folder)
     compare(made["what"], run_dir=folder, dry_run=True, verbose=True)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 configurations, 2 seeds, 5 runs" in printed and "4 of 5 runs are finished" in printed
+    assert "2 configurations, 2 seeds, 6 runs" in printed and "5 of 6 runs are finished" in printed
     assert content(folder) == before
 
 
@@ -170,7 +153,11 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     longer = {**what, "base": {**what["base"], "epochs": 3}}
     runs = list(made["there"].glob("runs/*"))[:2]
+    (damaged := tmp_path.parent / "damaged").mkdir()
+    (damaged / "study.json").write_text("[1]")
     for message, one, given in (
+        ("study.json is damaged", damaged, {"report": True}),
+        ("--known: .* is not a folder of `compare --pack`", what, {"known": (made["file"],)}),
         ("'tinny'", what, {"dataset": "tinny", "run_dir": "a"}),
         ("--report: .* no finished run", longer, {"run_dir": here, "report": True}),
         ("compare: known: not read", runs, {"known": (made["pack"],)}),
@@ -179,11 +166,3 @@ def test_arguments_that_do_not_fit_leave_no_folder(made: dict, tmp_path: Path, m
         with pytest.raises(UsageError, match=message):
             compare(one, **given)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_damaged_file_or_pack_is_named(made: dict, tmp_path: Path, refused) -> None:
-    there = Path(shutil.copytree(made["there"], tmp_path / "there"))
-    (there / "study.json").write_text("[1]")
-    refused(["compare", there, "--report"], "study.json is damaged")
-    for path in (made["file"], tmp_path / "nowhere"):
-        refused(["compare", made["file"], "--known", path, "--run_dir", tmp_path / "s"], "--known")

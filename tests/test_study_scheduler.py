@@ -21,7 +21,6 @@ from recbole_pos.study.result_tables import make_search_table
 from recbole_pos.study.results import collect_results
 from recbole_pos.study.scheduler import Scheduler
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
-from recbole_pos.study.study_report import describe_protocol
 from recbole_pos.yaml_files import read_yaml
 
 GRID = {"learning_rate": [0.01, 0.001]}
@@ -61,7 +60,7 @@ def test_a_report_has_no_run_of_the_options_before(
     assert train(Scheduler(other, folder, ("Learned",))) == ["Learned, seed 2020"]
     assert done(other, folder) == [("NoPE", 2020), ("Learned", 2020)]
     assert train(Scheduler(first, folder)) == [] and len(done(first, folder)) == 2
-    assert pack(first, folder, tmp_path / "all") == 2
+    assert pack(first, folder, tmp_path / "all", {}) == 2
 
 
 def test_ctrl_c_says_how_to_resume_a_study(tiny: Path, tmp_path: Path, monkeypatch) -> None:
@@ -169,8 +168,7 @@ def test_the_mean_chooses_and_only_what_is_left_is_trained(
     results = collect_results(made, folder)
     assert list(results.searches["value"]) == pytest.approx([0.2, 0.225])
     assert "the mean of 2 seeds" in make_search_table(results).notes[0]
-    assert "2 trials each (seeds: 2020 and 2021), chosen" in " ".join(describe_protocol(results))
-    pack(made, folder, tmp_path / "study")
+    pack(made, folder, tmp_path / "study", {})
     packs = [PackedStudy(tmp_path / "study")]
     known = Scheduler(made, StudyFolder(tmp_path / "known"), (), packs)
     known.record_finished()
@@ -190,7 +188,7 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
 ) -> None:
     one, made = searched(tiny, search_seeds=1), searched(tiny)
     train(Scheduler(one, folder))
-    pack(one, folder, tmp_path / "one")
+    pack(one, folder, tmp_path / "one", {})
     there = StudyFolder(tmp_path / "there")
     scheduler = Scheduler(made, there, (), [PackedStudy(tmp_path / "one")])
     scheduler.record_finished()
@@ -198,20 +196,3 @@ def test_nothing_is_chosen_before_all_seeds_are_through(
     assert chosen(made, there) == {}
     assert scheduler.status["NoPE, seed 2020"] == FAILED
     assert collect_results(made, there).searches["value"].isna().all()
-
-
-def test_progress_says_what_is_waited_for(tiny: Path, tmp_path: Path, monkeypatch) -> None:
-    """After a minute in which no process has begun a run; its configuration is written first."""
-    now = 1000.0
-    monkeypatch.setattr("recbole_pos.study.dispatcher.time.monotonic", lambda: now)
-    scheduler = Scheduler(plan(tiny, seeds=1), StudyFolder(tmp_path))
-    active = ActiveRuns(scheduler, CompareArguments(), Reporter(False), set())
-    first, second = scheduler.next_job(), scheduler.next_job()
-    assert first is not None and second is not None
-    active.running = {"a": (first, now - 70), "b": (second, now - 20)}
-    overview, *lines = active.describe_progress()
-    assert overview.endswith("2 running, 1 of them waiting for their process")
-    assert "waits for its" in lines[0] and "waits" not in lines[1]
-    scheduler.folder.run(first.digest).path.mkdir(parents=True)
-    scheduler.folder.run(first.digest).write_config({})
-    assert not any("wait" in line for line in active.describe_progress())

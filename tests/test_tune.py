@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_log, write_atomic
-from own_models import GRU
 from spy import notes
 
 import recbole_pos
@@ -28,7 +27,7 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.runs.worker import Resources, explain_failure, train_run
 from recbole_pos.tuning import SearchResult
 from recbole_pos.tuning import tune as search
-from recbole_pos.tuning.search_plan import SearchFacts, plan_search, resume_search
+from recbole_pos.tuning.search_plan import plan_search, resume_search
 from recbole_pos.tuning.space import parse_space
 from recbole_pos.tuning.trials import BEST, Trial, TrialSearch, TrialTable
 
@@ -63,10 +62,8 @@ def found(
 
 
 def test_the_folder_is_complete(found: Any) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     made, folder = found[0], found[0].folder
-    assert {"trials.csv", "test.json", "best.yaml", "best", "curves.png"} <= {*os.listdir(folder)}
+    assert {"trials.csv", "test.json", "best.yaml", "best"} <= {*os.listdir(folder)}
     table = pd.read_csv(folder / "trials.csv", float_precision="round_trip")
     assert list(table["trial"]) == [0, 1, 2, 3]
     assert set(table["state"]) == {"finished"} and set(table["epochs"]) == {2}
@@ -79,9 +76,7 @@ def test_the_folder_is_complete(found: Any) -> None:
     assert made.best.best_epoch == read(folder, "best/result.json")["best_epoch"]
     written = read(folder, "test.json")
     assert written["trial"] == made.best.number and written["test"] == made.test
-    board = EventAccumulator(str(next((folder / "trials").glob("trial_*"))))
-    board.Reload()
-    assert len(board.Scalars("ray/tune/valid")) == 2
+    assert list((folder / "trials").glob("trial_*/events.out.tfevents.*"))  # for TensorBoard
 
 
 def test_best_yaml_runs_as_it_is_and_repeats_the_trial(
@@ -133,7 +128,7 @@ def test_a_search_is_extended(cluster: Path, found: Any, tmp_path: Path, capsys)
     assert (folder / "trials.csv").read_text().splitlines()[1] == lines[1]  # not trained again
     after, expected = read(folder, "test.json"), read(whole, "test.json")
     assert (after["trial"], after["test"]) == (expected["trial"], expected["test"])
-    earlier = [one["test"] for one in after.get("earlier", [])]
+    earlier = [one["test"] for one in after["earlier"]]
     assert earlier == ([before["test"]] if after["trial"] else [])
 
 
@@ -203,7 +198,8 @@ def test_a_lost_trial_is_trained_after_the_search_has_moved(
     refused(resume, "item_vectors")
     resume.append(f"--item_vectors={moved / 'v.npy'}")
     refused([*resume, "--init_from=x"], "leave out 'init_from'")
-    refused([*resume, "--cpus_per_trial=64"], "--cpus_per_trial")
+    refused([*resume, "--metric=mrr@10"], "--max_concurrent", "leave out 'metric'")
+    refused([*resume, "--epochs=1"], "leave out 'epochs'")
     before = len(notes(cluster))
     assert main(resume) == 0
     assert [n for _, what, n in notes(cluster)[before:] if what == "epoch"] == [0, 1]
@@ -227,8 +223,6 @@ def test_what_is_hopeless_is_stopped_and_what_is_wrong_is_marked(
     assert [trial.epochs for trial in made.trials] == [0, 9, 0, 3]
     assert "over 16 heads" in made.trials[0].reason
     assert made.best.number == 1 and list(made.best.curve) == list(range(9))
-    reasons = pd.read_csv(made.folder / "trials.csv")["reason"]
-    assert list(reasons.notna()) == [True, False, True, False]
 
 
 def test_a_full_disk_is_one_line(
@@ -247,16 +241,14 @@ def test_a_full_disk_is_one_line(
 def test_wrong_input_leaves_nothing_behind(
     cluster: Path, tiny: Path, tmp_path: Path, monkeypatch, refused
 ) -> None:
-    (tmp_path / "space.yaml").write_text("epochs: 1\nlearing_rate: {uniform: [0, 1]}\n")
     monkeypatch.chdir(tmp_path)
     arguments = ["tune", "-m", "FPARec", "-d", "tiny", f"--data_path={tiny}"]
     for more, message in (
-        ([f"--space={tmp_path / 'space.yaml'}"], "space.yaml, line 2: unknown key 'learing_rate'"),
         (["--eval_args={split: {LS: test_only}}"], "no validation targets"),
         (["--resume=nowhere"], "nowhere is not the folder of a search"),
     ):
         refused([*arguments, "--run_dir=made/for/it", *more], message)
-        assert os.listdir(tmp_path) == ["space.yaml"]
+        assert not os.listdir(tmp_path)
 
 
 def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path) -> None:
@@ -272,16 +264,6 @@ def test_folders_that_are_taken_or_differ(found: Any, tiny: Path, tmp_path: Path
         file.write("4,finished,high\n")
     with pytest.raises(UsageError, match="trials.csv: the row of trial 4 is damaged"):
         search(resume=tmp_path)
-
-
-def test_a_resumed_search_takes_nothing_that_changes_it(tmp_path: Path) -> None:
-    """And names what it does take."""
-    facts = SearchFacts({}, {}, 1, "random", 0, "none", 5)
-    (tmp_path / "search.json").write_text(json.dumps(asdict(facts)))
-    with pytest.raises(UsageError, match="--max_concurrent.*--data_path.*leave out 'metric'"):
-        search(resume=tmp_path, metric="mrr@10")
-    with pytest.raises(UsageError, match="leave out 'epochs'"):
-        search(resume=tmp_path, config_dict={"epochs": 1})
 
 
 # without Ray processes
@@ -350,14 +332,10 @@ def test_a_table_is_safe_to_open_and_read_as_it_was(tmp_path: Path) -> None:
     assert TrialTable(table.file, space, "ndcg@10", "max").trials == table.trials
 
 
-def test_a_run_says_why_it_failed(tmp_path: Path, mine) -> None:
+def test_a_run_says_why_it_failed(tmp_path: Path) -> None:
     """What the machine is to blame for is marked as lost."""
     for folder, lost in (("elsewhere/run", False), ("run", True)):
         gone = str(tmp_path / "none")
         facts = train_run({}, str(tmp_path / folder), None, Resources(), tested_run=gone)
         assert (facts["status"], facts["lost"]) == ("failed", lost), facts["reason"]
     assert explain_failure(MemoryError()).startswith("out of memory")
-    recbole_pos.register_model(mine.TinyGRU, defaults=GRU)
-    with pytest.raises(KeyError) as caught:
-        mine.TinyGRU({}, None)  # in code of the user, who needs the place
-    assert "(<string>, line " in explain_failure(caught.value)

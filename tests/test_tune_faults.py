@@ -20,7 +20,6 @@ import ray
 from conftest import PATIENCE, SCRIPT, SMALL, wait
 from ray.cluster_utils import Cluster
 
-from recbole_pos.errors import TrainingError
 from recbole_pos.tuning import tune
 
 pytestmark = pytest.mark.long
@@ -31,38 +30,31 @@ SPACE = "learning_rate: {loguniform: [1e-4, 1e-2]}\nn_layers: {choice: [1, 2]}\n
 Epochs = list[tuple[int, str, int]]  # number, node and process of each
 
 
-def each_epoch(act: Callable[[Any, int, Callable[[], Any]], Any]) -> dict[str, Callable[[], None]]:
-    """A runtime environment whose workers call ``act(trainer, epoch, train)`` for each epoch."""
+def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
+    """A runtime environment whose workers note each epoch, and take their time."""
 
     def hook() -> None:
+        import os
+        import time
+
+        import ray
+
         import recbole_pos  # noqa: F401
         from recbole_pos.experiment.trainer import PosTrainer
 
         train = PosTrainer._train_epoch
 
         def _train_epoch(self, loader, epoch, **kwargs):
-            return act(self, epoch, lambda: train(self, loader, epoch, **kwargs))
+            line = train(self, loader, epoch, **kwargs)
+            node = ray.get_runtime_context().get_node_id()
+            with open(file, "a") as stream:
+                stream.write(f"{self.config['learning_rate']} {epoch} {node} {os.getpid()}\n")
+            time.sleep(0.4)
+            return line
 
         PosTrainer._train_epoch = _train_epoch
 
     return {"worker_process_setup_hook": hook}
-
-
-def slow_epochs(file: Path) -> dict[str, Callable[[], None]]:
-    def act(trainer: Any, epoch: int, train: Callable[[], Any]) -> Any:
-        import os
-        import time
-
-        import ray
-
-        line, config = train(), trainer.config
-        node = ray.get_runtime_context().get_node_id()
-        with open(file, "a") as stream:
-            stream.write(f"{config['learning_rate']} {epoch} {node} {os.getpid()}\n")
-        time.sleep(0.4)
-        return line
-
-    return each_epoch(act)
 
 
 def trained(file: Path) -> dict[str, Epochs]:
@@ -93,25 +85,6 @@ def killed(cluster: Cluster, log: Path, after: int) -> Iterator[str]:
     killer.join()
 
 
-def went_on(log: Path, node: str, last: int) -> None:
-    """Both machines trained; what ran on the dead one went on from its last checkpoint."""
-    epochs = trained(log)
-    assert len({n for es in epochs.values() for _, n, _ in es}) == 2
-    moved = [es for es in epochs.values() if len({n for _, n, _ in es}) > 1]
-    assert moved
-    for es in moved:
-        first, second = ([e for e, n, _ in es if (n == node) == there] for there in (True, False))
-        assert 1 <= second[0] <= first[-1] + 1
-        assert sorted({*first, *second}) == list(range(last))
-
-
-def run(folder: Path, tiny: Path, epochs: int, space: str = SPACE, **more: Any) -> Any:
-    (folder / "space.yaml").write_text(space)
-    given = {**FAST, "data_path": str(tiny), "epochs": epochs}
-    options = {"searcher": "random", "scheduler": "none", "run_dir": folder / "out", **more}
-    return tune("FPARec", "tiny", folder / "space.yaml", [], given, verbose=False, **options)
-
-
 @pytest.fixture
 def two_machines(no_ray: None) -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -122,47 +95,25 @@ def two_machines(no_ray: None) -> Iterator[Any]:
 
 
 def test_a_node_of_a_search_is_killed(two_machines, tiny: Path, tmp_path: Path) -> None:
-    log, last = tmp_path / "log", 8
-    with killed(two_machines, log, after=3) as node:
-        found = run(tmp_path, tiny, last, seed=3, num_samples=4)
-    went_on(log, node, last)
+    """Both machines train; what ran on the dead one goes on from its last checkpoint."""
+    log, epochs = tmp_path / "log", 8
+    (tmp_path / "space.yaml").write_text(SPACE)
+    given = {**FAST, "data_path": str(tiny), "epochs": epochs}
+    options = {"searcher": "random", "scheduler": "none", "seed": 3, "num_samples": 4}
+    options |= {"run_dir": tmp_path / "out", "verbose": False}
+    with killed(two_machines, log, after=3) as dead:
+        found = tune("FPARec", "tiny", tmp_path / "space.yaml", [], given, **options)
     assert [trial.state for trial in found.trials] == ["finished"] * 4
-    assert [list(trial.curve) for trial in found.trials] == [list(range(last))] * 4
-
-
-def test_a_trial_whose_process_always_dies_is_no_result(no_ray, tiny: Path, tmp_path: Path) -> None:
-    """In the process of another trial at first; resumed where it can live, it is trained."""
-    log, cure = tmp_path / "log", tmp_path / "cure"
-
-    def act(trainer: Any, epoch: int, train: Any) -> Any:
-        import os
-        import signal
-
-        layers = trainer.config["n_layers"]
-        with open(log, "a") as stream:
-            stream.write(f"{layers} {os.getpid()}\n")
-        if layers == 2 and not cure.exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return train()
-
-    options = {"include_dashboard": False, "log_to_driver": False}
-    ray.init("local", num_cpus=2, runtime_env=each_epoch(act), **options)
-    try:
-        space = "n_layers: {choice: [1, 2, 3]}\n"
-        with pytest.raises(TrainingError) as error:
-            run(tmp_path, tiny, 1, space, searcher="grid", max_concurrent=1)
-        assert "1 of 3 trials" in str(error.value)
-        assert not (tmp_path / "out" / "test.json").exists()
-        pids = defaultdict(list)
-        for layers, pid in map(str.split, log.read_text().splitlines()):
-            pids[layers].append(pid)
-        assert len(pids["2"]) == 4 and pids["2"][0] == pids["1"][0]  # a process used again
-        cure.touch()
-        found = tune(resume=tmp_path / "out", verbose=False)
-    finally:
-        ray.shutdown()
-    assert [trial.state for trial in found.trials] == ["finished"] * 3 and found.test
-    assert [line.split()[0] for line in log.read_text().splitlines()].count("1") == 1
+    assert [list(trial.curve) for trial in found.trials] == [list(range(epochs))] * 4
+    runs = trained(log).values()
+    assert len({node for run in runs for _, node, _ in run}) == 2
+    moved = [run for run in runs if len({node for _, node, _ in run}) == 2]
+    assert moved
+    for run in moved:
+        before = [epoch for epoch, node, _ in run if node == dead]
+        after = [epoch for epoch, node, _ in run if node != dead]
+        assert 1 <= after[0] <= before[-1] + 1
+        assert sorted({*before, *after}) == list(range(epochs))
 
 
 def test_the_driver_is_killed_and_the_search_resumed(tiny: Path, tmp_path: Path) -> None:

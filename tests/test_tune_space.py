@@ -19,7 +19,7 @@ from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.model.models import MODELS
 from recbole_pos.runs.worker import SharedData
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
-from recbole_pos.tuning.space import Parameter, Space, find_space_file, read_space
+from recbole_pos.tuning.space import Parameter, Space, read_space
 from recbole_pos.tuning.trials import ResumableSampler, Trial, TrialTable, create_study
 from recbole_pos.yaml_files import ROOT
 
@@ -101,7 +101,7 @@ def test_a_condition_may_name_what_the_command_line_gives(tmp_path: Path) -> Non
     ("text", "line", "named"),
     [
         ("learning_rate: {loguniform: [1e-4, 1]}\nlearing_rate: {uniform: [0, 1]}", 2, "nearest"),
-        ("n_layers: {chioce: [1, 2]}", 1, "did you mean choice"),
+        ("n_layers: {chioce: [1, 2]}\nn_heads: {choice: [1, 2]}", 1, "n_layers: expected int"),
         ("n_layers: {randint: [0, 2]}", 1, "n_layers: expected int, 1 to 1,000"),
         ("n_layers: {choice: [1, 2], when: {nothing: 1}}", 1, "neither searched"),
         ("n_layers: {choice: [1], when: {n_heads: 1}}\nn_heads: {choice: [1], when: {n_layers: 1}}",
@@ -142,10 +142,10 @@ def test_the_direction_of_a_search_is_that_of_its_metric(tmp_path: Path) -> None
     assert table.find_best() == table.trials[1]
 
 
-@pytest.mark.parametrize(("option", "value"), [("scheduler", "ahsa"), ("num_samples", 0)])
-def test_wrong_options_of_the_search(tmp_path: Path, option: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"--{option}"):
-        search_of(write(tmp_path, ALL_KINDS), **{option: value})
+def test_wrong_options_of_the_search(tmp_path: Path) -> None:
+    for option, value in (("scheduler", "ahsa"), ("num_samples", 0)):
+        with pytest.raises(UsageError, match=f"--{option}"):
+            search_of(write(tmp_path, ALL_KINDS), **{option: value})
 
 
 def test_a_grid_has_its_own_number_of_trials(tmp_path: Path) -> None:
@@ -165,14 +165,11 @@ def test_spaces_that_come_along_are_valid(file: Path) -> None:
     made = search_of(None, file.stem)
     assert len(made.space.names) >= 3
     assert made.base["epochs"] <= 300 and made.base["stopping_step"] <= 10
-    assert f"recbole-pos tune -m {file.stem} " in file.read_text()
 
 
-def test_every_model_of_the_plugin_has_a_space(tmp_path: Path, monkeypatch) -> None:
+def test_every_model_of_the_plugin_has_a_space() -> None:
     there = {file.stem for file in (ROOT / "tune").glob("*.yaml")}
     assert there >= {*MODELS, "SASRec", "GRU4Rec", "SRGNN", "NARM"}
-    monkeypatch.chdir(tmp_path)  # an installed plugin works anywhere
-    assert find_space_file("properties/tune/FPARec.yaml", "x") == find_space_file(None, "FPARec")
 
 
 def test_parts_of_a_file_for_one_scheme(tmp_path: Path) -> None:

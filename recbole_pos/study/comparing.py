@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ from recbole_pos.study.configs import (
     require_twins,
 )
 from recbole_pos.study.dispatcher import ActiveRuns, write_state
-from recbole_pos.study.paper_files import write_paper_files
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.power import make_power_table
 from recbole_pos.study.rendered_table import RenderedTable
@@ -54,7 +54,7 @@ from recbole_pos.study.scoring import add_judged, judge_rows
 from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
-from recbole_pos.study.study_report import draw_charts, write_results
+from recbole_pos.study.study_report import draw_charts, print_results, write_results
 from recbole_pos.values import check_choice, listed
 
 
@@ -247,8 +247,8 @@ def _find_run_folders(argument: Any) -> list[Path]:
         UsageError: if only some of the items are run folders, or if there is only one.
     """
     items = argument if isinstance(argument, (list, tuple)) else [argument]
-    paths = [item for item in items if isinstance(item, (str, Path))]
-    runs = [Path(path) for path in paths if os.path.isfile(os.path.join(path, "config.yaml"))]
+    paths = [Path(item) for item in items if isinstance(item, (str, Path))]
+    runs = [path for path in paths if os.path.isfile(path / "config.yaml")]
 
     # Either every item is a run, and there are two to compare, or no item is one.
     if runs and len(runs) < max(len(items), 2):
@@ -351,15 +351,13 @@ def _check_configurations(plan: Plan) -> set[str]:
 
     # Metrics are comparable only if the configurations of a table rank the same items. Those with
     # predictions of another system have no options, and are checked when the files are read.
+    candidates = {}  # name of a configuration -> which items it ranks, in words
+    for row, config in configs.items():
+        # None if neither user nor model sets the option, and then all items are ranked.
+        excludes_seen = bool(config["mask_history"])
+        candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
     for table in plan.tables:
-        candidates = {}
-        for row in [name for name in table.rows if name in configs]:
-            config = configs[row]
-            # None if neither user nor model sets the option, and then all items are ranked.
-            excludes_seen = bool(config["mask_history"])
-            candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
-        if candidates:
-            require_same_candidates(candidates)
+        require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
 
     # The files must exist.
     for config in configs.values():
@@ -411,13 +409,10 @@ def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
         reporter: prints the lines.
     """
     plan, folder = scheduler.plan, scheduler.folder
-    # A fit is one run that the plan asks for. A fit that repeats a trial of a search (one tried
-    # combination of options) only tests the model that the trial has trained, so it does not count.
-    fits = [fit for fit in scheduler.fits if not fit.repeats]
+    fits = scheduler.fits  # the runs that the plan asks for
     num_trials = sum(fit.trial is not None for fit in fits)
     num_rows, num_seeds = len(scheduler.rows), len(plan.seeds)
-
-    search = f" ({num_trials} of a search, {len(fits) - num_trials} after it)" if num_trials else ""
+    search = f" ({num_trials} of them trials of a search)" if num_trials else ""
     reporter.line(
         f"{plan.title}: {num_rows} configuration{'s' * (num_rows > 1)}, "
         f"{num_seeds} seed{'s' * (num_seeds > 1)}, {len(fits)} runs{search} on {plan.dataset}; "
@@ -450,27 +445,22 @@ def _train_missing(
         reporter: prints progress.
     """
     folder = scheduler.folder
-    # Connect before the folder is made: the cluster may not answer, and no folder should be left.
-    is_started = False
-    if args.address is not None and not args.report:
-        from recbole_pos.runs.cluster import connect  # imports Ray, which takes a second
+    with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
+        # Connect before the folder is made: the cluster may not answer, and no folder should be
+        # left then.
+        if args.address is not None and not args.report:
+            from recbole_pos.runs.cluster import connect, stop  # imports Ray, for a second
 
-        is_started = connect(args.address)
-    try:
+            stack.callback(stop, connect(args.address))
         make_folder(folder.path)
         # The lock refuses a second call that would train into the same folder.
-        with lock_folder(folder.path, "compared"):
-            folder.write_plan(scheduler.plan)  # with it the study can be resumed without its file
-            if args.report:
-                scheduler.record_finished()  # copies finished runs of packed studies
-                write_state(scheduler)
-            else:
-                ActiveRuns(scheduler, args, reporter, models).train()
-    finally:
-        if is_started:  # the connection was made here, and not by the caller
-            from recbole_pos.runs.cluster import stop
-
-            stop(is_started)
+        stack.enter_context(lock_folder(folder.path, "compared"))
+        folder.write_plan(scheduler.plan)  # with it the study can be resumed without its file
+        if args.report:
+            scheduler.record_finished()  # copies finished runs of packed studies
+            write_state(scheduler)
+        else:
+            ActiveRuns(scheduler, args, reporter, models).train()
 
 
 def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: bool) -> Compared:
@@ -485,17 +475,8 @@ def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: 
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
         latex: whether files for a paper, in LaTeX, are written as well.
     """
-    files = write_results(results, folder)
-    if latex:
-        files += write_paper_files(results, folder)
-
-    # Print the tables, the warnings, and the paths of the files.
-    tables = make_tables(results)
-    for table in tables:
-        reporter.line(table)
-        reporter.line("")
-    for text in results.warnings:
-        reporter.warning(text)
+    files, tables = write_results(results, folder, latex), make_tables(results)
+    print_results(results, tables, reporter)
     for file in files:
         reporter.line(str(file))
 

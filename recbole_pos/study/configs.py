@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import itertools
 import json
 import sys
 import uuid
@@ -263,14 +264,12 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
     Raises:
         UsageError: naming two configurations that rank different items.
     """
-    # All must be equal, so it is enough to compare each with the first.
-    first_row, first_candidates = next(iter(candidates.items()))
-    for row, row_candidates in candidates.items():
-        if row_candidates != first_candidates:
+    for (row, items), (other, other_items) in itertools.pairwise(candidates.items()):
+        if items != other_items:
             raise UsageError(
-                f"mask_history: {first_row} ranks {first_candidates} and {row} ranks "
-                f"{row_candidates}, so their metrics are not comparable; give all the same "
-                "mask_history, or put them into different tables of a study (`tables:`)"
+                f"mask_history: {row} ranks {items} and {other} ranks {other_items}, so their "
+                "metrics are not comparable; give all the same mask_history, or put them into "
+                "different tables of a study (`tables:`)"
             )
 
 
@@ -339,9 +338,9 @@ def digest_requests(plan: Plan) -> dict[str, str]:
     """Return, for each training run of a plan, a hash of everything that the plan asks of it.
 
     The study's folder keeps this hash with each run. When the plan changes and with it the hash,
-    the run no longer belongs to the study. The hash covers the options of the base but
-    ``data_path``, those of the row (the configuration of the run), the search, which decides later
-    runs, and the seed.
+    the run no longer belongs to the study. The hash covers the seed, the options of all rows but
+    ``data_path``, and those of the row (the configuration of the run). It also covers the row's
+    search, which decides later runs.
 
     Returns:
         Name of a run (such as ``SASRec, seed 2020``) -> hash of 16 hex digits.
@@ -359,9 +358,9 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         name: name of the row (a configuration of the study).
 
     Returns:
-        Dataset, options, config files, order of equal times, and the search of the row, if any. A
-        row that starts from the models of another row (its parent) also has the request of that
-        one.
+        Dataset, options, config files, and the search of the row, if any: its grid (option ->
+        values to try) and its seeds. A row that starts from the models of another row (its parent)
+        also has the request of that one.
     """
     row = plan.rows[name]
     request: dict[str, Any] = {
@@ -369,7 +368,6 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         "base": {key: value for key, value in plan.base.options.items() if key != "data_path"},
         "row": row.options,
         "config_files": [*plan.base.config_files, *row.config_files],
-        "ties": plan.ties,  # how interactions of the same time are ordered
     }
     if row.parent:  # ``attach`` or ``retest``: it is made of the models of that row
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
@@ -443,8 +441,8 @@ def _find_file(name: str) -> Path | None:
             given, too, since an import does not show which is which.
 
     Returns:
-        Path of the file; None if the module belongs to an installed package, if its version is
-        known anyway, if it has no file, or if the name is not that of a module.
+        Path of the file; None for a module of an installed package, of Python or of this package,
+        for one without a file, and for a name that is not that of a module.
     """
     top = name.partition(".")[0]
     if top in _VERSIONED:

@@ -13,10 +13,8 @@ from typing import Any
 
 from recbole_pos.config.arguments import ClusterArguments
 from recbole_pos.config.plugins import pack
-from recbole_pos.config.posconfig import PLUGINS
 from recbole_pos.data.identity import count_dataset
 from recbole_pos.data.split_summary import add_sample, make_warnings
-from recbole_pos.errors import make_resume_command
 from recbole_pos.experiment.folder import find_versions
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
@@ -24,13 +22,11 @@ from recbole_pos.runs.local_runs import LocalRuns, can_run_here
 from recbole_pos.runs.worker import Resources, SharedData
 from recbole_pos.study.configs import digest_data_options
 from recbole_pos.study.rendered_table import format_duration, format_options
-from recbole_pos.study.results import select_protocol
 from recbole_pos.study.scheduler import Job, Scheduler
 from recbole_pos.study.study_folder import StudyFacts, read_epochs
 from recbole_pos.version import find_commit
 
 _CHECKSUM_DIGITS = 16  # hex digits of the checksum of the data that a report shows
-_PATIENCE = 60.0  # seconds after which a run that has not begun is said to wait
 
 
 class ActiveRuns:
@@ -89,8 +85,14 @@ class ActiveRuns:
             return
 
         # Start processes of this machine or join a cluster, and find out how many runs fit on it.
+        # Without a cluster or GPU, processes of this machine are enough, and start sooner than Ray.
         args, uses_gpu = self.args, bool(job.config["use_gpu"])
-        self.processes = make_processes(args, uses_gpu)
+        if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
+            self.processes = LocalRuns()
+        else:
+            from recbole_pos.runs.cluster import RayRuns  # imports Ray, which takes a second
+
+            self.processes = RayRuns(args.address)
         try:
             self.resources = self.processes.choose_resources(
                 args.cpus_per_trial, args.gpus_per_trial, uses_gpu
@@ -111,13 +113,10 @@ class ActiveRuns:
                         self.end(task, facts)
                     job = job or self._next_job()
         except KeyboardInterrupt:
-            # The command that resumes has to name the modules with custom models again.
-            configs = self.scheduler.configs.values()
-            plugins = dict.fromkeys(name for c in configs for name in c.plain.get(PLUGINS) or ())
-            command = make_resume_command(self.folder.path, plugins, "compare")
             raise KeyboardInterrupt(
                 "interrupted; finished runs and the last checkpoints of others are kept in "
-                f"{self.folder.path}; continue with `{command}`"
+                f"{self.folder.path}; continue with "
+                f"`{self.folder.make_command(self.scheduler.plan)}`"
             ) from None
         finally:
             # Whatever happened, no process stays behind, and the folder says what has ended.
@@ -167,6 +166,9 @@ class ActiveRuns:
     def end(self, task: Any, facts: dict[str, Any]) -> None:
         """Record that a run has ended, and print a line about it.
 
+        The job of a run has its fit (which run of the plan it is: its row, the configuration, and
+        seed) and its digest (the hash that names its folder).
+
         Args:
             task: what :meth:`start` started for the run: its process, or its Ray task.
             facts: what :func:`train_run` returned: ``status`` (done or failed), the ``reason`` of a
@@ -179,7 +181,7 @@ class ActiveRuns:
         self.folder.write_fit(job.digest, {"status": status, "reason": reason})
         self.scheduler.end(job.fit, status, reason, facts)
         # Write the outcomes after every run: a report may be made meanwhile, or after a kill.
-        _write_outcomes(self.scheduler, self.folder.read_facts())
+        write_outcomes(self.scheduler, self.folder.read_facts())
 
         # Describe the outcome: epochs, best validation value and time, or the reason of a failure.
         text = f"failed: {reason}"
@@ -193,9 +195,8 @@ class ActiveRuns:
 
         # Print it with the number of ended runs, and with the options that a search has tried.
         options = format_options(self.scheduler.describe(job.fit).get("searched") or {})
-        num_ended, num_fits = len(self.scheduler.status), len(self.scheduler.fits)
-        line = f"[{num_ended} of {num_fits}] {job.fit.name}: {text}  {options}"
-        self.reporter.line(line.rstrip())
+        progress = f"{len(self.scheduler.status)} of {len(self.scheduler.fits)}"
+        self.reporter.line(f"[{progress}] {job.fit.name}: {text}  {options}".rstrip())
 
     def describe_progress(self) -> list[str]:
         """Return the lines of the progress display: an overview, and one line for each active run.
@@ -219,64 +220,42 @@ class ActiveRuns:
             left = format_duration(statistics.mean(self.durations) * num_rounds)
             states.append(f"about {left} left")
 
-        # A line for each active run, with its epoch.
-        lines = []
-        num_waiting = 0
+        # A line for each active run, with its epoch. The digest of its job names its folder.
+        lines = [f"{self.scheduler.plan.title}: {', '.join(states)}"]
         for job, start in running:
-            run, seconds = self.folder.run(job.digest), time.monotonic() - start
+            run, duration = self.folder.run(job.digest), format_duration(time.monotonic() - start)
             state = f"epoch {len(read_epochs(run))} of {job.config['epochs']}"
             # The process of a run writes its config.yaml first of all: without the file, Ray has
             # not started the process yet.
-            if not run.config.is_file() and seconds > _PATIENCE:
-                num_waiting += 1
+            if not run.config.is_file():
                 state = "waits for its process"
-            lines.append(f"  {job.fit.name}: {state}, {format_duration(seconds)}")
-        if num_waiting:
-            states.append(f"{num_waiting} of them waiting for their process")
-        return [f"{self.scheduler.plan.title}: {', '.join(states)}", *lines]
-
-
-def make_processes(args: ClusterArguments, uses_gpu: bool) -> Any:
-    """Return what trains runs: processes of this machine, or Ray where a cluster or GPU is used.
-
-    Args:
-        args: arguments of the command: the address of a cluster, and the GPUs of a run.
-        uses_gpu: whether the configuration leaves GPUs on.
-
-    Returns:
-        ``LocalRuns`` or ``RayRuns``, which have the same methods.
-    """
-    # Without a cluster or GPU, processes of this machine are enough, and start sooner than Ray.
-    if can_run_here(args.address, args.gpus_per_trial, uses_gpu):
-        return LocalRuns()
-    from recbole_pos.runs.cluster import RayRuns  # imports Ray, which takes a second
-
-    return RayRuns(args.address)
+            lines.append(f"  {job.fit.name}: {state}, {duration}")
+        return lines
 
 
 def write_state(scheduler: Scheduler) -> None:
     """Write into the study's folder which runs belong to the study, and facts about its data.
 
-    The facts are the versions of packages, and, if a dataset has been read, its counts, a checksum,
-    warnings about it, and its split.
+    A run is named by its digest, a hash of its options and data. The facts are the versions of
+    packages, and, if a dataset has been read, its counts, a checksum, warnings about it, and its
+    split.
 
     Args:
         scheduler: knows the folder, the runs by their names, and the datasets that were read.
     """
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
     facts = StudyFacts(versions=find_versions())
-    # All rows of a study have the same dataset and split, so the first that was read is described.
-    first_dataset = next(iter(scheduler.datasets.values()), None)
-    if first_dataset is not None:
-        summary = first_dataset.split.summary
-        facts.data = {**count_dataset(first_dataset)}
-        facts.data["checksum"] = first_dataset.identity["data"][:_CHECKSUM_DIGITS]
+    # All configurations have the same dataset and split, so the first that was read is described.
+    for dataset in list(scheduler.datasets.values())[:1]:
+        summary = dataset.split.summary
+        checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]
+        facts.data = {**count_dataset(dataset), "checksum": checksum}
         facts.warnings = make_warnings(summary)
-        facts.split = select_protocol(add_sample(summary, first_dataset.config))
-    _write_outcomes(scheduler, facts)
+        facts.split = add_sample(summary, dataset.config)
+    write_outcomes(scheduler, facts)
 
 
-def _write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
+def write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
     """Write the facts of a study, completed with the outcomes of its searches and of failed runs.
 
     Args:

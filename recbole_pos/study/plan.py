@@ -9,7 +9,6 @@ from __future__ import annotations
 import graphlib
 import itertools
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -30,10 +29,9 @@ from recbole_pos.values import is_number, is_whole, nearest, shown, suggest
 FIRST_SEED = 2020  # RecBole's default
 # What test targets can be grouped into bins by: the length of the user's history, the age of its
 # newest interaction, or the number of training interactions of the target item.
-KINDS = ("history", "age", "popularity")
+KINDS_OF_BINS = ("history", "age", "popularity")
 COLD = "cold"  # the kind of two further bins: items without any training interaction, and others
 METRICS = ("ndcg@10", "hit@10", "mrr@10")  # metrics of a study that names none
-_RUN_NAME = re.compile(r"\n|, (trial|seed) \d+")  # not allowed in the name of a row
 
 PartPath = tuple[Any, ...]  # keys and list indices that lead to a value: ("tables", 0, "rows")
 Grid = dict[str, list[Any]]  # option -> values, of which a search tries every combination
@@ -54,25 +52,19 @@ class Source:
     content: dict[str, Any]
     lines: dict[PartPath, str] = field(default_factory=dict)
 
-    def locate(self, *path: Any) -> str:
-        """Return the file and line of a value of the study, to begin a message with.
+    def error(self, path: PartPath, problem: str) -> UsageError:
+        """Return an error whose message begins with the file and line of a value of the study.
 
         Args:
-            path: keys and list indices that lead to the value, such as ``"tables", 0, "rows"``.
-
-        Returns:
-            ``FILE, line N`` of the value, or of the nearest value around it whose line is known;
-            the name of the file if there is none.
+            path: keys and list indices that lead to the value, such as ``("tables", 0, "rows")``.
+                If its line is not known, that of the nearest value around it is named.
+            problem: what is wrong, the rest of the message.
         """
-        # Try the whole path, then what is around it: ("tables", 0), then ("tables",).
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.lines:
-                return self.lines[path[:end]]
-        return self.name
-
-    def error(self, path: PartPath, problem: str) -> UsageError:
-        """Return a UsageError whose message begins with the file and line of a value."""
-        return UsageError(f"{self.locate(*path)}: {problem}")
+        # Try what is around the value, then the value itself: ("tables",), then ("tables", 0).
+        location = self.name
+        for end in range(1, len(path) + 1):
+            location = self.lines.get(path[:end], location)
+        return UsageError(f"{location}: {problem}")
 
     def require_choice(self, path: PartPath, name: Any, rows: Collection[str]) -> None:
         """Require that a name is the name of a row (a configuration of the study).
@@ -122,13 +114,6 @@ def find_repeated(values: Sequence[Any]) -> list[Any]:
     return [value for index, value in enumerate(values) if value in values[:index]]
 
 
-def _check_row_name(name: str) -> str:
-    """Return the name of a row, unless it could be the name of a run."""
-    if _RUN_NAME.search(name):
-        raise ValueError("expected one line without `, trial 0` or `, seed 0`, which name its runs")
-    return name
-
-
 def _parse_seeds(value: Any) -> tuple[int, ...]:
     """Return the seeds that the key ``seeds`` of a study gives, as a list or as their number.
 
@@ -163,15 +148,18 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
         ValueError: for an unknown kind, or for edges that are not ascending numbers. Edges so close
             that two bins would have the same name are refused, too.
     """
-    # KINDS are the three kinds with edges, COLD is the fourth.
+    # Of cold items there is no edge, and the bin is switched on or off.
     for kind, edges in bins.items():
-        if kind not in (*KINDS, COLD):
-            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), (*KINDS, COLD))}")
-        if kind == COLD and isinstance(edges, bool):
-            continue
-        is_list = isinstance(edges, list) and edges and all(map(is_number, edges))
-        is_ascending = is_list and edges == sorted(set(edges))
-        if kind == COLD or not is_ascending or find_repeated(name_bins(kind, edges)):
+        if kind not in (*KINDS_OF_BINS, COLD):
+            choices = (*KINDS_OF_BINS, COLD)
+            raise ValueError(f"unknown kind {shown(kind)}{suggest(str(kind), choices)}")
+        if kind == COLD:
+            is_valid = isinstance(edges, bool)
+        else:
+            is_list = isinstance(edges, list) and len(edges) > 0 and all(map(is_number, edges))
+            is_ascending = is_list and edges == sorted(set(edges))
+            is_valid = is_ascending and not find_repeated(name_bins(kind, edges))
+        if not is_valid:
             raise ValueError(
                 f"{kind}: expected edges between bins, ascending and with different names, such "
                 "as [5, 15]; of cold items true or false"
@@ -210,12 +198,16 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
 
 
 def _parse_predictions(value: Any) -> Any:
-    """Return seed -> file, from such a mapping or from one file; seeds kept in json are text."""
+    """Return the files of another system's predictions by seed; one file is that of one seed.
+
+    Args:
+        value: a file; or seed -> file, where seeds are text in a study that json has stored.
+    """
     if isinstance(value, str):
         return {FIRST_SEED: value}
     if isinstance(value, dict):
         return {int(seed) if str(seed).isdigit() else seed: value[seed] for seed in value}
-    return value
+    return value  # pydantic refuses it
 
 
 def _refuse(value: Any) -> None:
@@ -265,7 +257,6 @@ class Row(Options):
         attach: position schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
         predictions: seed -> file with the lists of another system; empty for a row that is trained.
-        of: the part of the split that the predictions answer.
         search: grid of the row (option -> values to try). True stands for the grid of the study,
             until the plan is complete. None means that nothing is searched.
         unread: options of the base that the model of this row does not read.
@@ -274,7 +265,6 @@ class Row(Options):
     attach: Attach | None = None
     retest: str | None = None
     predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
-    of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
 
@@ -331,8 +321,6 @@ class Plan(_Layout):
         paper: row -> metric -> value in the paper.
         tables: tables of the report.
         split: RecBole's option of that name, for all rows.
-        ties: order of the interactions of a user with equal times: ``file``, ``random(SEED)`` or
-            ``drop`` (users whose test item depends on it are left out).
         unit: word for what the dataset has as users; targets of one unit are not independent.
         source: what the plan was read from, for messages.
     """
@@ -342,10 +330,7 @@ class Plan(_Layout):
     protocol: Text = ""
     dataset: Annotated[Text, Field(min_length=1)]
     base: Annotated[Options, Empty] = Options()
-    rows: Annotated[
-        dict[Annotated[str, AfterValidator(_check_row_name)], Annotated[Row, Empty]],
-        Field(min_length=1),
-    ]
+    rows: Annotated[dict[str, Annotated[Row, Empty]], Field(min_length=1)]
     search: Searched = None
     seeds: Annotated[tuple[int, ...], BeforeValidator(_parse_seeds)] = (FIRST_SEED,)
     search_seeds: Annotated[int, Field(ge=1)] = 1
@@ -355,15 +340,18 @@ class Plan(_Layout):
     paper: Annotated[dict[str, dict[Metric, float]], Empty] = {}
     tables: Annotated[list[TablePlan], BeforeValidator(lambda v: [] if v is None else v)] = []
     split: dict[str, Any] | None = None
-    ties: Annotated[str, Field(pattern=r"^(file|drop|random\(\d+\))$")] = "file"
     unit: Literal["user", "session"] = "user"
-    like: Annotated[None, Refused] = None  # of a file it is merged already
     source: Annotated[Any, Refused] = Source("", {})
 
     @property
     def trial_seeds(self) -> tuple[int, ...]:
         """Seeds of every trial of a search."""
         return self.seeds[: self.search_seeds]
+
+    @property
+    def num_trials(self) -> dict[str, int]:
+        """Name of each searched row -> number of its trials, one for each point of its grid."""
+        return {name: len(list_points(row.grid)) for name, row in self.rows.items() if row.grid}
 
     def make_options(self, name: str) -> dict[str, Any]:
         """Return the options of a row (a configuration), without those that a search tries.
@@ -385,12 +373,12 @@ class Plan(_Layout):
         options = {**base, **row.options, "dataset": self.dataset}
         if files:
             options["config_files"] = files
-        if self.ties != "file":  # how interactions of the same time are ordered
-            options["eval_args"] = {**(options.get("eval_args") or {}), "ties": self.ties}
         return options
 
     def make_first_options(self, name: str) -> dict[str, Any]:
         """Return the complete options of a row's first run: the first seed and grid point.
+
+        A grid has a list of values for each searched option, and a point is one combination.
 
         Args:
             name: name of the row (a configuration). If it starts from the models of another row,
@@ -403,7 +391,9 @@ class Plan(_Layout):
         return {**options, **point, "seed": self.seeds[0]}
 
     def sort_rows(self) -> list[str]:
-        """Return the names of the trained rows, each after the row whose models it starts from.
+        """Return the names of the trained rows (configurations), in the order of their training.
+
+        A row that starts from the models of another row comes after that one.
 
         Rows with predictions of another system are not trained. Rows that start from each other in
         a circle raise graphlib's ``CycleError``.
@@ -421,12 +411,20 @@ class Plan(_Layout):
         return len(self.rows[name].predictions or self.seeds)
 
     def list_ancestors(self, name: str) -> list[str]:
-        """Return a row, the row whose models it starts from, and so on, up to a first row."""
+        """Return a row, the row whose models it starts from, and so on, up to a first row.
+
+        Args:
+            name: name of the row (configuration), the first of the names that are returned.
+        """
         parent = self.rows[name].parent
         return [name, *(self.list_ancestors(parent) if parent else [])]
 
     def are_coupled(self, row: str, other: str) -> bool:
-        """Return whether two rows share the noise of a seed: both start from one row's models."""
+        """Return whether two rows share the noise of a seed: both start from one row's models.
+
+        Args:
+            row, other: names of two rows (configurations).
+        """
         return self.list_ancestors(row)[-1] == self.list_ancestors(other)[-1]
 
 
@@ -445,8 +443,6 @@ class Fit:
         name: name of the fit, such as ``SASRec, seed 2020``.
         after: names of fits that must have ended: all trials of the row, or the fit whose weights
             it starts from.
-        repeats: whether a trial trains the same run: this fit has a seed of the trials, and the
-            configuration that their search chooses.
     """
 
     row: str
@@ -456,7 +452,6 @@ class Fit:
     options: Mapping[str, Any]
     name: str
     after: tuple[str, ...] = ()
-    repeats: bool = False
 
     @property
     def has_parent(self) -> bool:
@@ -467,12 +462,12 @@ class Fit:
 def list_fits(plan: Plan) -> list[Fit]:
     """Return all fits (training runs) of a plan, each after the fits it depends on.
 
-    A searched row has trials, and then a final fit for each seed with the options of the best
-    trial. A row that starts from another row's models has a fit for each seed, which adds position
-    schemes to the trained model (attach) or only tests it with other options (retest).
+    A row (a configuration) has a fit for each seed. A searched row has its trials before, and its
+    fits then take the options of the best trial. The fits of a row that starts from another row's
+    models come after the fits of that row.
 
-    The trials of all searches come first. Then all rows (configurations) have their first seed
-    before any has its second, so that an interrupted study has all rows with the same seeds.
+    The trials of all searches come first. Then all rows have their first seed before any has its
+    second, so that an interrupted study has all rows with the same seeds.
 
     Args:
         plan: the study.
@@ -481,8 +476,9 @@ def list_fits(plan: Plan) -> list[Fit]:
     trials = {name: _list_trials(plan, name) for name in row_names}
     fits = list(itertools.chain.from_iterable(trials.values()))
     for seed, name in itertools.product(plan.seeds, row_names):
-        # A fit waits for the trials of its row, if it has a search, or for the fit of the same seed
-        # whose weights it starts from.
+        # A fit waits for the trials of its row, if it has a search. Or it waits for the fit of the
+        # same seed whose weights it starts from: to add position schemes to that model (attach), or
+        # only to test it with other options (retest).
         row = plan.rows[name]
         stage, after = "final", tuple(trial.name for trial in trials[name])
         if row.parent:
@@ -490,9 +486,7 @@ def list_fits(plan: Plan) -> list[Fit]:
             after = (f"{row.parent}, seed {seed}",)
 
         options = {**plan.make_options(name), "seed": seed}
-        # The best trial has been trained with this seed, so that it only has to be tested.
-        repeats = bool(trials[name]) and seed in plan.trial_seeds
-        fits.append(Fit(name, seed, stage, None, options, f"{name}, seed {seed}", after, repeats))
+        fits.append(Fit(name, seed, stage, None, options, f"{name}, seed {seed}", after))
     return fits
 
 
@@ -519,7 +513,7 @@ def _list_trials(plan: Plan, row_name: str) -> list[Fit]:
 
 
 def name_bins(kind: str, edges: Sequence[float]) -> list[str]:
-    """Return names of the bins between ascending edges.
+    """Return names of the bins (groups of test targets) between ascending edges.
 
     Edges [5, 15] of the kind ``history`` give ``history up to 5``, ``history 6 to 15`` and
     ``history over 15``. A bin has the values above one edge and up to the next.

@@ -12,8 +12,7 @@ that of the units' true differences, which more seeds do not reduce.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +20,12 @@ from recbole_pos.errors import UsageError
 from recbole_pos.study.rendered_table import Cell, RenderedTable, format_number
 from recbole_pos.study.result_tables import format_metric
 from recbole_pos.study.results import Results
-from recbole_pos.study.statistics import Estimate, SeedNoise, compute_pseudo_values
+from recbole_pos.study.statistics import (
+    Estimate,
+    SeedNoise,
+    combine_noise,
+    compute_pseudo_values,
+)
 
 _MOST_SEEDS = 10  # lines of the table
 _MOST_SEARCHED = 500  # numbers of seeds that are tried for a wanted difference
@@ -35,75 +39,71 @@ class PairNoise:
     Attributes:
         num_units: number of units (users), U in the formula.
         difference: variance of the units' true differences, d.
-        within: variance of a unit's value within a seed, summed over both rows, e1 + e2.
-        between: variance between the seeds of each row, a1 and a2, each with the noise of its
-            estimate, e / U.
+        sides: noise between the seeds of each row. ``within`` is e / U, and ``between`` is a and
+            that noise of its estimate.
+        pooled: noise of both rows together, which a study of one seed takes; None if no value
+            depends on the seed.
     """
 
     num_units: int
     difference: float
-    within: float
-    between: tuple[float, float]
+    sides: tuple[SeedNoise, SeedNoise]
+    pooled: SeedNoise | None
 
     @classmethod
     def from_values(cls, row: np.ndarray, reference: np.ndarray) -> PairNoise:
-        """Estimate the noise of the difference of two rows (configurations of a study).
+        """Estimate the noise of the difference of two rows (configurations) from trained runs.
 
-        A unit is a user or a session, over which a metric is averaged. ``SeedNoise`` has the
-        variance of a row's mean between its seeds, and the part of it that comes from units.
+        A unit is a user or a session, over which a metric is averaged.
 
         Args:
-            row, reference: [seeds, units] values of the same units, with two seeds or more.
+            row, reference: [seeds, units] values of the same units, with two seeds or more. The
+                same array twice stands for two rows that are equally noisy.
         """
-        # The noise of the seeds of each row, and of a unit within a seed. SeedNoise.within is of a
-        # mean over units; times their number it is that of a single unit.
-        num_units = row.shape[1]
-        row_noise = SeedNoise.from_values(row)
-        reference_noise = SeedNoise.from_values(reference)
-        assert row_noise is not None and reference_noise is not None  # they have two seeds
-        row_within = row_noise.within * num_units
-        reference_within = reference_noise.within * num_units
+        sides = SeedNoise.from_values(row), SeedNoise.from_values(reference)
+        pooled = SeedNoise.pool([row] if row is reference else [row, reference])
 
         # What units differ by truly: a mean over seeds still has a part of the variance within
-        # seeds, which is subtracted.
+        # seeds, which is subtracted. ``within`` is of a mean over units, hence their number.
+        _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
-        explained = row_within / len(row) + reference_within / len(reference)
-        difference = max(unit_variance - explained, 0.0)
-        between = row_noise.between, reference_noise.between
-        return cls(num_units, difference, row_within + reference_within, between)
+        explained = sides[0].within / len(row) + sides[1].within / len(reference)
+        difference = max(unit_variance - explained * num_units, 0.0)
+        return cls(num_units, difference, sides, pooled)
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference of a study with some number of seeds.
 
+        It is the true difference with which 80% of such studies have a 95% confidence interval that
+        excludes zero. A study of several seeds estimates the noise between them itself. A study of
+        one seed takes it from the runs that exist, and then assumes that a new row is as noisy.
+
         Args:
-            num_seeds: number of seeds of both rows.
+            num_seeds: number of seeds of both rows (configurations).
 
         Returns:
-            The difference that 80% of such studies find significant. It is nan for one seed, with
-            which no difference counts as significant, and if nothing varies.
+            The difference; nan if nothing varies.
         """
-        if num_seeds < 2:
-            return math.nan
+        # The noise between seeds, with the factor by which it adds to the variance.
+        if num_seeds > 1:
+            noises = [(1 / num_seeds, replace(side, df=num_seeds - 1)) for side in self.sides]
+        elif self.pooled is None:
+            noises = []
+        else:
+            factor = sum(self.pooled.compute_factor(side.level) for side in self.sides)
+            noises = [(factor, self.pooled)]
 
-        # The variance of the difference: a part that falls with the number of units, and one that
-        # falls with the number of seeds. The noise of units is in both, so it is subtracted once.
-        unit_variance = (self.difference + self.within / num_seeds) / self.num_units
-        seed_variance = (sum(self.between) - self.within / self.num_units) / num_seeds
-        variance = unit_variance + max(seed_variance, 0.0)
-        if variance == 0:
-            return math.nan
-
-        # Its degrees of freedom, by Satterthwaite, as for an estimated difference.
-        parts = [unit_variance**2 / (self.num_units - 1)]
-        parts += [(between / num_seeds) ** 2 / (num_seeds - 1) for between in self.between]
-        # The degrees of freedom of a sum are never fewer than those of its parts.
-        df = max(variance**2 / sum(parts), min(self.num_units, num_seeds) - 1)
-        # What is detectable depends on the error only, so any difference (0.0) will do; "own" says
-        # that both rows have several seeds.
-        return Estimate(0.0, math.sqrt(variance), df, "own").detectable
+        within = sum(side.within for side in self.sides)
+        unit_variance = self.difference / self.num_units + within / num_seeds
+        error, df = combine_noise(unit_variance, self.num_units, noises)
+        # What is detectable depends on the error only, so any difference (0.0) will do.
+        return Estimate(0.0, error, df, "own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
-        """Return the least number of seeds that detects a difference; None if 500 do not."""
+        """Return the least number of seeds that detects a difference; None if 500 do not.
+
+        It is two at least, since a difference counts as significant only with two seeds.
+        """
         for num_seeds in range(2, _MOST_SEARCHED + 1):
             if self.predict_detectable(num_seeds) <= difference:
                 return num_seeds
@@ -115,7 +115,7 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
 
     The minimum detectable difference is the true difference that 80% of such studies would find
     significant. The first column is for a row (configuration) that is as noisy as the reference,
-    the others are for rows that have been trained.
+    the others are for rows that have been trained. A metric is averaged over units (users).
 
     Args:
         results: results with at least two seeds of the reference.
@@ -128,9 +128,10 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     metric, reference = table.metrics[0], table.reference
     noises = _estimate_noises(results, metric, reference)
 
-    # A line for each number of seeds, and one for the wanted difference.
+    # A line for each number of seeds, and one for the wanted difference. A mark at one seed refers
+    # to its note below the table.
     seeds = range(1, _MOST_SEEDS + 1)
-    columns = {"seeds of each": [Cell(f"{number}") for number in seeds]}
+    columns = {"seeds of each": [Cell("1†" if number == 1 else f"{number}") for number in seeds]}
     for name, noise in noises.items():
         columns[name] = [Cell(format_number(noise.predict_detectable(number))) for number in seeds]
     if wanted is not None:
@@ -139,16 +140,19 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
             needed = noise.count_needed_seeds(wanted)
             columns[name].append(Cell(f"over {_MOST_SEARCHED}" if needed is None else f"{needed}"))
 
-    units = next(iter(noises.values())).num_units
+    first_noise, *_ = noises.values()
     notes = (
-        f"{format_metric(metric)} of {units:,} {results.plan.unit}s. A difference of this size is "
-        "found by 80% of studies; Holm's correction over several rows needs a larger one.",
+        f"{format_metric(metric)} of {first_noise.num_units:,} {results.plan.unit}s. A difference "
+        "of this size is found by 80% of studies; Holm's correction over several rows needs a "
+        "larger one.",
         f"First column: as if another system found the targets of {reference} and differed from "
         "it by its level only. It is a lower bound. The other columns are of rows that have run.",
-        "One seed gets no star. The noise of seeds is estimated from few of them and is uncertain.",
+        "† one seed: the interval takes the noise between seeds of the runs that exist, and is too "
+        "narrow for a noisier system; it can exclude 0, but gets no star. Two seeds do.",
+        "The noise of seeds is estimated from few of them and is uncertain.",
     )
     title = f"Minimum detectable difference from {reference} at 80% power"
-    return RenderedTable(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), notes)
+    return RenderedTable.from_columns(title, columns, notes)
 
 
 def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str, PairNoise]:

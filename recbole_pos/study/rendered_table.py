@@ -1,4 +1,4 @@
-"""Tables of a report in markdown, html and on a terminal of any width, and the numbers in them.
+"""Tables in markdown, html, LaTeX and on a terminal of any width, and the numbers in them.
 
 A :class:`RenderedTable` is made of :class:`Cell` objects. The functions ``format_...`` return the
 text of numbers, durations, counts and intervals.
@@ -7,8 +7,7 @@ text of numbers, durations, counts and intervals.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,23 +23,15 @@ from recbole_pos.values import shown
 # Seconds in a unit, name of the unit, and the same for the next smaller unit.
 _TIME_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
-
-def _keep_together(text: str) -> str:
-    """Return text whose numbers are not separated from their units or signs at the end of a line.
-
-    The spaces in ``± 0.002``, ``< 0.001``, ``3 min`` and ``41 s`` become no-break spaces.
-    """
-    return re.sub(r"(?<=[±<]) |(?<=\d) (?=(min|[a-zA-Z])\b)", "\N{NO-BREAK SPACE}", text)
-
-
-PAGES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # names and reasons are the user's
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+# Character -> LaTeX that prints it.
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"±": r"$\pm$", "<": "$<$", ">": "$>$", "†": r"$\dagger$", "‡": r"$\ddagger$"},
+        **{"\N{NO-BREAK SPACE}": "~", "\N{MINUS SIGN}": "$-$"},
+    }
 )
-PAGES.filters["keep_together"] = _keep_together
 
 
 @dataclass(frozen=True)
@@ -76,6 +67,23 @@ class RenderedTable:
     notes: tuple[str, ...] = ()
     text_columns: tuple[int, ...] = (0,)
 
+    @classmethod
+    def from_columns(
+        cls,
+        title: str,
+        columns: Mapping[str, Sequence[Cell]],
+        notes: Iterable[str] = (),
+        text_columns: tuple[int, ...] = (0,),
+    ) -> RenderedTable:
+        """Return a table made of columns.
+
+        Args:
+            title, notes, text_columns: as the attributes.
+            columns: name -> cells of a column, from top to bottom; all have the same number.
+        """
+        lines = tuple(zip(*columns.values(), strict=True))  # from columns to lines
+        return cls(title, tuple(columns), lines, tuple(notes), text_columns)
+
     def markdown(self) -> str:
         """Return the table in markdown, with its title as a heading and its notes as a list.
 
@@ -88,6 +96,32 @@ class RenderedTable:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join(block for block in (f"## {self.title}", table, notes) if block)
+
+    def latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs.
+
+        The best values are bold, and the notes of the table are in its caption.
+        """
+        # Columns of words are aligned left, numbers right. _LATEX escapes what LaTeX would read as
+        # commands.
+        alignment = "".join(
+            "l" if i in self.text_columns else "r" for i in range(len(self.columns))
+        )
+        caption = " ".join([f"{self.title}.", *self.notes]).translate(_LATEX)
+        header = " & ".join(name.translate(_LATEX) for name in self.columns)
+        lines = [" & ".join(map(_format_latex_cell, line)) for line in self.lines]
+        body = "\n".join(rf"{line} \\" for line in lines)
+        return rf"""\begin{{table}}
+\centering
+\caption{{{caption}}}
+\begin{{tabular}}{{{alignment}}}
+\toprule
+{header} \\
+\midrule
+{body}
+\bottomrule
+\end{{tabular}}
+\end{{table}}"""
 
     def _repr_html_(self) -> str:
         return PAGES.get_template("table.html.jinja").render(table=self)
@@ -143,6 +177,17 @@ def _format_markdown_cell(cell: Cell) -> str:
     if cell.bold and text:
         text = f"**{text}**"
     return f"{text} ({detail})" if detail else text
+
+
+def _format_latex_cell(cell: Cell) -> str:
+    """Return a cell in LaTeX, with its detail in small letters.
+
+    The text is in braces. Without them, a line that begins with [ or * would be read as an argument
+    of the line break before it.
+    """
+    text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
+    text = rf"\textbf{{{text}}}" if cell.bold and text else text
+    return rf"{text} {{\scriptsize {detail}}}".strip() if detail else f"{{{text}}}"
 
 
 def _make_rich_cell(cell: Cell) -> Text:
@@ -214,16 +259,16 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def join_names(names: Iterable[str], limit: int = 6) -> str:
-    """Return names in a sentence: ``a, b and c``.
+def join_names(values: Iterable[Any], limit: int = 6) -> str:
+    """Return names or numbers in a sentence: ``a, b and c``; empty without any.
 
     Of more than ``limit`` names, the last ones are counted: ``a, b, c, d, e and 7 more``.
 
     Args:
-        names: the names.
+        values: the names.
         limit: most names that are shown, the count included.
     """
-    names = list(names)
+    names = list(map(str, values))
     if len(names) > limit:  # the words "7 more" take the place of the last name
         names = [*names[: limit - 1], f"{len(names) - limit + 1} more"]
     if len(names) < 2:
@@ -246,3 +291,14 @@ def format_options(options: Mapping[str, Any]) -> str:
         text = f"{value:.3g}" if isinstance(value, float) else shown(value)
         texts.append(f"{name} {value if is_short_text else text}")
     return "  ".join(texts)
+
+
+# Templates of pages, in this folder, and the functions that they call.
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,  # names and reasons are the user's
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+PAGES.filters["join_names"] = join_names

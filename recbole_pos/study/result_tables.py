@@ -118,22 +118,22 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
 
     # Epochs, training time and parameters.
     columns |= _make_cost_columns(results, table.rows)
-    return _make_table(table.title, columns, notes)
+    return RenderedTable.from_columns(table.title, columns, notes)
 
 
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
     """Return sentences on what was predicted in a table, and among which items it was ranked.
 
-    The first sentence has the split, the number of test targets, the candidates (the items that are
-    ranked), and how many targets their user has had before. The second sentence, if any, is on
-    targets whose order is arbitrary, since another interaction of the user has the same time. What
-    is not known is left out.
+    The first sentence is on the split and the number of test targets. It also names the candidates,
+    which are the items that are ranked, and counts targets that their user has had before. The
+    others, if any, are on a sample of users for validation, and on targets whose order is
+    arbitrary, since another interaction of the user has the same time.
 
     Args:
         results: results of the study, with the summary of its split.
-        table: the table; only runs of its rows are considered.
+        table: the table; only runs of its rows (configurations) are considered.
     """
-    plan, split = results.plan, results.split
+    split = results.split
     runs = results.done[results.done["row"].isin(table.rows)]
     candidates = [text for text in runs.get("candidates", pd.Series(dtype=str)).unique() if text]
 
@@ -151,17 +151,16 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
         outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
         facts.append(f"{repeated} of them items that their user has had before{outcome}")
 
-    # The second sentence.
+    # The other sentences.
     sentences = [f"Protocol: {', '.join(facts)}."] if facts else []
     if "valid_users" in split:
         sentences.append(
             f"Validation is on a sample of {split['valid_users']:,} users, the same for all."
         )
     if num_tied := split.get("tied_targets", {}).get("test", 0):
-        order = "that of the file" if plan.ties == "file" else plan.ties
         sentences.append(
-            f"{num_tied:,} test targets have another item of their user at the same time; their "
-            f"order is {order}."
+            f"{num_tied:,} test targets have another item of their user at the same time; "
+            "eval_args.ties decides their order."
         )
     return sentences
 
@@ -276,21 +275,20 @@ def make_differences_table(comparison: Comparison) -> RenderedTable:
         comparison: the numbers of one table of the study, of which ``differences`` are shown.
     """
     differences, table = comparison.differences, comparison.table
-    columns: dict[str, list[Cell]] = {}
+    lines = []
     for line in differences.to_dict("records"):
         # The text of this cell is the difference, its detail the interval.
         difference = _make_difference_cell(differences, line["row"])
-        texts = {
-            "configuration": line["row"],
-            "seeds of both": f"{line['seeds']} and {line['reference_seeds']}",
-            "difference": difference.text,
-            "95% CI": difference.detail,
-            "p": _format_p(line["p"]),
-            "p after Holm": _format_p(line["p_holm"]),
-            "minimum detectable difference": format_number(line["detectable"]),
-        }
-        for name, text in texts.items():
-            columns.setdefault(name, []).append(Cell(text))
+        texts = (
+            line["row"],
+            f"{line['seeds']} and {line['reference_seeds']}",
+            difference.text,
+            difference.detail,
+            _format_p(line["p"]),
+            _format_p(line["p_holm"]),
+            format_number(line["detectable"]),
+        )
+        lines.append(tuple(map(Cell, texts)))
     notes = (
         "p is the larger of two: a t-test with the noise of seeds and units in it, and random sign "
         "flips of units. Holm's correction is over this table; * is below 0.05.",
@@ -299,7 +297,8 @@ def make_differences_table(comparison: Comparison) -> RenderedTable:
         *_select_seed_noise_notes(differences),
     )
     title = f"{table.title}: difference in {format_metric(table.metrics[0])} from {table.reference}"
-    return _make_table(title, columns, notes)
+    columns = ("configuration", "seeds of both", "difference", "95% CI", "p", "p after Holm")
+    return RenderedTable(title, (*columns, "minimum detectable difference"), tuple(lines), notes)
 
 
 def _format_p(value: float) -> str:
@@ -336,7 +335,9 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
     note = f"Below each figure: the difference to {table.reference} with its 95% interval."
     title = f"{table.title}: {format_metric(main)} {grouping}"
-    return _make_table(title, columns, [note, *_select_seed_noise_notes(differences)])
+    return RenderedTable.from_columns(
+        title, columns, [note, *_select_seed_noise_notes(differences)]
+    )
 
 
 def _describe_size(line: pd.Series, unit: str) -> str:
@@ -352,65 +353,50 @@ def _describe_size(line: pd.Series, unit: str) -> str:
 
 
 def make_failures_table(results: Results) -> RenderedTable | None:
-    """Return a table of the runs that failed, with their reasons; None if no run failed."""
+    """Return a table of the runs that failed, with their reasons; None if no run failed.
+
+    Args:
+        results: results of the study, with a line for each run.
+    """
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
     # Column of the table of runs -> title. A row of a study is a configuration.
     titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
     columns = {title: [Cell(str(cell)) for cell in failed[key]] for key, title in titles.items()}
-    return _make_table("Runs that failed", columns, text_columns=(0, 2))
+    return RenderedTable.from_columns("Runs that failed", columns, text_columns=(0, 2))
 
 
 def make_search_table(results: Results) -> RenderedTable | None:
-    """Return a table of the options that each search has chosen; None if nothing was searched.
+    """Return a table of the options that each search of a study has chosen; None without a search.
 
-    A line is a searched row (configuration): its number of trials, the options of the best trial,
-    and its validation value. The metric of the value is in the cell if the searches have several.
+    A search tries several combinations of options of a row (a configuration), each in a trial. A
+    line of the table is such a row: its number of trials, the options of the best trial, and its
+    validation value. If searches choose by several metrics, the metric stands beside the value.
 
     Args:
-        results: results of the study, with a line for each trial: row, options, validation value,
-            and whether the search has chosen it.
+        results: results of the study. Its ``searches`` have one line per trial, with the row, the
+            options, the validation value and its metric, and whether the trial was chosen.
     """
     if results.searches.empty:
         return None
 
     # Models may differ in the metric of their early stopping, by which their search chooses.
     metrics = [format_metric(metric) for metric in results.searches["metric"].unique()]
-    value_title = f"{join_names(metrics)}, validation"
-    columns: dict[str, list[Cell]] = {}
+    lines = []
     for row, trials in results.searches.groupby("row", sort=False):
         options, value = "not yet", ""  # shown until all trials have ended and one is chosen
-        for trial in trials[trials["chosen"].astype(bool)].to_dict("records"):
-            options, value = trial["options"], format_number(trial["value"])
+        chosen = trials[trials["chosen"].astype(bool)]
+        if not chosen.empty:  # one trial, since a search chooses one
+            options, value = chosen["options"].iloc[0], format_number(chosen["value"].iloc[0])
         metric = format_metric(trials["metric"].iloc[0]) if len(metrics) > 1 else ""
-        columns.setdefault("configuration", []).append(Cell(str(row)))
-        columns.setdefault("trials", []).append(Cell(f"{len(trials)}"))
-        columns.setdefault("chosen", []).append(Cell(options))
-        columns.setdefault(value_title, []).append(Cell(value, metric))
+        lines.append((Cell(str(row)), Cell(f"{len(trials)}"), Cell(options), Cell(value, metric)))
 
+    columns = ("configuration", "trials", "chosen", f"{join_names(metrics)}, validation")
     seeds = results.plan.search_seeds
     average = f", the mean of {seeds} seeds" if seeds > 1 else ""
     note = f"Chosen by {join_names(metrics)} on validation only{average}, before testing."
-    return _make_table("Search", columns, [note], text_columns=(0, 2))
-
-
-def _make_table(
-    title: str,
-    columns: dict[str, list[Cell]],
-    notes: Sequence[str] = (),
-    text_columns: tuple[int, ...] = (0,),
-) -> RenderedTable:
-    """Return a table made of columns.
-
-    Args:
-        title: heading of the table.
-        columns: name -> cells of a column, from top to bottom; all have the same number.
-        notes: sentences below the table.
-        text_columns: indices of the columns of words, which are aligned left.
-    """
-    lines = tuple(zip(*columns.values(), strict=True))  # from columns to lines
-    return RenderedTable(title, tuple(columns), lines, tuple(notes), text_columns)
+    return RenderedTable("Search", columns, tuple(lines), (note,), text_columns=(0, 2))
 
 
 def format_metric(metric: str) -> str:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from recbole_pos.config.checks import as_list
-from recbole_pos.config.posconfig import PLUGINS, STARTS
+from recbole_pos.config.posconfig import STARTS
 from recbole_pos.data.candidates import warn_of_repeats
-from recbole_pos.errors import UsageError, make_resume_command
+from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import REQUEST_TIME_WARNING, RunFolder, read_result
 from recbole_pos.runs import DONE, FAILED
 from recbole_pos.study.configs import INDIFFERENT, require_same_candidates, require_twins
@@ -42,22 +41,14 @@ RUN_FOLDERS = "run folders"  # name of the source of a plan that was made of fin
 VALIDATION = "validation"  # column of the first metric in validation, at the best epoch
 # Suffix of a metric that is computed over cold targets only, items without training interactions.
 COLD_TARGETS = ", cold targets"
-_CONTENT = ("item_vectors", "item_features")  # options with which a model can score cold items
 # Columns of a table of means.
 _MEANS = ["row", "metric", "mean", "deviation", "seeds", "targets", "units"]
 _VERSIONED = ("torch", "recbole", "recbole_pos")  # packages whose versions a table must not mix
 # Options in which runs must be equal, if they are compared without a plan that says so.
 _SHARED = ("dataset", "eval_args", "train_fraction", "session_filter", "target_events")
 
-
-def select_protocol(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a split that the tables show: what was split how, and how many targets.
-
-    Args:
-        summary: facts of the split by name; empty if unknown.
-    """
-    keys = ("split", "target", "targets", "repeated_targets", "tied_targets", "valid_users")
-    return {key: summary[key] for key in keys if key in summary}
+# Facts of a run by name, with its row (configuration), seed and status; and its folder, if any.
+_Run = tuple[dict[str, Any], RunFolder | None]
 
 
 @dataclass(frozen=True)
@@ -140,20 +131,21 @@ class Comparison:
 def compare_rows(results: Results, table: TablePlan) -> Comparison:
     """Compute the numbers of one table: means of its metrics, differences, and both by bin.
 
-    Differences need the ranks of the test targets. So there are none, and no bins, if the runs of
-    the reference have not saved ranks, or if the first metric is not computed from ranks.
+    The rows of a table are configurations, and bins are groups of test targets. Differences and
+    bins need the ranks of the test targets. They are empty if the runs of the reference have not
+    saved ranks, or if the first metric is not computed from ranks.
 
     Args:
         results: results of the study.
         table: a table of its plan.
     """
-    main, ranks = table.metrics[0], results.ranks  # ranks of each test target in each run
+    main, ranks = table.metrics[0], results.ranks
 
     # Means of all metrics. A table with cold targets also has the recall of those.
     metrics = list(table.metrics)
     if table.validation:
         metrics.append(VALIDATION)
-    if _has_cold_targets(results, table):
+    if _shows_cold_targets(results, table):
         metrics.append(f"recall@{main.partition('@')[2]}{COLD_TARGETS}")
     means = concatenate([_average_metric(results, table, metric) for metric in metrics])
 
@@ -161,14 +153,10 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     rows = [row for row in table.rows if results.is_ranked(row)]
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
-    compare = partial(
-        compute_differences,
-        ranks,
-        main,
-        reference=table.reference,
-        rows=[row for row in rows if row != table.reference],
-        are_coupled=results.plan.are_coupled,
-    )
+    others = [row for row in rows if row != table.reference]
+    compared = (ranks, main, table.reference, others)  # what all differences of the table are of
+    are_coupled = results.plan.are_coupled
+    differences = compute_differences(*compared, are_coupled=are_coupled)
 
     # Means and differences of the first metric in each bin of targets.
     bins = {}  # masks: name of a bin -> [targets] whether a target is in it
@@ -176,8 +164,8 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
         # The ranks are of all rows of the study, this table may have fewer.
         bin_means = compute_means(ranks, main, masks)
         bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
-        bins[kind] = bin_means, compare(bins=masks)
-    return Comparison(table, means, compare(), bins)
+        bins[kind] = bin_means, compute_differences(*compared, masks, are_coupled)
+    return Comparison(table, means, differences, bins)
 
 
 def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
@@ -205,23 +193,25 @@ def assign_bins(targets: pd.DataFrame, bins: Mapping[str, Any]) -> dict[str, dic
     return masks
 
 
-def _has_cold_targets(results: Results, table: TablePlan) -> bool:
-    """Return whether a table gets a column of cold targets, items without training interactions.
+def _shows_cold_targets(results: Results, table: TablePlan) -> bool:
+    """Return whether a table gets a column for cold targets, items without training interactions.
 
-    It does if some test targets are cold, and if a configuration of the table can score their items
-    from content (vectors or features of items). Without content no model can find them.
+    Only models that read content (vectors or features of items) can find such items. So the column
+    is there if a configuration of the table reads content, and if some test targets are cold.
 
     Args:
-        results: results of the study.
-        table: the table of its plan.
+        results: results of the study; the popularity of a test target is its number of training
+            interactions, 0 for a cold one.
+        table: the table of its plan, whose first metric the column would have.
     """
     ranks = results.ranks
-    if ranks is None or "popularity" not in ranks.targets or not is_from_ranks(table.metrics[0]):
-        return False
-    # _CONTENT are the options that give a model vectors or features of items.
-    options = [results.plan.make_options(row) for row in table.rows]
-    has_content = any(row_options.get(key) for row_options in options for key in _CONTENT)
-    return has_content and bool((ranks.targets["popularity"] == 0).any())
+    if ranks is None or not is_from_ranks(table.metrics[0]):
+        return False  # the column is computed from the ranks of the targets
+    for row in table.rows:
+        options = results.plan.make_options(row)
+        if options.get("item_vectors") or options.get("item_features"):
+            return bool((ranks.targets["popularity"] == 0).any())
+    return False  # no configuration reads content
 
 
 def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataFrame:
@@ -236,8 +226,8 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
         metric: such as ``ndcg@10``; with the suffix ``, cold targets``, it is computed over those.
 
     Returns:
-        Columns row, metric, mean, deviation, seeds, targets, units. The last two are empty for
-        reported values, and rows without values are left out.
+        Columns row, metric, mean, deviation, seeds, targets, units (users). The last two are empty
+        for reported values, and rows without values are left out.
     """
     frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
 
@@ -271,133 +261,6 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 # --- reading the runs ---
 
 
-class _Collector:
-    """Collects the facts, ranks and learning curves of runs, to make the results of a study.
-
-    Attributes:
-        metric: the study's first metric, whose validation values are collected.
-        root: folder that paths of runs are relative to.
-        lines: facts of each run, the lines of ``Results.runs``.
-        ranks: (row, seed) of a run -> ranks of its test targets.
-        curves: lines of ``Results.curves``.
-        rows_by_version: package -> version -> rows with a run of that version.
-    """
-
-    def __init__(self, metric: str, root: Path) -> None:
-        self.metric, self.root = metric, root
-        self.lines: list[dict[str, Any]] = []
-        self.ranks: dict[tuple[str, int], pd.DataFrame] = {}
-        self.curves: list[dict[str, Any]] = []
-        self.rows_by_version: dict[str, dict[str, list[str]]] = {}
-
-    def add(self, facts: Mapping[str, Any], run: RunFolder, is_trained: bool = True) -> None:
-        """Add a run: its facts as a line of the table of runs, its ranks and its learning curve.
-
-        Args:
-            facts: facts of the run by name, as in its ``result.json``, with its row (the
-                configuration), seed and status.
-            run: folder of the run.
-            is_trained: False for a run that only tests a model that another run has trained. Such a
-                run has no costs of training and no learning curve.
-        """
-        row, seed, path = facts["row"], facts["seed"], run.path
-
-        # The line of the table of runs. An unfinished or old run lacks some facts.
-        best_valid = (facts.get("best_valid") or {}).get(self.metric)
-        seconds = (facts.get("seconds") or {}).get("training")
-        line = {
-            **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
-            **(facts.get("test") or {}),
-            VALIDATION: best_valid if is_trained else None,
-            "seconds": seconds if is_trained else None,
-            "parameters": facts.get("parameters"),
-            "epochs": facts.get("epochs") if is_trained else None,
-            "candidates": facts.get("candidates", ""),
-            "device": _describe_device(facts.get("device") or {}),
-            **{key: facts.get(key, "") for key in ("commit", "digest", KNOWN_FROM)},
-            "request_time": facts.get("request_time", "none"),
-            "path": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path),
-        }
-        self.lines.append(line)
-
-        # Versions of packages, ranks, and the learning curve.
-        for package, version in (facts.get("versions") or {}).items():
-            rows = self.rows_by_version.setdefault(package, {}).setdefault(version, [])
-            rows.append(row)
-        if facts["status"] == DONE and run.ranks.is_file():
-            self.ranks[row, seed] = pd.read_parquet(run.ranks)
-        if is_trained:
-            for epoch, value in read_curve(run, self.metric).items():
-                self.curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
-
-    def make_results(
-        self, plan: Plan, facts: StudyFacts, command: str, searches: pd.DataFrame
-    ) -> Results:
-        """Return the results of a study from the collected runs, sorted by row and seed.
-
-        Args:
-            plan: the study; its rows (configurations) give the order.
-            facts: facts about its data and split.
-            command: command that repeats the study.
-            searches: one line per trial of its searches; an empty frame without a search.
-
-        Raises:
-            UsageError: if the runs have ranks of different test targets.
-        """
-        # Sort all that was collected.
-        row_order = {row: index for index, row in enumerate(plan.rows)}
-        lines = sorted(self.lines, key=lambda line: (row_order[line["row"]], line["seed"]))
-        ranked_runs = sorted(self.ranks, key=lambda run: (row_order[run[0]], run[1]))
-        ranks = {run: self.ranks[run] for run in ranked_runs}
-        # A package with several versions has all of them in one text.
-        versions = {name: ", ".join(found) for name, found in self.rows_by_version.items()}
-        return Results(
-            plan=plan,
-            runs=pd.DataFrame(lines or {"row": [], "seed": [], "status": []}),
-            ranks=RankTable.from_runs(ranks) if ranks else None,
-            curves=pd.DataFrame(self.curves),
-            searches=searches,
-            command=command,
-            split=facts.split,
-            warnings=tuple(dict.fromkeys([*facts.warnings, *self._list_warnings(lines, facts)])),
-            data=facts.data,
-            versions=versions or facts.versions,
-        )
-
-    def _list_warnings(self, lines: list[dict[str, Any]], facts: StudyFacts) -> list[str]:
-        """Return warnings about what makes the metrics too good, or the runs not comparable.
-
-        These are models that know the time of the request, targets that their user has had before,
-        and runs that were made with different versions of a package.
-
-        Args:
-            lines: facts of the runs.
-            facts: facts of the study, with the summary of its split.
-        """
-        warnings = []
-        # REQUEST_TIME_WARNING is the sentence about models that know the time of what they predict.
-        # The keys of a dict are an ordered set.
-        time_aware = {line["row"]: 1 for line in lines if line.get("request_time") == "target"}
-        if time_aware:
-            warnings.append(f"{', '.join(time_aware)}: {REQUEST_TIME_WARNING}")
-        if facts.split:
-            for candidates in sorted({str(line.get("candidates") or "") for line in lines} - {""}):
-                warnings += warn_of_repeats(facts.split, candidates)
-
-        for package in _VERSIONED:
-            by_version = self.rows_by_version.get(package, {})
-            if len(by_version) > 1:
-                parts = [
-                    f"{version} ({', '.join(dict.fromkeys(by_version[version]))})"
-                    for version in sorted(by_version)
-                ]
-                warnings.append(
-                    f"runs were made with different versions of {package}: {', '.join(parts)}; "
-                    "differences between them may come from that"
-                )
-        return warnings
-
-
 def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     """Return the results of a study so far, from the run folders in its folder.
 
@@ -408,34 +271,31 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     Raises:
         UsageError: naming a file that is damaged.
     """
-    collector = _Collector(plan.metrics[0], folder.path)
     facts = folder.read_facts()
     digests = folder.find_current_digests(plan)
+    runs: list[_Run] = []
     trials: dict[tuple[str, int], list[dict[str, Any]]] = {}
     chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
 
-    # A fit is a run that the plan asks for; its digest is the name of the run's folder, if any.
+    # A fit is a run that the plan asks for, of one row (configuration). Its digest (a hash) is the
+    # name of the run's folder, if it has one.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
         run_facts = folder.read_fit(digest)
-        identity = {"row": fit.row, "seed": fit.seed}
+        identity: dict[str, Any] = {"row": fit.row, "seed": fit.seed}
         if not run_facts:  # no folder: not trained yet, or failed before it had one
             if fit.name in facts.unmade and fit.trial is None:
-                failure = {"status": FAILED, "reason": facts.unmade[fit.name], "path": ""}
-                collector.lines.append({**identity, **failure})
+                failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
+                runs.append(({**identity, **failure}, None))
         elif fit.trial is not None:
             trials.setdefault((fit.row, fit.trial), []).append(run_facts)
         else:
             chosen[fit.row] = run_facts.get("searched")
-            run_facts = {"status": "", **run_facts, **identity}
-            collector.add(run_facts, folder.run(digest), is_trained=fit.stage != "retest")
+            identity["path"] = f"runs/{digest}"
+            runs.append(({"status": "", **run_facts, **identity}, folder.run(digest)))
 
-    # The command that repeats the study; it imports modules with custom models again.
-    plugins = [str(name) for name in as_list(plan.base.options.get(PLUGINS) or [])]
-    command = make_resume_command(folder.path, plugins, "compare")
-    return collector.make_results(
-        plan, facts, command, _tabulate_trials(plan, facts, trials, chosen)
-    )
+    searches = _tabulate_trials(plan, facts, trials, chosen)
+    return _make_results(plan, facts, runs, folder.make_command(plan), searches)
 
 
 def _tabulate_trials(
@@ -471,19 +331,6 @@ def _tabulate_trials(
     return frame.astype({"value": float}) if lines else frame  # values that are all None are NaN
 
 
-def _describe_device(device: Mapping[str, Any]) -> str:
-    """Return ``cpu (AMD EPYC, AVX512), 1 thread, float32``; empty for an unknown device.
-
-    Args:
-        device: facts of a run: name, processor, threads and precision.
-    """
-    if not device:
-        return ""
-    processor = f" ({device['processor']})" if device.get("processor") else ""
-    threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
-    return f"{device['name']}{processor}, {threads}, {device['precision']}"
-
-
 def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results:
     """Return the results of finished runs in any folders, to be compared as a study.
 
@@ -514,38 +361,43 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
-    # The metric of early stopping comes first, if it can be computed from ranks.
-    metric = str(first_config.get("valid_metric")).lower()
-    metrics = list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS))
-
-    # Collect the runs by row and seed.
-    collector = _Collector(metrics[0], Path())
+    # The facts of each run, with its row and seed. Ranks are kept by row and seed, so those of a
+    # second such run would replace the first's.
+    runs: list[_Run] = []
     rows: dict[str, dict[str, Any]] = {}
+    seen: set[tuple[str, int]] = set()
     for path, config, name, result in zip(paths, configs, names, results, strict=True):
-        # Ranks are kept by row and seed, so those of a second such run would replace the first's.
-        if (name, config["seed"]) in collector.ranks:
+        if (name, config["seed"]) in seen:
             raise UsageError(f"compare: {path} is a second run of {name} with one seed")
-        identity = {"row": name, "seed": config["seed"], "status": DONE}
-        collector.add({**asdict(result), **identity}, RunFolder(path))
+        seen.add((name, config["seed"]))
+        identity = {"row": name, "seed": config["seed"], "status": DONE, "path": str(path)}
+        runs.append(({**asdict(result), **identity}, RunFolder(path)))
         rows[name] = {"model": config["model"]}
         if config.get("item_vectors"):
             rows[name]["item_vectors"] = config["item_vectors"]
 
-    # Describe the runs as a study, so that tables and report are made as usual.
+    # Describe the runs as a study, so that tables and report are made as usual. The metric of early
+    # stopping comes first, if it can be computed from ranks.
+    metric = str(first_config.get("valid_metric")).lower()
     dataset = str(first_config["dataset"])
-    study: dict[str, Any] = {"dataset": dataset, "title": f"{len(paths)} runs on {dataset}"}
-    study |= {"rows": rows, "metrics": metrics}
-    study["seeds"] = sorted({config["seed"] for config in configs})
-    study |= {"reference": reference} if reference else {}
-    chosen = ["--reference", reference] if reference else []
+    study: dict[str, Any] = {
+        "dataset": dataset,
+        "title": f"{len(paths)} runs on {dataset}",
+        "rows": rows,
+        "metrics": list(dict.fromkeys([metric, *METRICS] if is_from_ranks(metric) else METRICS)),
+        "seeds": sorted({config["seed"] for config in configs}),
+    }
+    command = ["recbole-pos", "compare", *map(str, paths)]
+    if reference:
+        study["reference"] = reference
+        command += ["--reference", reference]
+    plan = make_plan(Source(RUN_FOLDERS, study))
     facts = StudyFacts(  # those of the first run, since all runs have the same data
         versions=first_result.versions,
         warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
-        split=select_protocol(first_result.split),
+        split=first_result.split,
     )
-    command = shlex.join(["recbole-pos", "compare", *map(str, paths), *chosen])
-    plan = make_plan(Source(RUN_FOLDERS, study))
-    return collector.make_results(plan, facts, command, pd.DataFrame())
+    return _make_results(plan, facts, runs, shlex.join(command), pd.DataFrame())
 
 
 def _read_finished_config(path: Path) -> dict[str, Any]:
@@ -597,3 +449,127 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         names.append(options["model"] + (f" ({', '.join(differing)})" if differing else ""))
     return names
+
+
+def _make_results(
+    plan: Plan, facts: StudyFacts, runs: list[_Run], command: str, searches: pd.DataFrame
+) -> Results:
+    """Return the results of a study from its runs, sorted by row (configuration) and seed.
+
+    Args:
+        plan: the study; its rows give the order.
+        facts: facts about its data and split.
+        runs: facts of each run, with its row, seed and status, and its folder; None for a run that
+            failed before it had one.
+        command: command that repeats the study.
+        searches: one line per trial of its searches; an empty frame without a search.
+
+    Raises:
+        UsageError: if the runs have ranks of different test targets.
+    """
+    metric, row_order = plan.metrics[0], list(plan.rows)
+    # A run is a pair, whose first part are the facts.
+    runs = sorted(runs, key=lambda run: (row_order.index(run[0]["row"]), run[0]["seed"]))
+    ranks = {}  # (row, seed) -> ranks of the test targets
+    curves = []  # one line per epoch
+    for run_facts, folder in runs:
+        row, seed = run_facts["row"], run_facts["seed"]
+        if folder is not None and run_facts["status"] == DONE and folder.ranks.is_file():
+            ranks[row, seed] = pd.read_parquet(folder.ranks)
+        # A retest only tests a model that another run has trained, whose epochs it has copied.
+        if folder is not None and run_facts.get("stage") != "retest":
+            for epoch, value in read_curve(folder, metric).items():
+                curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
+
+    # The table of runs, and one with the version of each package in each run.
+    empty: dict[str, Any] = {"row": [], "seed": [], "status": []}
+    table = pd.DataFrame([_describe_run(run_facts, metric) for run_facts, _ in runs] or empty)
+    versions = pd.DataFrame([run_facts.get("versions") or {} for run_facts, _ in runs])
+    warnings = [*facts.warnings, *_warn_of_versions(table, versions)]
+    if runs:
+        warnings += _warn_of_better_conditions(table, facts.split)
+    return Results(
+        plan=plan,
+        runs=table,
+        ranks=RankTable.from_runs(ranks) if ranks else None,
+        curves=pd.DataFrame(curves),
+        searches=searches,
+        command=command,
+        split=facts.split,
+        warnings=tuple(dict.fromkeys(warnings)),  # each once
+        data=facts.data,
+        versions={name: ", ".join(versions[name].dropna().unique()) for name in versions}
+        or facts.versions,
+    )
+
+
+def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the line of a run in the table of runs, see :class:`Results`.
+
+    Args:
+        facts: facts of the run by name, as in its ``result.json``, with its row (the
+            configuration), seed, status and path. An unfinished or old run lacks some.
+        metric: the study's first metric, whose validation value is in the line.
+    """
+    # ``cpu (AMD EPYC, AVX512), 1 thread, float32``
+    device, device_text = facts.get("device") or {}, ""
+    if device:
+        processor = f" ({device['processor']})" if device.get("processor") else ""
+        threads = f"{device['threads']} thread{'s' * (device['threads'] != 1)}"
+        device_text = f"{device['name']}{processor}, {threads}, {device['precision']}"
+
+    costs = {
+        VALIDATION: (facts.get("best_valid") or {}).get(metric),
+        "seconds": (facts.get("seconds") or {}).get("training"),
+        "epochs": facts.get("epochs"),
+    }
+    if facts.get("stage") == "retest":  # another run has trained the model
+        costs = dict.fromkeys(costs)
+    texts = ("candidates", "commit", "digest", KNOWN_FROM, "path")
+    return {
+        **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
+        **(facts.get("test") or {}),
+        **costs,
+        "parameters": facts.get("parameters"),
+        "device": device_text,
+        "request_time": facts.get("request_time", "none"),
+        **{key: facts.get(key, "") for key in texts},
+    }
+
+
+def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> list[str]:
+    """Return warnings about what makes the metrics of some runs better than those of others.
+
+    Some models know the time of the interaction that they predict. And some runs do not rank items
+    that the user has had before, so that they cannot find a target that is such an item.
+
+    Args:
+        runs: one line per run; ``request_time`` is ``target`` if its model knows that time, and
+            ``candidates`` says which items it ranks.
+        split: facts of the split by name, with the numbers of such targets; empty if unknown.
+    """
+    warnings = []
+    if rows := list(runs.loc[runs["request_time"] == "target", "row"].unique()):
+        warnings.append(f"{', '.join(rows)}: {REQUEST_TIME_WARNING}")
+    for candidates in sorted(set(runs["candidates"]) - {""}) if split else ():
+        warnings += warn_of_repeats(split, candidates)
+    return warnings
+
+
+def _warn_of_versions(runs: pd.DataFrame, versions: pd.DataFrame) -> list[str]:
+    """Return warnings about packages of which the runs of a study were made by several versions.
+
+    Args:
+        runs: one line per run, with its row (configuration).
+        versions: the version of each package (a column) in the same runs; NaN if unknown.
+    """
+    warnings = []
+    for package in _VERSIONED:
+        if package in versions and versions[package].nunique() > 1:
+            rows = runs["row"].groupby(versions[package]).unique()  # version -> rows with it
+            parts = [f"{version} ({', '.join(names)})" for version, names in rows.items()]
+            warnings.append(
+                f"runs were made with different versions of {package}: {', '.join(parts)}; "
+                "differences between them may come from that"
+            )
+    return warnings

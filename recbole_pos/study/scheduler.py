@@ -25,7 +25,7 @@ from recbole_pos.study.configs import (
     make_row_config,
 )
 from recbole_pos.study.plan import Fit, Plan, list_fits, list_points
-from recbole_pos.study.study_folder import KNOWN_FROM, PackedStudy, StudyFolder
+from recbole_pos.study.study_folder import PackedStudy, StudyFolder
 
 _UNTRAINED = "not trained"  # reason of a fit that no call has tried to train
 
@@ -74,16 +74,17 @@ class Scheduler:
         rows: Sequence[str] = (),
         packed: Sequence[PackedStudy] = (),
     ) -> None:
-        """List the training runs of the rows (configurations), and of the rows they start from.
+        """List the training runs (fits) that a study needs. Nothing is read or trained yet.
 
-        Each run that the plan asks for is a fit. Nothing is read or trained yet.
+        A row is a configuration of the study, which is trained once for each seed. A row may start
+        from the trained weights of another row, whose runs are then needed as well.
 
         Args:
             plan: the study.
             folder: folder of the study.
-            rows: names of rows to train, besides the rows whose weights they start from; all if
-                empty.
-            packed: packed studies (``--known``), whose runs need no training.
+            rows: names of the rows to train; all if empty.
+            packed: packed studies (``--known``): results of runs that others have trained, so that
+                they need no training here.
 
         Raises:
             UsageError: for the name of a row that the plan does not have.
@@ -92,12 +93,17 @@ class Scheduler:
         for name in rows:
             plan.source.require_choice(("rows",), name, plan.rows)
 
-        # A row may start from the weights of another (its parent), which then is required, too.
-        required = {row for name in rows or plan.rows for row in plan.list_ancestors(name)}
-        self.rows = [name for name in plan.rows if name in required]
-        self.fits = [fit for fit in list_fits(plan) if fit.row in required]
+        # The ancestors of a row are itself, the row whose weights it starts from, and so on.
+        needed_rows: set[str] = set()
+        for name in rows or plan.rows:
+            needed_rows.update(plan.list_ancestors(name))
+        self.rows = [name for name in plan.rows if name in needed_rows]
+        self.fits = [fit for fit in list_fits(plan) if fit.row in needed_rows]
+        # A search has a trial for each combination of the options that a row tries.
+        self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
-        # At first all fits wait, and nothing is known about them.
+        # At first all fits wait, and nothing is known about them. The attributes are explained at
+        # the class.
         self.waiting = list(self.fits)
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
@@ -105,7 +111,6 @@ class Scheduler:
         self.configs: dict[str, PosConfig] = {}
         self.datasets: dict[str, Any] = {}
         self.trains = True
-        self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
     # --- the next job ---
 
@@ -122,7 +127,8 @@ class Scheduler:
         Args:
             running: digests (hashes that name run folders) of the runs in training. Two fits can
                 have the same run; the second then waits until the run has ended.
-            restore: whether finished runs of packed studies are copied into the study's folder.
+            restore: whether finished runs of packed studies (``--known``) are copied into the
+                study's folder.
         """
         for fit in list(self.waiting):
             if any(name not in self.status for name in fit.after):
@@ -130,30 +136,26 @@ class Scheduler:
 
             # Make its configuration, unless a fit that it depends on has failed. A wrong option
             # fails this fit only, since the other rows can still be trained.
-            reason = self._explain_failure(fit)
-            job = None
+            job, reason = None, self._explain_failure(fit)
             if not reason:
                 try:
                     job = self._make_job(fit)
                 except UsageError as error:
                     reason = str(error)
-            if job is not None and job.digest in running:
-                continue  # it has the same run as a fit in training, so wait for that one
-
-            # From here on the fit is done, fails, or is returned. Look for a finished run first.
-            self.waiting.remove(fit)
-            facts = self._find_facts(job, restore) if job is not None else {}
-            is_done = facts.get("status") == DONE
-            if not is_done:  # a run that failed before is trained again
-                reason = reason or self._explain_no_weights(fit)
-            if job is None or reason:
+            if job is None:
+                self.waiting.remove(fit)
                 self.end(fit, FAILED, reason)  # no digest is noted, since there is no run to show
                 continue
+            if job.digest in running:
+                continue  # it has the same run as a fit in training, so wait for that one
 
-            # A fit without a finished run is returned to be trained; others are recorded as done.
+            self.waiting.remove(fit)
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
-            if not is_done:
+            # A fit without a finished run is returned to be trained, also if its run has failed
+            # before; others are recorded as done.
+            facts = self._find_facts(job, restore)
+            if facts.get("status") != DONE:
                 return job
             self.end(fit, DONE, facts=facts)
         return None
@@ -161,9 +163,10 @@ class Scheduler:
     def _explain_failure(self, fit: Fit) -> str:
         """Return why a fit cannot be trained, because of the fits that it depends on.
 
-        A fit with a parent depends on the run whose weights it starts from; the final fit of a
-        searched row depends on all trials of the search (the combinations of options that it
-        tries). A report trains nothing, and records missing runs as failed because untrained.
+        A fit with a parent depends on the run whose weights it starts from. The final fit of a row
+        (a configuration) that is searched depends on all trials, the combinations of options that
+        the search tries. A report trains nothing, and records missing runs as failed because
+        untrained.
 
         Args:
             fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.
@@ -184,36 +187,12 @@ class Scheduler:
         if any(self.reasons[name] == _UNTRAINED for name in failed):
             return _UNTRAINED
 
-        # It needs the best trial of a search, and every trial failed. If only some failed, the best
+        # It needs the best trial of a search, and none has a value. If only some failed, the best
         # of the others is taken.
         if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
             first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first_reason}"
         return ""
-
-    def _explain_no_weights(self, fit: Fit) -> str:
-        """Return why a fit cannot start from its parent's weights, though that run is done.
-
-        The parent is the run whose weights the fit starts from. If that run was taken from a packed
-        study (``--known``), it has results but no weights.
-
-        Args:
-            fit: a training run of the plan. All fits that it depends on have ended.
-
-        Returns:
-            The reason in words; empty if the weights are there, or if the fit has no parent.
-        """
-        if not fit.has_parent:
-            return ""
-        (parent,) = fit.after
-        digest = self.digests[parent]
-        known_from = self.folder.read_fit(digest).get(KNOWN_FROM)  # the packed study, if any
-        if not known_from:
-            return ""
-        return (
-            f"it starts from the weights of {parent}, and {known_from} has none; to train that "
-            f"again, delete {self.folder.run(digest).path} and leave --known out"
-        )
 
     def _find_facts(self, job: Job, restore: bool) -> dict[str, Any]:
         """Return what is known of a run: its status and, if it is finished, its results.
@@ -221,7 +200,7 @@ class Scheduler:
         The study's folder is searched first, then the packed studies (``--known``).
 
         Args:
-            job: the run.
+            job: the run; its digest (hash) is the name of its folder.
             restore: whether a run found in a packed study is copied into the study's folder.
 
         Returns:
@@ -229,6 +208,7 @@ class Scheduler:
             run.
         """
         facts = self.folder.read_fit(job.digest)
+        # Packed studies that have the run, results of runs that others have trained.
         packed_studies = [packed for packed in self.packed if job.digest in packed.fits]
         for packed in packed_studies:
             packed.used.add(job.digest)  # to report at the end how many of its runs were of use
@@ -242,16 +222,16 @@ class Scheduler:
     def _make_job(self, fit: Fit) -> Job:
         """Return a fit (a training run of the plan) with its configuration and the name of its run.
 
-        A fit of a searched row is either a trial, which has the options of its point of the grid,
-        or a final fit, which has those of the best trial. If the best trial has been trained with
-        the seed of the final fit, its weights only need to be tested.
+        A fit of a searched row (a configuration) is a trial, with one combination of the searched
+        options, or a final fit, with those of the best trial. If the best trial has been trained
+        with the seed of the final fit, its weights only need to be tested.
 
         Args:
             fit: the training run. All fits that it depends on have ended, and have not failed.
 
         Returns:
-            The fit with its complete configuration, the digest (hash) that names its run folder,
-            and the digest of the run whose weights are only tested, or None to train.
+            The fit with its complete configuration and the digest (hash) that names its run folder.
+            If nothing has to be trained, also the digest of the run whose weights are tested.
         """
         if fit.has_parent:
             return self._make_child_job(fit)
@@ -280,7 +260,7 @@ class Scheduler:
         return Job(fit, config, digest, tested_run)
 
     def _make_child_job(self, fit: Fit) -> Job:
-        """Return the job of a fit that starts from the weights of its parent, a fit of another row.
+        """Return the job of a fit that starts from the weights of its parent, a run of another row.
 
         If the fit attaches position schemes, they are added to the model of the parent, and only
         their parameters are trained. Otherwise the parent's weights are tested again with other
@@ -290,7 +270,7 @@ class Scheduler:
             fit: a training run of the plan, whose parent has been trained.
         """
         (parent,) = fit.after
-        parent_run = self.digests[parent]
+        parent_run = self.digests[parent]  # the hash that names its folder
         parent_options = self.configs[parent_run].plain
         schemes = fit.options["attach"]  # empty for a retest
         options = {key: value for key, value in fit.options.items() if key != "attach"}
@@ -327,8 +307,8 @@ class Scheduler:
             fit: the training run.
             status: ``done`` or ``failed``.
             reason: why it failed; empty if it is done.
-            facts: results of a finished run by name, as in ``result.json``. If the fit is a trial,
-                the search of its row gets its best validation value from them.
+            facts: results of a finished run by name, as in ``result.json``. If the fit is a trial
+                of a search, its best validation value is noted there.
         """
         self.status[fit.name] = status
         if reason:
@@ -337,7 +317,7 @@ class Scheduler:
             search = self.searches[fit.row]
             # Metric -> value at the best epoch. A failed trial gives None, and is not chosen.
             best_valid = facts.get("best_valid") if status == DONE else None
-            search.record_value(fit.trial, (best_valid or {}).get(search.metric))
+            search.values.setdefault(fit.trial, []).append((best_valid or {}).get(search.metric))
 
     def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
@@ -346,14 +326,15 @@ class Scheduler:
         returns one that is not; that one is recorded as untrained, until none is left.
 
         Args:
-            restore: whether finished runs of packed studies are copied into the study's folder.
+            restore: whether finished runs of packed studies (``--known``) are copied into the
+                study's folder.
         """
         while job := self.next_job(restore=restore):
             self.end(job.fit, FAILED, _UNTRAINED)
         self.trains = False
 
     def explain_failures_without_run(self) -> dict[str, str]:
-        """Return the fits that failed before they had a run folder, with the reasons.
+        """Return the fits (runs of the plan) that failed before they had a folder, with reasons.
 
         Returns:
             Name of a fit -> reason. Empty for a report, which trains nothing, so that fits without
@@ -361,7 +342,7 @@ class Scheduler:
         """
         if not self.trains:
             return {}
-        # Only fits with a run folder have a digest.
+        # Only fits with a folder have a digest, the hash that names it.
         return {name: text for name, text in self.reasons.items() if name not in self.digests}
 
     def find_metric(self, row: str) -> str:
@@ -376,7 +357,8 @@ class Scheduler:
 
         Returns:
             Its row (the configuration), seed, stage and trial. For a searched row also
-            ``searched``: the options of the trial, or those of the best trial for a final fit.
+            ``searched``: the options that the search tries (a point of its grid), of the trial or,
+            for a final fit, of the best trial.
         """
         facts = {"row": fit.row, "seed": fit.seed, "stage": fit.stage, "trial": fit.trial}
         if search := self.searches.get(fit.row):
@@ -403,8 +385,8 @@ class RowSearch:
     def __init__(self, plan: Plan, name: str) -> None:
         """Read the metric of the row's model, and the options of the trials from the row's grid.
 
-        A row is a configuration of the study; its grid has a list of values for each searched
-        option.
+        A row is a configuration of the study. Its grid has a list of values for each searched
+        option; a point is one combination of them.
 
         Args:
             plan: the study.
@@ -431,13 +413,6 @@ class RowSearch:
         self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.points = list_points(grid)
         self.values: dict[int, list[float | None]] = {}
-
-    def record_value(self, trial: int, value: float | None) -> None:
-        """Record the best validation value of a trial with one of its seeds.
-
-        The value is None if that run failed.
-        """
-        self.values.setdefault(trial, []).append(value)
 
     def find_best(self) -> int | None:
         """Return the number of the best trial, by the mean of its validation values over all seeds.

@@ -8,7 +8,7 @@ as rows that are trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from recbole_pos.experiment.folder import list_warnings
 from recbole_pos.referee.judge import Judgement, judge
 from recbole_pos.referee.predictions import open_predictions
 from recbole_pos.referee.requests import (
-    Requests,
     make_requests,
     read_plan_data,
     read_run_data,
@@ -29,7 +28,6 @@ from recbole_pos.referee.requests import (
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.study.configs import require_same_candidates
-from recbole_pos.study.paper_files import write_paper_files
 from recbole_pos.study.plan import Plan, Source
 from recbole_pos.study.rendered_table import RenderedTable
 from recbole_pos.study.result_tables import make_tables
@@ -38,12 +36,11 @@ from recbole_pos.study.results import (
     Results,
     collect_runs,
     concatenate,
-    select_protocol,
 )
 from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import PackedStudy
-from recbole_pos.study.study_report import write_results
+from recbole_pos.study.study_report import print_results, write_results
 
 _METRICS = ("ndcg", "hit", "mrr")  # metrics by default
 _MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
@@ -89,20 +86,14 @@ class Scored:
         Args:
             reporter: prints the lines.
         """
-        for table in self.tables:
-            reporter.line(table)
-            reporter.line("")
-        warnings = self.results.warnings
-        for text in warnings:
-            reporter.warning(text)
+        print_results(self.results, self.tables, reporter)
         for text in self.faults:  # a frequent fault is a warning already
-            if text not in warnings:
+            if text not in self.results.warnings:
                 reporter.line(text)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the files of a comparison and those for a paper; return their paths."""
-        path = Path(folder)
-        return [*write_results(self.results, path), *write_paper_files(self.results, path)]
+        return write_results(self.results, Path(folder), latex=True)
 
     def __repr__(self) -> str:
         return "\n\n".join([self.tables[0].markdown(), *self.faults])
@@ -170,17 +161,25 @@ def score(
     if unknown := [metric for metric in metrics or () if not is_from_ranks(metric)]:
         raise UsageError(f"metrics: {unknown[0]} does not follow from ranks, as ndcg@10 does")
     length = min(judgement.length for judgement in judged.values())
-    seeds = range(1, len(sources) + 1)
     study = {
         **study,
         "title": f"{name} on {dataset.dataset_name}, {len(requests):,} {part} requests",
         # No file is named, since the lists have been judged already.
-        "rows": {**rows, name: {"predictions": dict.fromkeys(seeds, "")}},
+        "rows": {**rows, name: {"predictions": {seed: "" for _, seed in judged}}},
         "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
     }
     plan = make_plan(Source(RUN_FOLDERS, study))
-    results = replace(results, plan=plan) if results else _make_results(plan, requests)
-    results = add_judged(results, judged)
+    if results is None:
+        # The facts of a split that tables show are about the test targets. "none": the system is
+        # not known to know the time of a request.
+        summary = dataset.split.summary
+        results = Results(
+            plan,
+            runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
+            split=summary if part == "test" else {},
+            warnings=tuple(list_warnings(summary, requests.candidates, "none")),
+        )
+    results = add_judged(replace(results, plan=plan), judged)
     return Scored(results, list(judged.values()), make_tables(results))
 
 
@@ -199,24 +198,6 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
     main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
     ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
     return [f"{metric}@{cutoff}" for cutoff in ordered for metric in _METRICS]
-
-
-def _make_results(plan: Plan, requests: Requests) -> Results:
-    """Return results without a run, with what is known of the split.
-
-    Args:
-        plan: the study, which only has predictions of other systems.
-        requests: what the systems had to answer: the targets, their users, and their candidates.
-    """
-    summary = requests.dataset.split.summary
-    # The facts of a split that tables show are about the test targets.
-    return Results(
-        plan,
-        runs=pd.DataFrame({"row": [], "seed": [], "status": []}),
-        split=select_protocol(summary) if requests.part == "test" else {},
-        # "none": the system is not known to know the time of a request.
-        warnings=tuple(list_warnings(summary, requests.candidates, "none")),
-    )
 
 
 def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
@@ -246,11 +227,13 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
     requests = make_requests(read_plan_data(plan.make_options(first_row)))
     judged = {}
     for (name, seed), file in files.items():
-        kept = None
-        if not Path(file).exists():
-            found = (study.read_judgement(name, seed, requests) for study in packed)
-            kept = next((judgement for judgement in found if judgement is not None), None)
-        judged[name, seed] = kept or judge(open_predictions(file), requests)
+        # A packed study has the ranks of the targets in a file, and not the file itself.
+        judgements = [study.read_judgement(name, seed, requests) for study in packed]
+        known = [judgement for judgement in judgements if judgement is not None]
+        if known and not Path(file).exists():
+            judged[name, seed] = known[0]
+        else:
+            judged[name, seed] = judge(open_predictions(file), requests)
     return judged
 
 
@@ -262,18 +245,21 @@ def add_judged(results: Results, judged: Judged) -> Results:
         judged: (row, seed) -> judgement of its predictions: ranks, candidates and warnings.
 
     Raises:
-        UsageError: if the lists are too short for a metric of the study, or if other rows of a
-            table have other targets or rank other items.
+        UsageError: if the lists are too short for a metric of the study, or if the rows of a table
+            differ in their targets or in the items that they rank.
     """
     if not judged:
         return results
     _require_lengths(results.plan, judged)
 
-    # A line and ranks for each file.
-    frames = {} if results.ranks is None else dict(_list_ranks(results.ranks))
+    # A line per target with its rank, for each run and for each file of predictions.
+    frames: dict[tuple[str, int], pd.DataFrame] = {}
+    if results.ranks is not None:
+        runs = results.ranks.runs.itertuples()
+        for run, ranks in zip(runs, results.ranks.rank, strict=True):
+            frames[str(run.row), int(run.seed)] = results.ranks.targets.assign(rank=ranks)
     lines, warnings = [], list(results.warnings)
     for (row, seed), judgement in judged.items():
-        # A line per target: user, item, what bins need, and the rank, as a run saves them.
         frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
         line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
         line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
@@ -281,19 +267,13 @@ def add_judged(results: Results, judged: Judged) -> Results:
         warnings += judgement.warnings
 
     # Rows of one table must rank the same items.
-    runs = concatenate([results.runs, pd.DataFrame(lines)])
-    ranked = runs[runs["status"] == DONE]
+    table_of_runs = concatenate([results.runs, pd.DataFrame(lines)])
+    ranked = table_of_runs[table_of_runs["status"] == DONE]
     candidates = dict(zip(ranked["row"], ranked["candidates"], strict=True))
     for table in results.plan.tables:
         require_same_candidates({row: candidates[row] for row in table.rows if row in candidates})
-    ranks = RankTable.from_runs(frames)  # refuses runs with different targets
-    return replace(results, runs=runs, ranks=ranks, warnings=tuple(warnings))
-
-
-def _list_ranks(ranks: RankTable) -> Iterator[tuple[tuple[str, int], pd.DataFrame]]:
-    """Yield (row, seed) of each run, and the table of its targets with their ranks."""
-    for run, run_ranks in zip(ranks.runs.itertuples(), ranks.rank, strict=True):
-        yield (str(run.row), int(run.seed)), ranks.targets.assign(rank=run_ranks)
+    rank_table = RankTable.from_runs(frames)  # refuses runs with different targets
+    return replace(results, runs=table_of_runs, ranks=rank_table, warnings=tuple(warnings))
 
 
 def _require_lengths(plan: Plan, judged: Judged) -> None:
@@ -301,7 +281,8 @@ def _require_lengths(plan: Plan, judged: Judged) -> None:
 
     Args:
         plan: the study.
-        judged: (row, seed) -> judgement of the lists, with their length.
+        judged: (row, seed), where a row is a configuration -> judgement of the lists, with their
+            length.
 
     Raises:
         UsageError: naming the metric and the file with shorter lists.

@@ -30,7 +30,7 @@ POWER = 0.8  # of the minimum detectable difference
 ALL = "all targets"  # the bin that has every target
 EVERY = slice(None)  # mask of all targets
 ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
-_FEW = 13  # up to so many units, all 2^13 sign flips are tried
+_FEW = 13  # up to so many units, all sign flips are tried, 2^13 at most
 _ROUNDS = 9_999  # number of random sign flips of more units
 _CELLS = 20_000_000  # most signs in memory at a time
 # Columns of a table of differences.
@@ -49,8 +49,7 @@ _GAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "map": lambda rank, k: 1 / (rank + 1),
 }
 _METRIC = re.compile(r"([a-z]+)@([1-9]\d*)")
-# Columns of targets beside the user, which not all runs have.
-_OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")
+_OPTIONAL_COLUMNS = ("item", "history", "age", "popularity")  # of targets, if a run has them
 
 
 def is_from_ranks(metric: str) -> bool:
@@ -100,14 +99,23 @@ class RankTable:
                 with the columns user and rank, and perhaps item, history, age and popularity.
 
         Raises:
-            UsageError: naming two runs that have different targets.
+            UsageError: naming two runs that have different targets, or a run with a bad rank.
         """
         runs = pd.DataFrame(list(frames), columns=["row", "seed"])
         targets = pd.DataFrame()
         ranks: list[np.ndarray] = []
         for (row, seed), frame in frames.items():
-            run_targets, rank = _sort_targets(frame, row, seed)  # in the same order for all runs
-            if not ranks:  # the first run
+            rank = frame["rank"].to_numpy(dtype=float)
+            if not (rank >= 0).all():  # NaN is not >= 0 either
+                raise UsageError(f"ranks of {row}, seed {seed}: expected numbers from 0")
+
+            # Sort the targets by all that is known of them, which is the same order in all runs.
+            columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame)]
+            # lexsort sorts by its last key first, so that users are passed last.
+            order = np.lexsort([frame[column].to_numpy() for column in reversed(columns)])
+            run_targets = frame[columns].iloc[order].reset_index(drop=True)
+            ranks.append(rank[order])
+            if len(ranks) == 1:  # the first run
                 targets = run_targets
             elif not targets.equals(run_targets):
                 raise UsageError(
@@ -115,7 +123,6 @@ class RankTable:
                     f"compared: their {len(run_targets):,} and {len(targets):,} test targets are "
                     "not the same; were the data and the split?"
                 )
-            ranks.append(rank)
         return cls(runs, targets, np.stack(ranks))
 
     def list_seeds(self, row: str) -> list[int]:
@@ -135,37 +142,18 @@ class RankTable:
             by_row: row (configuration) -> sums [seeds, users], seeds ascending.
             num_targets: [users] number of targets; users without one that counts are left out.
         """
-        _, user_index = np.unique(self.targets["user"].to_numpy()[mask], return_inverse=True)
-        num_targets = np.bincount(user_index)  # user_index: [targets] number of the user, from 0
-        gains = compute_gains(self.rank[:, mask], metric)
-        sums = [np.bincount(user_index, run_gains, len(num_targets)) for run_gains in gains]
-        totals = np.stack(sums)  # [runs, users]: with weights, bincount sums the gains of a user
+        users = self.targets["user"].to_numpy()[mask]
+        _, user_index = np.unique(users, return_inverse=True)  # [targets] users numbered from 0
+        num_targets = np.bincount(user_index)
+        gains = compute_gains(self.rank[:, mask], metric)  # [runs, targets]
+        # With weights, bincount sums the gains of each user: [runs, users].
+        totals = np.stack([np.bincount(user_index, run, len(num_targets)) for run in gains])
 
         # Sort the runs by seed, then separate them by row.
         runs = self.runs.sort_values("seed", kind="stable")
         rows = self.runs["row"].unique()
         by_row = {row: totals[runs.index[runs["row"] == row]] for row in rows}
         return by_row, num_targets
-
-
-def _sort_targets(frame: pd.DataFrame, row: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Sort the test targets of a run in an order that is the same for all runs of a dataset.
-
-    Args:
-        frame: one line per target: user and rank, and perhaps item, history, age and popularity.
-        row, seed: name of the configuration and seed of the run, for the error of a bad rank.
-
-    Returns:
-        targets: the columns but ``rank``, sorted by them, with a new index.
-        rank: [targets] float, ranks in that order.
-    """
-    columns = ["user", *(column for column in _OPTIONAL_COLUMNS if column in frame.columns)]
-    targets, rank = frame[columns], frame["rank"].to_numpy(dtype=float)
-    if not (rank >= 0).all():  # NaN is not >= 0 either
-        raise UsageError(f"ranks of {row}, seed {seed}: expected a number from 0 for each target")
-    # lexsort sorts by its last key first, so that users are passed last.
-    order = np.lexsort([targets[column].to_numpy() for column in reversed(columns)])
-    return targets.iloc[order].reset_index(drop=True), rank[order]
 
 
 def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
@@ -192,12 +180,6 @@ def compute_pseudo_values(totals: np.ndarray, num_targets: np.ndarray) -> np.nda
     return num_units * total / all_targets - without_unit
 
 
-def _are_equal(values: np.ndarray) -> bool:
-    """Return whether runs ([seeds, units] values) are equal, but for the rounding of sums."""
-    spread = np.ptp(values, axis=0).max(initial=0.0)
-    return bool(spread <= 1e-9 * np.abs(values).max(initial=0.0))
-
-
 @dataclass(frozen=True)
 class SeedNoise:
     """The noise of seeds: how the mean of a run over units (users) varies with its seed.
@@ -216,16 +198,14 @@ class SeedNoise:
     level: float
 
     @classmethod
-    def from_values(cls, values: np.ndarray) -> SeedNoise | None:
-        """Estimate the noise of seeds from the values [seeds, units] of a metric in several runs.
+    def from_values(cls, values: np.ndarray) -> SeedNoise:
+        """Estimate the noise of seeds from the values of a metric in several runs.
 
-        Return None for a single seed.
+        Args:
+            values: [seeds, units] values of two seeds or more.
         """
-        num_seeds, num_units = values.shape
-        if num_seeds < 2:
-            return None
-
         # What is left of each value without the effects of its seed and of its unit (user).
+        num_seeds, num_units = values.shape
         seed_means = values.mean(1, keepdims=True)
         unit_means = values.mean(0, keepdims=True)
         residuals = values - seed_means - unit_means + values.mean()
@@ -243,11 +223,16 @@ class SeedNoise:
         Args:
             rows: values [seeds, units] of each row.
         """
-        estimates = [cls.from_values(values) for values in rows if not _are_equal(values)]
-        noises = [noise for noise in estimates if noise is not None]
-        df = sum(noise.df for noise in noises)
-        if not df:  # no row has two seeds
+        noises = []
+        for values in rows:
+            # Sums are rounded, so equal runs may differ a little. Of one seed the difference is 0.
+            largest_difference = np.ptp(values, axis=0).max(initial=0.0)
+            if largest_difference > 1e-9 * np.abs(values).max(initial=0.0):
+                noises.append(cls.from_values(values))
+        if not noises:
             return None
+
+        df = sum(noise.df for noise in noises)
         between, within, level = (
             sum(getattr(noise, name) * noise.df for noise in noises) / df
             for name in ("between", "within", "level")
@@ -255,10 +240,13 @@ class SeedNoise:
         return cls(between, within, df, level)
 
     def compute_factor(self, level: float) -> float:
-        """Return the factor by which the pooled variances are multiplied for a row.
+        """Return the factor by which the variances of this pooled noise are multiplied for a row.
 
-        Noise grows with the metric: a row with twice the mean (``level``) of the pooled rows is
-        assumed to have four times their variance. A row with a lower mean has the whole variance.
+        Noise grows with the metric: a row with twice the mean of the pooled rows is assumed to have
+        four times their variance. A row with a lower mean has the whole variance.
+
+        Args:
+            level: mean of the metric of the row (configuration), which has only one seed.
         """
         return max(level / self.level, 1.0) ** 2 if self.level > 0 else 1.0
 
@@ -326,40 +314,56 @@ def estimate_difference(
     uses_paired_seeds = is_coupled and row.shape == reference.shape and len(row) > 1
     sides = [row - reference] if uses_paired_seeds else [row, reference]
 
-    # Variance between units, then what the seeds of each side add to it.
+    # The noise between the seeds of each side. The mean of n seeds has 1 / n of its variance.
+    noises = [(1 / len(side), SeedNoise.from_values(side)) for side in sides if len(side) > 1]
+
+    # Sides with one seed take the noise of other rows, scaled to their level. It is the same
+    # estimate for both sides, so it counts once, with the sum of their factors.
+    seed_noise = "own"
+    levels = [float(side.mean()) for side in sides if len(side) == 1]
+    if levels:
+        seed_noise = "unknown" if pooled is None else "pooled"
+    if levels and pooled is not None:
+        noises.append((sum(map(pooled.compute_factor, levels)), pooled))
+
     unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / num_units
-    seed_variance = 0.0
-    df_denominator = unit_variance**2 / (num_units - 1)  # of Satterthwaite's formula
-    lowest_df = num_units - 1  # degrees of freedom of a sum are never below those of its parts
-    single_seed_sides = []
-    for side in sides:
-        noise = SeedNoise.from_values(side)
-        if noise is None:
-            single_seed_sides.append(side)
-            continue
-        seed_variance += (noise.between - noise.within) / len(side)
-        df_denominator += (noise.between / len(side)) ** 2 / noise.df
+    error, df = combine_noise(unit_variance, num_units, noises)
+    if not (row.any() or reference.any()):
+        # Zeros only, as where no cold item is found, do not mean that the estimate is precise.
+        error = df = math.nan
+    return Estimate(difference, error, df, seed_noise)
+
+
+def combine_noise(
+    unit_variance: float, num_units: int, noises: Sequence[tuple[float, SeedNoise]]
+) -> tuple[float, float]:
+    """Return the standard error of a difference of two means, and its degrees of freedom.
+
+    The variance is that between units (users) plus what the seeds of both sides add to it. The
+    degrees of freedom follow from those of its parts, by Satterthwaite.
+
+    Args:
+        unit_variance: variance of the difference that comes from the units.
+        num_units: number of units.
+        noises: noise between the seeds of a side, each after its factor: 1 / n for n seeds.
+
+    Returns:
+        error: the standard error; nan if nothing varies.
+        df: degrees of freedom; nan if nothing varies.
+    """
+    seed_variance, lowest_df = 0.0, num_units - 1
+    df_denominator = unit_variance**2 / (num_units - 1)
+    for factor, noise in noises:
+        # ``within`` is the part of the noise that the variance between units covers already.
+        seed_variance += factor * (noise.between - noise.within)
+        df_denominator += (factor * noise.between) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
 
-    # Sides with one seed take the noise of other rows, scaled to their level.
-    if not single_seed_sides:
-        seed_noise = "own"
-    elif pooled is None:
-        seed_noise = "unknown"
-    else:
-        seed_noise = "pooled"
-        factor = sum(pooled.compute_factor(float(side.mean())) for side in single_seed_sides)
-        seed_variance += factor * (pooled.between - pooled.within)
-        df_denominator += (factor * pooled.between) ** 2 / pooled.df
-        lowest_df = min(lowest_df, pooled.df)
-
-    variance = unit_variance + max(seed_variance, 0.0)
-    if not variance or not (row.any() or reference.any()):
-        # Values that are all equal, such as zeros where no cold item is found, do not mean that
-        # the estimate is precise.
-        return Estimate(difference, math.nan, math.nan, seed_noise)
-    df = max(variance**2 / df_denominator, lowest_df)
-    return Estimate(difference, float(np.sqrt(variance)), float(df), seed_noise)
+    variance = unit_variance + max(seed_variance, 0.0)  # an estimate may be below zero
+    if variance == 0:
+        return math.nan, math.nan
+    # The degrees of freedom of a sum are never below those of its parts.
+    return math.sqrt(variance), float(max(variance**2 / df_denominator, lowest_df))
 
 
 def flip_signs(differences: np.ndarray) -> np.ndarray:
@@ -377,9 +381,9 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     Returns:
         [comparisons] two-sided p-values; 1 where no unit differs.
     """
-    differences = np.asarray(differences, dtype=float)
-    _, num_comparisons = differences.shape
-    p_values = np.ones(num_comparisons)
+    # The real sums, a little smaller, so that equal sums reach them in spite of rounding.
+    thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
+    p_values = np.ones(len(thresholds))
     sampled = []  # comparisons with too many units to try all flips
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]  # a difference of 0 has no sign to flip
@@ -389,22 +393,26 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
             # Row i has the bits of i: [0, 0], [1, 0], [0, 1], [1, 1] for two units.
             is_flipped = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
             sums = np.abs((1 - 2 * is_flipped) @ values)
-            p_values[comparison] = (sums >= _just_below(abs(values.sum()))).mean()
+            p_values[comparison] = (sums >= thresholds[comparison]).mean()
 
     if sampled:
         columns = differences[:, sampled]
-        p_values[sampled] = _sample_flips(columns[(columns != 0).any(1)])
+        differs = (columns != 0).any(1)  # [units]
+        p_values[sampled] = _sample_flips(columns[differs], thresholds[sampled])
     return p_values
 
 
-def _sample_flips(values: np.ndarray) -> np.ndarray:
-    """Return p-values [comparisons] of random sign flips of values [units, comparisons].
+def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Return p-values [comparisons] of random sign flips.
 
     The real signs count as one of the flips, so that no p-value is zero.
+
+    Args:
+        values: [units, comparisons] values whose signs are flipped.
+        thresholds: [comparisons] the real sums without their signs, which flips may reach.
     """
     rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
     num_units, num_comparisons = values.shape
-    threshold = _just_below(np.abs(values.sum(0)))
     num_reached = np.zeros(num_comparisons)
     chunk_size = max(_CELLS // num_units, 1)  # flips at a time, to bound the memory
     for start in range(0, _ROUNDS, chunk_size):
@@ -417,13 +425,8 @@ def _sample_flips(values: np.ndarray) -> np.ndarray:
         # With signs of +1 and -1, the sum is twice that of the values that keep their sign, less
         # the sum of all values.
         sums = 2 * (keeps_sign @ values.astype(np.float32)) - values.sum(0)
-        num_reached += (np.abs(sums) >= threshold).sum(0)
+        num_reached += (np.abs(sums) >= thresholds).sum(0)
     return (num_reached + 1) / (_ROUNDS + 1)
-
-
-def _just_below(value: np.ndarray) -> np.ndarray:
-    """Return a threshold below ``value`` that equal sums reach in spite of rounding."""
-    return value * (1 - 1e-6) - 1e-12
 
 
 def correct_by_holm(p: np.ndarray) -> np.ndarray:
@@ -454,7 +457,7 @@ def compute_means(
 
     Returns:
         One line per row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty
-        bin), deviation (between seeds; nan for a single seed), seeds, targets, units.
+        bin), deviation (between seeds; nan for a single seed), seeds, targets, units (users).
     """
     lines = []
     for bin_name, mask in bins.items():
@@ -462,9 +465,8 @@ def compute_means(
         units, targets = len(num_targets), int(num_targets.sum())
         for row, row_totals in totals.items():  # [seeds, units] sums of the targets' gains
             by_seed = pd.Series(row_totals.sum(1) / targets if units else np.nan)
-            mean, deviation = by_seed.mean(), by_seed.std()
-            seeds = len(row_totals)
-            lines.append((row, metric, bin_name, mean, deviation, seeds, targets, units))
+            values = by_seed.mean(), by_seed.std(), len(row_totals)
+            lines.append((row, metric, bin_name, *values, targets, units))
     columns = ["row", "metric", "bin", "mean", "deviation", "seeds", "targets", "units"]
     return pd.DataFrame(lines, columns=columns)
 
@@ -480,24 +482,23 @@ def compute_differences(
     """Return the difference of each row (a configuration) from the reference, paired by target.
 
     The interval covers the noise between units (users) and between seeds. A row with one seed takes
-    the noise of the study's rows with several. If no row has several, the noise between seeds is
-    unknown, and the interval is too narrow. The p-value is the larger of two: that of the t-test
-    that belongs to the interval, and that of sign flips over the units, which assume no
-    distribution. A star needs two seeds on both sides and a p-value below 0.05 after Holm's
-    correction over all lines.
+    the noise of the rows with several. If there is none, the interval is too narrow.
+
+    The p-value is the larger of two: that of the t-test that belongs to the interval, and that of
+    sign flips over the units. A star is a p-value below 0.05 after Holm's correction over all
+    lines, with two seeds on both sides.
 
     Args:
         table, metric, bins: ranks, a name, and bin -> [targets] mask, as for :func:`compute_means`.
         reference: row that all ``rows`` are compared to.
         rows: names of the rows to compare.
-        are_coupled: returns whether two rows share the noise of a seed, since one was made from
-            runs of the other or both from runs of a third.
+        are_coupled: returns whether two rows share the noise of a seed: one was made from runs of
+            the other, or both from runs of a third.
 
     Returns:
-        One line per row and bin: row, reference, metric, bin, difference, low, high (the 95%
-        interval), error (standard), df (degrees of freedom), p_t, p_flips, p (the larger), p_holm,
-        star, detectable (the minimum detectable difference at 80% power), seed_noise (own, pooled,
-        unknown), seeds, reference_seeds, targets, units.
+        One line per row and bin, with the columns of ``DIFFERENCES``. Among them are low and high
+        (the 95% interval), error (standard), df (degrees of freedom), p_t and p_flips (both
+        p-values), detectable (the minimum detectable difference) and seed_noise (its source).
     """
     lines: list[dict[str, Any]] = []
     for bin_name, mask in bins.items():
@@ -507,8 +508,7 @@ def compute_differences(
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
     has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)  # or no star
-    frame["star"] = has_seeds & (frame["p_holm"] < 1 - LEVEL)
-    return frame
+    return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))
 
 
 def _compare_rows(
@@ -519,7 +519,7 @@ def _compare_rows(
     rows: Sequence[str],
     are_coupled: Callable[[str, str], bool],
 ) -> list[dict[str, Any]]:
-    """Return the lines of a table of differences, over the test targets of one bin.
+    """Compare rows (configurations) with a reference, over the test targets of one bin.
 
     Args:
         table: ranks of the test targets in all runs, of which the seeds are read.
@@ -530,18 +530,20 @@ def _compare_rows(
         are_coupled: returns whether two rows share the noise of a seed (one starts from the other).
 
     Returns:
-        One line per row, without metric, bin, p_holm and star. If the bin has no target, the lines
-        have only the row and the counts.
+        One line per row, with the columns that :func:`compute_differences` describes, but without
+        metric, bin, p_holm and star. If the bin has no target, the lines have only names and
+        counts.
     """
     units, targets = len(num_targets), int(num_targets.sum())
 
     # Pool the noise of seeds over rows that are independent of each other. Of coupled rows, take
     # the one with the most seeds.
-    values, pooled = {}, None
-    if units:
-        values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
-        by_seeds = sorted(values, key=lambda row: -len(values[row]))
-        pooled = SeedNoise.pool(values[row] for row in _select_independent(by_seeds, are_coupled))
+    values = {row: compute_pseudo_values(total, num_targets) for row, total in totals.items()}
+    independent: list[str] = []
+    for row in sorted(values, key=lambda row: -len(values[row])):
+        if not any(are_coupled(row, other) for other in independent):
+            independent.append(row)
+    pooled = SeedNoise.pool(values[row] for row in independent)
 
     # Compare each row to the reference.
     lines: list[dict[str, Any]] = []
@@ -558,8 +560,10 @@ def _compare_rows(
         if not units:  # no target is in the bin
             continue
 
-        sides = values[row][index], values[reference][reference_index]
-        result = estimate_difference(*sides, pooled, is_coupled)
+        result = estimate_difference(
+            values[row][index], values[reference][reference_index], pooled, is_coupled
+        )
+        # [units] difference of the sums over a unit's targets, on average over the seeds.
         by_unit = totals[row][index].mean(0) - totals[reference][reference_index].mean(0)
         unit_differences.append(by_unit)
         difference = float(by_unit.sum() / targets)
@@ -571,7 +575,8 @@ def _compare_rows(
         line |= {"error": result.error, "df": result.df, "p_t": result.p}
         line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
 
-    # Add the p-values of sign flips, and take the larger one; fmax ignores nan.
+    # Add the p-values of sign flips, and take the larger one. fmax ignores nan, the p-value of a
+    # t-test without an error.
     if unit_differences:
         for line, p in zip(lines, flip_signs(np.stack(unit_differences, axis=1)), strict=True):
             line |= {"p_flips": p, "p": float(np.fmax(p, line["p_t"]))}
@@ -583,18 +588,13 @@ def _match_seeds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which seeds of a row and of the reference are compared, as indices of the two lists.
 
-    Coupled rows share the noise of a seed, so only their common seeds are compared, if any. For
-    seeds [1, 2, 3] and [2, 3, 4] these are [1, 2] and [0, 1]. Otherwise all seeds are compared.
+    Coupled rows share the noise of a seed, so only their common seeds are compared, if any. For the
+    seeds [1, 2, 3] and [2, 3, 4] these are 2 and 3, with the indices [1, 2] and [0, 1].
+
+    Args:
+        seeds, reference_seeds: seeds of the row and of the reference.
+        is_coupled: whether they are coupled. Otherwise all seeds are compared.
     """
     if is_coupled and set(seeds) & set(reference_seeds):
         return np.intersect1d(seeds, reference_seeds, return_indices=True)[1:]
     return np.arange(len(seeds)), np.arange(len(reference_seeds))
-
-
-def _select_independent(rows: Iterable[str], are_coupled: Callable[[str, str], bool]) -> list[str]:
-    """Return the first row of each group of coupled rows, which share the noise of their seeds."""
-    selected: list[str] = []
-    for row in rows:
-        if not any(are_coupled(row, other) for other in selected):
-            selected.append(row)
-    return selected

@@ -20,7 +20,7 @@ from recbole_pos.config.checks import as_list
 from recbole_pos.config.metrics import has_cutoff
 from recbole_pos.config.sources import find_config_file
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.study.plan import Attach, Plan, Source, TablePlan, find_repeated, list_points
+from recbole_pos.study.plan import Attach, Plan, Source, TablePlan, find_repeated
 from recbole_pos.values import is_whole, listed, shown, suggest
 from recbole_pos.yaml_files import parse_scalar, read_with_lines, read_yaml
 
@@ -70,13 +70,12 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
 def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study merged into the content that it inherits.
 
-    Its keys are ``base`` (options of all rows), ``rows`` (the configurations to compare, by name),
-    ``reference`` (the row that others are compared to), ``tables`` (which rows stand together),
-    ``paper`` (values of a paper to show) and further ones. Keys of the study win over inherited
-    ones. Options in ``base`` and in each row (a configuration) are merged one by one. If ``rows``
-    is a list of names, only these inherited rows stay, and of ``reference``, ``tables`` and
-    ``paper`` only what is about them. Values of a paper are not inherited by a study of another
-    dataset.
+    Keys of the study win over inherited ones. The options in ``base`` (of all rows) and in each row
+    (a configuration to compare) are merged one by one.
+
+    If ``rows`` is a list of names, only these inherited rows stay. Then the inherited ``reference``
+    (the row that others are compared to), ``tables`` (which rows stand together) and ``paper``
+    (values to show beside a row) are reduced to what is about them.
 
     Args:
         source: the study.
@@ -227,7 +226,7 @@ def _check_row(plan: Plan, name: str) -> None:
     # A row of another system's predictions has nothing else.
     if row.predictions:
         if row.options or row.parent or row.config_files:
-            problem = "predictions: another system made them; leave out all other keys but `of`"
+            problem = "predictions: another system made them; leave out all other keys"
             raise plan.source.error((*path, "predictions"), f"{name}: {problem}")
         row.search = None
         return
@@ -235,10 +234,7 @@ def _check_row(plan: Plan, name: str) -> None:
     # A row that is trained from scratch needs a model.
     if row.parent is None:
         if "model" not in {**row.options, **plan.base.options}:
-            # A key of the row that looks like "model", such as "modle", is probably meant.
-            similar = [key for key in row.options if suggest(key, ["model"])]
-            hint = f" (is {similar[0]!r} the model?)" if similar else ""
-            raise plan.source.error(path, f"{name}: it has no model{hint}")
+            raise plan.source.error(path, f"{name}: it has no model")
         return
 
     # A row with a parent (the row whose models it starts from) has its model and most options. It
@@ -290,15 +286,12 @@ def _require_equal_trials(plan: Plan) -> None:
     Raises:
         UsageError: naming two rows with different numbers.
     """
-    # A row has a trial for each point of its grid, that is, for each combination of values.
-    num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
-    first = next(iter(num_trials), "")
-    for name, number in num_trials.items():
-        if number != num_trials[first]:
+    for (name, number), (other, other_number) in itertools.pairwise(plan.num_trials.items()):
+        if number != other_number:
             raise plan.source.error(
-                ("rows", name, "search"),
-                f"{name} is searched with {number} trials and {first} with {num_trials[first]}; "
-                "give all as many, or those that need none `search: false`",
+                ("rows", other, "search"),
+                f"{other} is searched with {other_number} trials and {name} with {number}; give "
+                "all as many, or those that need none `search: false`",
             )
 
 
@@ -331,9 +324,9 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
     content = {**plan.source.content, **changes}
     content["base"] = {**(content.get("base") or {}), **base}
     if base.get("config_files"):
-        files = [*plan.base.config_files, *base["config_files"]]
-        # A file that is given twice is read only at its last place: [a, b, a] becomes [b, a].
-        content["base"]["config_files"] = list(dict.fromkeys(reversed(files)))[::-1]
+        # A file that is given again is read only at its new place.
+        before = [file for file in plan.base.config_files if file not in base["config_files"]]
+        content["base"]["config_files"] = [*before, *base["config_files"]]
         # Options of the base win over its files, so drop those that the new files set.
         for key in _read_files(base["config_files"]).keys() - base.keys():
             content["base"].pop(key, None)
@@ -444,7 +437,7 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _describe_option(name: str, value: Any, with_name: bool) -> str:
-    """Return a varied option as part of a row's name.
+    """Return a varied option as part of the name of a row (a configuration).
 
     Args:
         name: name of the option.

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from recbole_pos.config.posconfig import PosConfig
+from recbole_pos.config.checks import as_list
+from recbole_pos.config.posconfig import PLUGINS, PosConfig
 from recbole_pos.data.splits import TEST
-from recbole_pos.errors import UsageError
+from recbole_pos.errors import UsageError, make_resume_command
 from recbole_pos.experiment.evaluation import make_rank_table
 from recbole_pos.experiment.folder import Result, RunFolder, make_folder
 from recbole_pos.files import atomic_write, read_capped, write_json
@@ -44,6 +43,8 @@ _PUBLIC_FACTS = (
     *("best_valid", "test", "epochs", "best_epoch", "seconds", "targets_per_second", "parameters"),
     *("candidates", "valid_targets", "test_targets", "peak_rss_mb", "versions", "device"),
 )
+# Facts of another system's predictions: items of a list, rows of the file, and counts of faults.
+_JUDGED = ("length", "num_rows", "counts")
 # Facts that belong into result.json of a run; the others belong into fit.json.
 _RESULT_FACTS = {field.name for field in fields(Result)}
 
@@ -134,12 +135,20 @@ class StudyFolder:
         study = read_json(self.path / "study.json")
         return make_plan(Source(study["name"], study["content"])) if study else None
 
+    def make_command(self, plan: Plan) -> str:
+        """Return the shell command that resumes the study, or repeats its report."""
+        # It imports modules with custom models again.
+        plugins = as_list(plan.base.options.get(PLUGINS) or [])
+        return make_resume_command(self.path, map(str, plugins), "compare")
+
     def run(self, digest: str) -> RunFolder:
         """Return the folder of a run, which need not exist yet."""
         return RunFolder(self.runs / digest)
 
     def write_fit(self, digest: str, facts: dict[str, Any]) -> None:
         """Write into ``fit.json`` what the study knows of a run; other facts in the file stay.
+
+        The file is called so since a fit is a run that the plan of a study asks for.
 
         Args:
             digest: hash that names the run's folder.
@@ -153,8 +162,8 @@ class StudyFolder:
     def read_fit(self, digest: str) -> dict[str, Any]:
         """Return all facts of a run, from its ``result.json`` and its ``fit.json``.
 
-        The run itself writes its results into ``result.json``, and the study what it knows of the
-        run (row, seed, status) into ``fit.json``.
+        The run itself writes its results into ``result.json``. The study writes what it knows of
+        the run into ``fit.json``: row (the configuration), seed, status.
 
         Args:
             digest: hash that names the run's folder.
@@ -251,7 +260,7 @@ class PackedStudy:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Read the facts and the epochs of the packed runs.
+        """Read the facts and the epochs of the packed runs, whose results others have shared.
 
         Args:
             path: the folder.
@@ -316,20 +325,15 @@ class PackedStudy:
             The ranks of the targets and the counts of faults; None if there are no predictions of
             this row and seed, or if they answer the requests of another split.
         """
-        name = _name_predictions(row, seed)
+        name = f"{row}, seed {seed}"  # as pack names them
         facts = self.fits.get(name)
         if facts is None or facts["split"] != requests.digest:
             return None
         self.used.add(name)
-        ranks = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
-        return Judgement(
-            facts["file"],
-            requests,
-            ranks.dropna().to_numpy(np.int64),
-            facts["length"],
-            facts["num_rows"],
-            facts["counts"],
-        )
+        column = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
+        ranks = column.dropna().to_numpy(np.int64)
+        counts = {key: facts[key] for key in _JUDGED}
+        return Judgement(name=facts["file"], requests=requests, ranks=ranks, **counts)
 
     def __str__(self) -> str:
         """Return a sentence on how many of the runs belong to the present study."""
@@ -337,11 +341,6 @@ class PackedStudy:
         if len(self.used) < len(self.fits):
             summary += "; the others are of other configurations, data or seeds"
         return summary
-
-
-def _name_predictions(row: str, seed: int) -> str:
-    """Return the name of another system's predictions in a packed study; digests are of runs."""
-    return f"{row}, seed {seed}"
 
 
 def pack(
@@ -352,8 +351,9 @@ def pack(
 ) -> int:
     """Write the results of a study's finished runs into three files, for :class:`PackedStudy`.
 
-    Others who have the same data can then compare with these runs (``--known``) and need not train
-    them. There are no weights and no data in the files.
+    A run is named by its digest, a hash of its options and data. Others who have the same data can
+    then compare with these runs (``--known``) and need not train them. There are no weights and no
+    data in the files.
 
     Args:
         plan: the study.
@@ -384,21 +384,17 @@ def pack(
             epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
+
+    # The same of predictions of other systems, by a name that no digest has.
     for (row, seed), judgement in judged.items():
-        name = _name_predictions(row, seed)
+        name = f"{row}, seed {seed}"
         ranks[name] = pd.Series(judgement.ranks).astype("Int32")
+        test = {metric: compute_gains(judgement.ranks, metric).mean() for metric in plan.metrics}
         facts[name] = {
-            "row": row,
-            "seed": seed,
+            **{"row": row, "seed": seed, "split": judgement.requests.digest},
             "file": Path(judgement.name).name,  # without its folder on this machine
-            "split": judgement.requests.digest,
-            "length": judgement.length,
-            "num_rows": judgement.num_rows,
-            "counts": judgement.counts,
-            "test": {
-                metric: round(float(compute_gains(judgement.ranks, metric).mean()), 6)
-                for metric in plan.metrics
-            },
+            **{key: getattr(judgement, key) for key in _JUDGED},
+            "test": {metric: round(float(value), 6) for metric, value in test.items()},
         }
     if not facts:
         raise UsageError(f"--pack {path}: {folder.path} has no finished run")
@@ -410,8 +406,8 @@ def pack(
     # Runs of different splits have different numbers of ranks; pandas fills up shorter columns.
     # Ranks hardly repeat, so a dictionary does not help: they get small if their first bytes are
     # compressed together, then their second bytes, and so on.
-    columns = pd.DataFrame(ranks)
-    _write_parquet(columns, kept / _RANKS, use_dictionary=False, use_byte_stream_split=True)
+    encoding = {"use_dictionary": False, "use_byte_stream_split": True}
+    _write_parquet(pd.DataFrame(ranks), kept / _RANKS, **encoding)
     write_json(kept / _FACTS, facts)
     return len(facts)
 
@@ -424,7 +420,7 @@ def _write_parquet(frame: pd.DataFrame, path: Path, **encoding: Any) -> None:
         path: the file, which is replaced as a whole.
         encoding: arguments of pyarrow's ``write_table``.
     """
-    table = pa.Table.from_pandas(frame, preserve_index=False)
+    compression = {"compression": "zstd", "compression_level": 19}
     # The file appears under its name only when it is complete.
     with atomic_write(path, text=False) as file:
-        pq.write_table(table, file, compression="zstd", compression_level=19, **encoding)
+        frame.to_parquet(file, index=False, **compression, **encoding)

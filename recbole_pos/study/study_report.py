@@ -1,4 +1,4 @@
-"""``report.html``: a study in one file, with its charts; and all files of a study's results.
+"""``report.html``: a study in one file, with its charts; and all files of its results.
 
 :func:`write_results` writes the files from :class:`Results`, :func:`render_report` returns the
 page, and :func:`draw_charts` the charts in it: differences, cost, learning curves. Charts are
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,17 @@ from typing import Any
 import matplotlib
 import pandas as pd
 import yaml
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from recbole_pos.experiment.folder import make_folder
-from recbole_pos.files import write_text
+from recbole_pos.files import atomic_write, write_text
 from recbole_pos.inspect.pictures import shorten
+from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE, FAILED
-from recbole_pos.study.plan import Plan, list_points
 from recbole_pos.study.rendered_table import (
     PAGES,
+    RenderedTable,
     format_count,
     format_duration,
     format_number,
@@ -38,6 +39,7 @@ from recbole_pos.study.result_tables import (
     make_comparison_tables,
     make_failures_table,
     make_search_table,
+    make_tables,
     render_markdown,
     tabulate,
 )
@@ -71,7 +73,7 @@ _COSTS = {
 }
 
 
-def write_results(results: Results, folder: Path) -> list[Path]:
+def write_results(results: Results, folder: Path, latex: bool = False) -> list[Path]:
     """Write table.md, table.csv, runs.csv and report.html into a folder; return their paths.
 
     ``table.md`` has the tables as people read them, ``table.csv`` the numbers in them,
@@ -80,6 +82,8 @@ def write_results(results: Results, folder: Path) -> list[Path]:
     Args:
         results: results of the study.
         folder: the folder, which is made if it does not exist.
+        latex: whether files for a paper are written, too: ``table.tex``, and a pdf for each chart.
+            With several tables in a study, the names of the pdf end with the number of the table.
     """
     make_folder(folder)
     texts = {
@@ -88,9 +92,38 @@ def write_results(results: Results, folder: Path) -> list[Path]:
         "runs.csv": _to_csv(results.runs),
         "report.html": render_report(results),
     }
+    if latex:
+        tables = "\n\n".join(table.latex() for table in make_tables(results))
+        texts["table.tex"] = f"% needs \\usepackage{{booktabs}}\n{tables}\n"
     for name, text in texts.items():
         write_text(folder / name, text)
-    return [folder / name for name in texts]
+    files = [folder / name for name in texts]
+
+    # A comparison has the numbers of one table. Without a date, the same results give the same
+    # bytes.
+    for number, comparison in enumerate(results.comparisons if latex else (), 1):
+        suffix = f"-{number}" if len(results.comparisons) > 1 else ""
+        for chart in draw_charts(results, comparison):
+            files.append(folder / f"{chart.kind}{suffix}.pdf")
+            # The file appears only when it is complete, so a kill leaves no broken one.
+            with atomic_write(files[-1], text=False) as file:
+                chart.figure.savefig(file, format="pdf", metadata={"CreationDate": None})
+    return files
+
+
+def print_results(results: Results, tables: Iterable[RenderedTable], reporter: Reporter) -> None:
+    """Print the tables of a study, and the warnings about its data and runs.
+
+    Args:
+        results: results of the study.
+        tables: its tables.
+        reporter: prints them in the width of the terminal.
+    """
+    for table in tables:
+        reporter.line(table)
+        reporter.line("")
+    for text in results.warnings:
+        reporter.warning(text)
 
 
 def _to_csv(frame: pd.DataFrame) -> str:
@@ -107,20 +140,26 @@ def render_report(results: Results) -> str:
     Args:
         results: results of the study.
     """
+    plan = results.plan
+    # The study as yaml, without the path of the data on this machine.
+    base = plan.source.content.get("base") or {}
+    base = {key: value for key, value in base.items() if key != "data_path"}
+    study = yaml.safe_dump(
+        {**plan.source.content, "base": base}, sort_keys=False, allow_unicode=True
+    )
     # A comparison has the numbers of one table of the study. The template makes html of it all.
     return PAGES.get_template("report.html.jinja").render(
-        plan=results.plan,
+        results=results,
+        plan=plan,
         findings=write_findings(results, results.comparisons[0]),
-        protocol=describe_protocol(results),
         parts=[
             (make_comparison_tables(results, comparison), draw_charts(results, comparison))
             for comparison in results.comparisons
         ],
         searched=make_search_table(results),
         failed=make_failures_table(results),
-        command=results.command,
         facts=_collect_facts(results),
-        study=_dump_study(results.plan),
+        study=study,
     )
 
 
@@ -162,35 +201,28 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
 def _describe_differences(comparison: Comparison) -> list[str]:
     """Return sentences on which differences from the reference are significant.
 
-    The first sentence names the significant differences. The others, where they apply, say how
-    small a difference could be found, and which rows (configurations) have too few seeds for a
-    statement.
+    The first sentence names the rows (configurations) that differ significantly. Where they apply,
+    others say how small a difference could be found, and which rows have too few seeds.
 
     Args:
-        comparison: the numbers of one table of the study.
+        comparison: the numbers of one table of the study, with one line per row but the reference.
     """
-    # One line per row but the reference. ``star`` is whether the difference is significant.
-    differences, num_rows = comparison.differences, len(comparison.differences)
+    differences, reference = comparison.differences, comparison.table.reference
 
-    # Which rows differ significantly.
+    # Which rows differ significantly. Those have a star.
     significant = [
         f"{line['row']} ({format_number(line['difference'], sign=True)})"
         for line in differences[differences["star"]].to_dict("records")
     ]
-    suffix = f"significantly from {comparison.table.reference} (Holm-corrected)"
-    if num_rows == 1 and significant:
-        sentences = [f"{significant[0]} differs {suffix}."]
-    elif num_rows == 1:
-        sentences = [f"{differences['row'].iloc[0]} does not differ {suffix}."]
-    elif significant:
+    if significant:
         names = join_names(significant)
-        sentences = [f"{len(significant)} of {num_rows} configurations differ {suffix}: {names}."]
+        sentences = [f"Significantly different from {reference} (Holm-corrected): {names}."]
     else:
-        sentences = [f"None of {num_rows} configurations differs {suffix}."]
+        sentences = [f"No significant difference from {reference} (Holm-corrected)."]
 
     # How small a difference could be found, if some are not significant.
     detectable = differences["detectable"].dropna()
-    if len(detectable) and len(significant) < num_rows:
+    if len(detectable) and len(significant) < len(differences):
         low, high = format_number(detectable.min()), format_number(detectable.max())
         sizes = low if low == high else f"{low} to {high}, by configuration"
         sentences.append(
@@ -205,57 +237,6 @@ def _describe_differences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def describe_protocol(results: Results) -> list[str]:
-    """Return sentences on how a study was made: data, seeds, search, warnings and statistics.
-
-    Args:
-        results: results of the study. Without facts about the data, the first sentence is left out.
-    """
-    plan = results.plan
-    sentences = []
-
-    # Data, seeds and search.
-    if results.data:
-        facts = []  # such as "943 users"
-        for key, value in results.data.items():
-            name = "interactions" if key == "events" else key
-            facts.append(f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}")
-        sentences.append(f"Data: {plan.dataset}, {', '.join(facts)}.")
-
-    seeds = join_names(map(str, plan.seeds))
-    sentences.append(f"{len(plan.rows)} configurations, trained with the seeds {seeds}.")
-    num_trials = {name: len(list_points(row.grid)) for name, row in plan.rows.items() if row.grid}
-    if num_trials:
-        number = max(num_trials.values())  # all searched rows have the same number
-        trial_seeds = join_names(map(str, plan.trial_seeds))
-        sentences.append(
-            f"Searched with {number} trials each (seeds: {trial_seeds}), chosen on validation "
-            f"only: {join_names(num_trials)}. Others have the options given in the study."
-        )
-    else:
-        sentences.append("Nothing was searched: all have the options given in the study.")
-
-    # Warnings and statistics. Each table may have a reference of its own.
-    sentences += [f"Warning: {text}." for text in results.warnings]
-    references = dict.fromkeys(table.reference for table in plan.tables)
-    sentences.append(
-        f"Differences are from {join_names(references)}, paired by target. Their 95% "
-        f"confidence intervals cover {plan.unit}s and seeds (components of variance)."
-    )
-    return sentences
-
-
-def _dump_study(plan: Plan) -> str:
-    """Return the content of a study as yaml.
-
-    The option ``data_path`` is left out, since it is a path of this machine.
-    """
-    base = plan.source.content.get("base") or {}
-    base = {key: value for key, value in base.items() if key != "data_path"}
-    content = {**plan.source.content, "base": base}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
 def _collect_facts(results: Results) -> dict[str, str]:
     """Return facts of the finished runs for the page: versions, device, commit and training time.
 
@@ -265,16 +246,13 @@ def _collect_facts(results: Results) -> dict[str, str]:
     Returns:
         Name -> text. If runs have different devices or commits, the text lists them.
     """
-    # Results of other systems have no device, commit or time, so columns may be missing or empty.
     facts = dict(results.versions)
+    # Results of other systems have no device, commit or time, so columns may be missing or empty.
+    done = results.done.reindex(columns=["device", "commit", "seconds"])
     for column in ("device", "commit"):
-        if column in results.runs.columns:
-            values = results.done[column].dropna().astype(str).unique()
-            if known := [value for value in values if value]:
-                facts[column] = join_names(known)
-    if "seconds" in results.runs.columns and len(results.done):
-        facts["training, all runs"] = format_duration(results.done["seconds"].sum())
-    return facts
+        facts[column] = join_names(value for value in done[column].dropna().unique() if value)
+    facts["training, all runs"] = format_duration(done["seconds"].sum(min_count=1))
+    return {name: text for name, text in facts.items() if text}
 
 
 # --- charts ---
@@ -301,7 +279,6 @@ class Chart:
     @property
     def address(self) -> str:
         """The figure as the address of an image in a page: svg in base64 (a ``data:`` URL)."""
-        FigureCanvasSVG(self.figure)  # makes itself the canvas of the figure
         file = io.BytesIO()
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

@@ -179,10 +179,11 @@ def plan_search(
     searched = whole_space.without(given)  # a copy without these options
     if not searched.parameters:
         raise UsageError(
-            f"nothing is left to search: all of {', '.join(whole_space.names)} are given"
+            "nothing is left to search: the options that the space samples, such as "
+            "`learning_rate: {loguniform: [1e-4, 1e-2]}`, are given or missing"
         )
 
-    # A grid has no more trials than points.
+    # A grid has no more trials than points, the combinations of all values.
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()

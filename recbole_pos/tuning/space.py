@@ -8,17 +8,18 @@ Optuna samples values by name, and a grid search lists them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from recbole_pos.config.checks import as_list
 from recbole_pos.config.options import DATA, SCHEDULE, find_option
 from recbole_pos.errors import UsageError
 from recbole_pos.study.plan import find_repeated
-from recbole_pos.values import is_number, is_whole, shown, suggest
+from recbole_pos.values import is_number, is_whole, shown
 from recbole_pos.yaml_files import ROOT, read_with_lines
 
 Kind = Literal["choice", "uniform", "loguniform", "quniform", "randint"]  # how an option is sampled
@@ -83,125 +84,92 @@ class Parameter:
         return False
 
     @property
-    def codes(self) -> range | None:
-        """The integers that stand for the values, in order; None if values are infinitely many.
+    def choices(self) -> Sequence[Any] | None:
+        """All values that the option can have, in order; None if there are infinitely many.
 
-        Optuna samples these codes. A ``choice`` has the indices of its list. A ``quniform`` has the
-        numbers of steps above its low end: ``[0, 0.3, 0.1]`` has the codes 0 to 3 for 0, 0.1, 0.2
-        and 0.3. A ``randint`` has the values themselves.
+        Optuna samples the index of a value in this list, such as 2 for the 0.2 of a ``quniform``
+        with ``[0, 0.3, 0.1]``.
         """
         if self.kind == "choice":
-            return range(len(self.values))
+            return self.values
         if self.kind == "randint":
             return range(self.values[0], self.values[1] + 1)
         if self.kind == "quniform":
             low, high, step = self.values
             # 0.3 / 0.1 is 2.9999999999999996, which _ROUNDING lifts to 3 steps.
-            return range(int((high - low) / step + _ROUNDING) + 1)
+            num_steps = int((high - low) / step + _ROUNDING)
+            values = [low + number * step for number in range(num_steps + 1)]
+            # Twelve digits remove errors of rounding: 3 * 0.1 becomes 0.3.
+            return [x if isinstance(x, int) else float(f"{x:.12g}") for x in values]
         return None
 
-    def decode(self, code: Any) -> Any:
-        """Return the value that a code stands for, where a code is what Optuna samples.
-
-        Args:
-            code: the index of a ``choice``, the number of steps of a ``quniform`` above its low
-                end, or for other kinds the value itself.
-        """
-        if self.kind == "choice":
-            return self.values[code]
-        if self.kind == "quniform":
-            low, _, step = self.values
-            value = low + code * step
-            # Twelve digits remove errors of rounding: 3 * 0.1 becomes 0.3.
-            return value if isinstance(value, int) else float(f"{value:.12g}")
-        return code
-
-    def encode(self, value: Any) -> Any:
-        """Return the code that stands for a value, where a code is what Optuna samples.
-
-        It is the index of a ``choice``, the number of steps of a ``quniform`` above its low end,
-        and for other kinds the value itself. For the choices ``[early, late]``, ``late`` has the
-        code 1.
-
-        Args:
-            value: a value that the option can have.
-        """
-        if self.kind == "choice":
-            return self.values.index(value)
-        if self.kind == "quniform":
-            low, _, step = self.values
-            return round((value - low) / step)
-        return value
-
     @property
-    def extremes(self) -> list[Any]:
+    def extremes(self) -> Sequence[Any]:
         """The values that are checked before a search: every choice, or both ends of a range."""
         if self.kind == "choice":
             return self.values
-        if self.codes is None:
+        if self.choices is None:
             return [float(value) for value in self.values]  # sampled values are float, too
-        return [self.decode(self.codes[0]), self.decode(self.codes[-1])]
+        return [self.choices[0], self.choices[-1]]
 
-    def list_values(self) -> list[Any]:
+    def list_values(self) -> Sequence[Any]:
         """Return every value of a searched option, for a grid search.
 
         Raises:
             UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
         """
-        if self.codes is None:  # codes are the integers that stand for the values
+        if self.choices is None:
             raise UsageError(
                 f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
                 "none; use choice"
             )
-        return [self.decode(code) for code in self.codes]
+        return self.choices
 
     def has(self, value: Any) -> bool:
-        """Return whether a searched option can have a value.
+        """Return whether a searched option can have a value, of any type."""
+        if self.choices is not None:
+            return value in self.choices
+        low, high = self.values
+        return is_number(value) and low <= value <= high
 
-        A ``choice`` can have its choices, other kinds the numbers in their range, and ``quniform``
-        and ``randint`` only those on a step from the low end.
+    def encode(self, value: Any) -> Any:
+        """Return what Optuna samples for a value: its index, or the value itself.
+
+        For the choices ``[early, late]``, ``late`` has the index 1. A ``uniform`` or ``loguniform``
+        option has no list of values, so that the value itself is sampled.
 
         Args:
-            value: the value, of any type.
+            value: a value that the option can have.
         """
-        if self.kind == "choice":
-            return value in self.values
-        low, high = self.values[:2]
-        if not (is_number(value) and low <= value <= high):
-            return False
-        # On a step, or a whole number, the value is equal to that of the nearest code.
-        return self.codes is None or self.decode(round(self.encode(value))) == value
+        return value if self.choices is None else list(self.choices).index(value)
 
     @property
     def distribution(self) -> CategoricalDistribution | FloatDistribution | IntDistribution:
-        """The distribution of Optuna from which the code of a value is sampled.
+        """Optuna's distribution of what it samples for the option: an index or a real number.
 
-        Codes are indices, numbers of steps, or whole numbers. Without codes (``uniform`` and
-        ``loguniform``) the value itself is sampled, a real number.
+        The indices of a ``choice`` have no order.
         """
-        if self.codes is None:
+        if self.choices is None:
             low, high = self.values
             return FloatDistribution(low, high, log=self.kind == "loguniform")
         if self.kind == "choice":
-            return CategoricalDistribution(list(self.codes))
-        return IntDistribution(self.codes[0], self.codes[-1])
+            return CategoricalDistribution(range(len(self.choices)))
+        return IntDistribution(0, len(self.choices) - 1)
 
     def suggest(self, trial: Any) -> Any:
         """Return the value of a searched option that a trial of Optuna samples.
 
-        Optuna samples from the distribution of the option: an index, a whole number (of steps), or
-        a real number, which is the value itself.
-
         Args:
-            trial: an ``optuna.Trial``.
+            trial: an ``optuna.Trial``. It samples by name, from the distribution of the option.
         """
-        match self.distribution:  # decode returns the value that a sampled code stands for
-            case CategoricalDistribution(choices=choices):
-                return self.decode(trial.suggest_categorical(self.name, choices))
-            case IntDistribution(low=low, high=high):
-                return self.decode(trial.suggest_int(self.name, low, high))
-            case FloatDistribution(low=low, high=high, log=log):
-                return trial.suggest_float(self.name, low, high, log=log)
+        if self.choices is None:
+            low, high = self.values
+            return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
+        if self.kind == "choice":
+            index = trial.suggest_categorical(self.name, range(len(self.choices)))
+        else:
+            index = trial.suggest_int(self.name, 0, len(self.choices) - 1)
+        return self.choices[index]
 
 
 @dataclass
@@ -291,7 +259,7 @@ class Space:
         return options
 
     def encode(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what Optuna samples for given options: option -> code, or value without a code.
+        """Return what Optuna samples for given options: option -> index of its value, or the value.
 
         It is the inverse of :meth:`suggest`: a trial of Optuna with these values suggests the
         options.
@@ -339,11 +307,14 @@ class Space:
         for name in conditions:  # a condition names earlier parameters only, so this ends
             options |= self.meet_conditions(searched[name])
         for name, allowed in conditions.items():
-            options[name] = next((value for value in allowed if searched[name].has(value)), None)
+            possible = [value for value in allowed if searched[name].has(value)]
+            if possible:
+                options[name] = possible[0]
 
-        # The values may contradict each other: test whether all of these options exist with them.
+        # A value may be missing, or they may contradict each other: test whether all of these
+        # options exist with them.
         dependents = [parameter, *(searched[name] for name in options)]
-        if None in options.values() or not all(self.exists(p, options) for p in dependents):
+        if not all(self.exists(dependent, options) for dependent in dependents):
             raise UsageError(
                 f"{parameter.location}: {parameter.name}: its condition {shown(parameter.when)} "
                 "never holds"
@@ -390,7 +361,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
         lines: option -> file and line, for messages.
 
     Raises:
-        UsageError: naming file and line of what is wrong, or if nothing is searched.
+        UsageError: naming file and line of what is wrong.
     """
     parameters: list[Parameter] = []
     fixed: dict[str, Any] = {}
@@ -402,12 +373,6 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
             parameters.append(parameter)
         else:
             fixed[name] = value
-    if not parameters:
-        raise UsageError(
-            f"{next(iter(lines.values()), 'space')}: the space searches nothing; a line that "
-            "searches looks like `learning_rate: {loguniform: [1e-4, 1e-2]}`, with one of "
-            f"{', '.join(KINDS)}"
-        )
     return Space(parameters, fixed, dict(lines))
 
 
@@ -417,38 +382,30 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     Args:
         name: the option.
         value: its value in the file: a mapping of a kind (choice, uniform, loguniform, quniform or
-            randint) to its values, and perhaps ``when`` with conditions; or anything else.
+            randint) to its values, and perhaps ``when`` with conditions; or a value that the
+            option has in every trial.
         location: file and line, for messages.
 
     Returns:
         The parameter; None if the value is fixed. A fixed value may be a mapping, too.
 
     Raises:
-        UsageError: if the mapping looks like a way to sample, but is wrong.
+        UsageError: if the mapping has a kind or a condition, but is wrong.
     """
-    if not isinstance(value, dict):
-        return None
+    if not isinstance(value, dict) or not value.keys() & {*KINDS, "when"}:
+        return None  # the value itself
 
-    # A key that is similar to a kind (``choise``) is a misspelt kind, so the value is not fixed.
-    # The hint suggests the right one; it is empty if no key is similar.
-    kind = next((key for key in value if key in KINDS), None)
-    hint = next(filter(None, (suggest(str(key), KINDS) for key in value)), "")
-    if kind is None and "when" not in value and not hint:
-        return None  # nothing in the mapping looks like a way to sample
-
+    kinds = [kind for kind in KINDS if kind in value]
     when = value.get("when", {})
-    if kind is None or set(value) - {kind, "when"} or not isinstance(when, dict):
+    if len(kinds) != 1 or value.keys() - {*kinds, "when"} or not isinstance(when, dict):
         raise UsageError(
             f"{location}: {name}: expected one of {', '.join(KINDS)}, and perhaps when, a mapping "
-            f"such as {{fusion: early}}; found {shown(value)}{hint if kind is None else ''}"
+            f"such as {{fusion: early}}; found {shown(value)}"
         )
 
     # A condition may be given as one value, which stands for a list of one.
-    allowed = {
-        option: list(values) if isinstance(values, list) else [values]
-        for option, values in when.items()
-    }
-    return Parameter(name, kind, value[kind], location, allowed)
+    allowed = {option: as_list(values) for option, values in when.items()}
+    return Parameter(name, kinds[0], value[kinds[0]], location, allowed)
 
 
 def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:

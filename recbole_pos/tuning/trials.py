@@ -1,4 +1,4 @@
-"""The trials of a search: their table, their picture, and how Ray Tune runs them.
+"""The trials of a search: their table, and how Ray Tune runs them.
 
 :class:`TrialTable` is the record ``trials.csv``, from which a search resumes. :class:`TrialSearch`
 samples the trials and records how they end; :func:`run_trial` trains one in a process of Ray's.
@@ -23,22 +23,12 @@ import numpy as np
 import optuna
 import ray
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.study import StudyDirection
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.folder import RunFolder, count_parameters
 from recbole_pos.files import write_text
-from recbole_pos.inspect.pictures import (
-    BLUE,
-    GRAY,
-    PINK,
-    VERMILION,
-    new_figure,
-    set_whole_ticks,
-    write,
-)
 from recbole_pos.reporter import Reporter
 from recbole_pos.runs import DONE
 from recbole_pos.runs.worker import MOST_LOSSES, Resources, train_run
@@ -52,8 +42,6 @@ BEST = "best"  # name in reports to Ray Tune of what it optimises: the best vali
 # States of a trial. A trial with one of the first two has a result; others are trained on resume.
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 LOST, UNFINISHED = "lost", "unfinished"
-# state of a trial -> marker at the end of its curve, and colour of both
-_ENDS = {FINISHED: ("o", BLUE), STOPPED: ("|", GRAY), FAILED: ("x", PINK)}
 
 
 @dataclass
@@ -167,15 +155,16 @@ class TrialTable:
             UsageError: naming the trial whose row is damaged.
         """
         with self.file.open(newline="", encoding="utf-8") as opened:
-            _, *rows = list(csv.reader(opened)) or [[]]  # without the names of the columns
-        trials = []
-        for number, row in enumerate(rows):  # trial i is in row i
-            try:
+            rows = list(csv.reader(opened))[1:]  # without the names of the columns
+        trials: list[Trial] = []
+        try:
+            for row in rows:
                 trials.append(self._parse_row(row))
-            except (ValueError, IndexError) as error:
-                raise UsageError(
-                    f"{self.file}: the row of trial {number} is damaged: {error}; restore the file"
-                ) from error
+        except (ValueError, IndexError) as error:
+            # Trial i is in row i, so the number of trials so far is that of the damaged one.
+            raise UsageError(
+                f"{self.file}: the row of trial {len(trials)} is damaged: {error}; restore the file"
+            ) from error
         return trials
 
     def _parse_row(self, row: list[str]) -> Trial:
@@ -217,68 +206,14 @@ def _parse_option(parameter: Parameter, cell: str) -> Any:
         cell: text of the cell.
 
     Raises:
-        ValueError: if the cell has no number.
-        IndexError: if the cell is none of the option's choices.
+        ValueError, IndexError: if the cell is no number, or none of the option's values.
     """
     # A choice was written as text, so look for the choice with that text.
     if parameter.kind == "choice":
         return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
-    # A number; encode and decode give it the type and the exact value that was sampled.
+    # A number. The equal one among the values has the type that was sampled, such as int.
     value = float(cell)
-    return value if parameter.codes is None else parameter.decode(round(parameter.encode(value)))
-
-
-def draw_curves(
-    trials: list[Trial], best: Trial, metric: str, mode: str, title: str, file: Path
-) -> Path:
-    """Draw the learning curves of a search: validation value by epoch, a line for each trial.
-
-    The marker at the end of a line shows how the trial ended. The best trial is drawn on top, with
-    a star at its best epoch. Optuna has such a picture, too, but its legend lists all trials, and
-    it cuts off long names.
-
-    Args:
-        trials: trials of the search.
-        best: the best of them.
-        metric: name of the validation metric.
-        mode: ``max`` or ``min``, whichever is better.
-        title: model and dataset, with which the title begins.
-        file: the picture to write.
-
-    Returns:
-        The same path.
-    """
-    # A curve is epoch -> validation value; _ENDS has marker and colour of each state.
-    figure = new_figure(8, 5)
-    panel = figure.subplots()
-    labels: set[str] = set()  # the legend has each state once
-    for trial in sorted(trials, key=lambda trial: trial is best):  # the best one comes last
-        if not trial.curve:
-            continue
-
-        # Style and label of the line.
-        epochs, values = list(trial.curve), list(trial.curve.values())
-        marker, color = _ENDS[trial.state]
-        label, width, alpha = trial.state, 0.9, 0.6
-        if trial is best:
-            color, width, alpha = VERMILION, 2.2, 1.0
-            label = f"trial {trial.number}, the best: {trial.score:.4f} in epoch {trial.best_epoch}"
-            if trial.best_epoch in trial.curve:
-                best_value = trial.curve[trial.best_epoch]
-                panel.plot(trial.best_epoch, best_value, "*", color=color, markersize=14)
-
-        # The line, and the marker at its end, by which the legend explains the state.
-        panel.plot(epochs, values, color=color, linewidth=width, alpha=alpha)
-        label_once = None if label in labels else label
-        panel.plot(epochs[-1], values[-1], marker, color=color, markersize=7, label=label_once)
-        labels.add(label)
-
-    panel.set(xlabel="epoch", ylabel=f"validation {metric}")
-    set_whole_ticks(panel.xaxis)
-    panel.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    better = f"{'higher' if mode == 'max' else 'lower'} is better"
-    return write(figure, file, f"{title}: {len(trials)} trials", better)
+    return value if parameter.choices is None else parameter.choices[parameter.encode(value)]
 
 
 # --- training ---
@@ -301,31 +236,6 @@ def run_trial(
             not in a list by the data, in every process.
     """
 
-    def report(experiment: Any) -> None:
-        """Report the newest validated epoch to Ray Tune.
-
-        If its scheduler stops the trial, ``tune.report`` does not return, and training ends there.
-
-        Args:
-            experiment: the run in training, with its model, trainer and progress.
-        """
-        # The history has a line for each epoch, but not every epoch is validated.
-        trainer, progress = experiment.trainer, experiment.trainer.progress
-        newest = next(epoch for epoch in reversed(progress.history) if epoch["valid"])
-        tune.report(
-            {
-                BEST: progress.best_score,
-                "valid": newest["valid"][trainer.valid_metric],
-                "loss": newest["loss"],
-                "epoch": newest["epoch"] + 1,
-                "best_epoch": progress.best_epoch,
-                "seconds": progress.training_seconds + progress.evaluation_seconds,
-                "parameters": count_parameters(experiment.model),
-                # The state of the trial if no report follows, since the scheduler stops it now.
-                "state": FINISHED if trainer.is_finished else STOPPED,
-            }
-        )
-
     # The options do not go together.
     plain, problem = config["plain"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
@@ -336,7 +246,7 @@ def run_trial(
     # Train. train_run raises nothing: it returns the status, and the reason of a failure. A run is
     # lost if the disk or Ray failed, and not the training itself; it can be tried again.
     shared = ray.get(data[0])
-    facts = train_run(plain, config["path"], shared, resources, packed, report=report)
+    facts = train_run(plain, config["path"], shared, resources, packed, report=_report_epoch)
     if facts["status"] != DONE:
         state = LOST if facts["lost"] else FAILED
         tune.report({**failed, "state": state, "reason": facts["reason"]})
@@ -352,6 +262,32 @@ def run_trial(
             "seconds": facts["seconds"]["training"] + facts["seconds"]["evaluation"],
             "parameters": facts["parameters"],
             "state": FINISHED,
+        }
+    )
+
+
+def _report_epoch(experiment: Any) -> None:
+    """Report the newest validated epoch of a trial to Ray Tune.
+
+    If its scheduler stops the trial, ``tune.report`` does not return, and training ends there.
+
+    Args:
+        experiment: the run in training, with its model, trainer and progress.
+    """
+    # The history has a line for each epoch, but not every epoch is validated.
+    trainer, progress = experiment.trainer, experiment.trainer.progress
+    newest = [epoch for epoch in progress.history if epoch["valid"]][-1]
+    tune.report(
+        {
+            BEST: progress.best_score,
+            "valid": newest["valid"][trainer.valid_metric],
+            "loss": newest["loss"],
+            "epoch": newest["epoch"] + 1,
+            "best_epoch": progress.best_epoch,
+            "seconds": progress.training_seconds + progress.evaluation_seconds,
+            "parameters": count_parameters(experiment.model),
+            # The state of the trial if no report follows, since the scheduler stops it now.
+            "state": FINISHED if trainer.is_finished else STOPPED,
         }
     )
 
@@ -402,16 +338,16 @@ class ResumableSampler(BaseSampler):
 
 
 def create_study(mode: str, sampler: BaseSampler, **storage: Any) -> optuna.Study:
-    """Return a new study of Optuna.
+    """Return a new study of Optuna, its record of trials, from which the sampler learns.
 
     Args:
         mode: ``max`` if higher values are better, ``min`` if lower ones are.
         sampler: samples the options of each trial.
         storage: further arguments of ``optuna.create_study``, such as where it is stored.
     """
-    # A study is Optuna's record of trials, from which the sampler learns.
-    direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
-    return optuna.create_study(direction=direction, sampler=sampler, **storage)
+    return optuna.create_study(
+        direction="maximize" if mode == "max" else "minimize", sampler=sampler, **storage
+    )
 
 
 class TrialSearch(OptunaSearch):
@@ -431,8 +367,8 @@ class TrialSearch(OptunaSearch):
     def __init__(self, search: Search, table: TrialTable, folder: Path, reporter: Reporter) -> None:
         """Fill Optuna's study with earlier results, trials to resume, and the points of a grid.
 
-        A result is given to the sampler. Trials to resume and points of a grid are queued, so that
-        they are trained before anything new is sampled.
+        A result is given to the sampler. Trials to resume and points of a grid (combinations of all
+        values) are queued, so that they are trained before anything new is sampled.
 
         Args:
             search: the search.

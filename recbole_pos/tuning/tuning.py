@@ -54,7 +54,6 @@ from recbole_pos.tuning.trials import (
     Trial,
     TrialSearch,
     TrialTable,
-    draw_curves,
     find_run,
     quiet_tune,
     run_trial,
@@ -151,7 +150,12 @@ def tune(
         name = read_dataset_name(dataset)
         if args.resume is None:
             search = plan_search(model, name, space, config_file_list, config_dict, args)
-            path = _choose_path(search, args, dataset)
+            if args.run_dir is not None:
+                warn_if_temporary(dataset, args.run_dir)
+            # A temporary dataset has the folder beside its files, any other a new one in saved/.
+            folder_beside = find_folder_beside(dataset, f"tune-{time.time_ns()}")
+            unused = find_unused_path(search.config["dataset"], search.config["model"], "tune-")
+            path = args.run_dir or folder_beside or unused
             folder = Path(path)
         else:
             folder = Path(args.resume)
@@ -185,8 +189,7 @@ def tune(
         # Train the trials, and test the best one.
         try:
             runs.train(reporter)
-            best = runs.require_best()
-            tested = runs.test(best)
+            best, tested = runs.test_best()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"interrupted; {table.file} has the trials so far; the last checkpoints of trials "
@@ -198,35 +201,15 @@ def tune(
         test = _keep_best(runs, best, tested)
         for trial in table.trials:
             trial.curve = read_curve(find_run(folder, trial.number), search.metric)
-        shown = table.trials, best, search.metric, search.mode, search.title
-        picture = draw_curves(*shown, folder / "curves.png")
         reporter.show_results(
             f"best of {len(table.trials)} trials is {best.number}: {format_options(best.options)}",
             {"valid": read_result(tested).best_valid, "test (once)": test},
         )
-        for file in (folder / "best.yaml", table.file, picture):
+        for file in (folder / "best.yaml", table.file):
             reporter.line(str(file))
 
         seconds = time.perf_counter() - began
         return SearchResult(folder, table.trials, best, test, seconds, dataset)
-
-
-def _choose_path(search: Search, args: SearchArguments, dataset: Any) -> str | Path:
-    """Return the folder of a new search.
-
-    Args:
-        search: the search.
-        args: arguments of the call; ``run_dir`` is the folder if it is given.
-        dataset: the dataset of the call. If it is a temporary one, the folder is beside its files.
-            Otherwise it is a new folder in ``saved/``.
-    """
-    if args.run_dir is not None:
-        warn_if_temporary(dataset, args.run_dir)
-        return args.run_dir
-    config = search.config
-    # None unless the dataset is temporary.
-    path = find_folder_beside(dataset, f"tune-{time.time_ns()}")
-    return path or find_unused_path(config["dataset"], config["model"], "tune-")
 
 
 def _prepare_data(search: Search) -> Any:
@@ -389,11 +372,18 @@ class _Runs:
             ),
         )
 
-    def require_best(self) -> Trial:
-        """Return the trial with the best validation value.
+    def test_best(self) -> tuple[Trial, RunFolder]:
+        """Test the trial with the best validation value, unless an earlier call has tested it.
+
+        The weights of the trial are tested in a run of its own, which has the test data. If the
+        trial was stopped early, that run first trains it to its end.
+
+        Returns:
+            best: the trial.
+            run: folder of the tested run.
 
         Raises:
-            TrainingError: if all trials failed; it has the reason of the first one.
+            TrainingError: if all trials failed, or if the run fails.
         """
         best = self.table.find_best()
         if best is None:  # no trial has a validation value
@@ -401,26 +391,9 @@ class _Runs:
                 f"all trials failed; the first one: {self.table.trials[0].reason}. "
                 f"{self.table.file} has the reasons of all"
             )
-        return best
-
-    def test(self, best: Trial) -> RunFolder:
-        """Test the best trial, unless an earlier call has tested it.
-
-        The weights of the trial are tested in a run of its own, which has the test data. If the
-        trial was stopped early, that run first trains it to its end.
-
-        Args:
-            best: the best trial.
-
-        Returns:
-            Folder of the tested run.
-
-        Raises:
-            TrainingError: if the run fails.
-        """
         run = self.find_test(best)
         if run.result.is_file():
-            return run
+            return best, run
 
         # Run it as a task of Ray, which starts again if its process is lost. Only here are the test
         # interactions given to a process.
@@ -443,7 +416,7 @@ class _Runs:
             raise TrainingError(
                 f"trial {best.number} could not be tested: {facts['reason']}; {self.advice}"
             )
-        return run
+        return best, run
 
 
 def _print_settings(runs: _Runs, reporter: Reporter) -> None:
@@ -491,14 +464,11 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
 
     # The test metrics of this trial, and of those that were tested before the search was extended.
     test = read_result(tested).test or None
-    content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
-    content["test"] = test
     earlier = []
     for trial in runs.table.trials:
         run = runs.find_test(trial)
         if trial is not best and run.result.is_file():
             earlier.append({"options": trial.options, "test": read_result(run).test})
-    if earlier:
-        content["earlier"] = earlier
-    write_json(folder / "test.json", content)
+    content = {"trial": best.number, "model": config["model"], "dataset": config["dataset"]}
+    write_json(folder / "test.json", {**content, "test": test, "earlier": earlier})
     return test
