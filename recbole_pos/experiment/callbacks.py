@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from recbole_pos.config.checks import as_list
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options
 from recbole_pos.version import __version__, find_commit
@@ -179,8 +180,7 @@ LOGGERS: dict[str, type[MetricLogger]] = {
 def make_loggers(config: Options) -> list[Callback]:
     """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
     # ``tensorboard: True`` is short for a logger of that name; each logger is made once.
-    value = config["logger"] or []
-    names = [value] if isinstance(value, str) else list(value)
+    names = as_list(config["logger"] or [])
     if config["tensorboard"]:
         names.append("tensorboard")
     return [LOGGERS[name]() for name in dict.fromkeys(names)]

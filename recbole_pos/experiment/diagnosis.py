@@ -223,7 +223,7 @@ class LossWatch:
         """Read the losses of all steps but the newest ``num_unread``, and add them to the total."""
         while len(self._unread) > num_unread:
             loss, copied, step, batch, num_targets = self._unread.popleft()
-            if copied is not None:
+            if copied is not None:  # the event after the copy of a loss that was on a GPU
                 copied.synchronize()
             value = float(loss)
             if not math.isfinite(value):

@@ -234,7 +234,7 @@ class PosTrainer(EvaluatingTrainer):
         if valid:
             progress.stopped |= call(self.callbacks, "on_validation", epoch, valid)
         progress.stopped |= call(self.callbacks, "on_epoch", line)
-        self.writer.keep()
+        self.writer.keep()  # writes the checkpoint or, if the last one is new, holds it in memory
         if keep_now:
             self.writer.flush()  # before the line of metrics, so that the run can be resumed
         if self.run:
@@ -483,11 +483,11 @@ class PosTrainer(EvaluatingTrainer):
 def _require_shareable(config: Options, model: Any) -> None:
     """Raise a UsageError if several processes, each with a part of a batch, cannot train a model.
 
-    ``targets_meet`` says that a loss compares each target with the others of its batch.
-
     Args:
         config: configuration, which names the model.
-        model: the model.
+        model: the model. Its attribute ``targets_meet`` says that the loss compares each target
+            with the others of its batch, ``later_targets`` is not None if a position has several
+            targets, and ``needs_events`` says that the model compares the sequences of a batch.
     """
     reads_later = getattr(model, "targets_meet", False) and model.later_targets is not None
     problem = ""

@@ -66,11 +66,10 @@ def count_runs(machines: Sequence[Mapping[str, float]], resources: Resources) ->
     rounding = 1e-9  # 0.3 GPUs hold three runs of 0.1, although 0.3 / 0.1 < 3
     num_runs = 0
     for machine in machines:
-        num_by_cpus = int(machine.get("CPU", 0) / resources.cpus + rounding)
-        num_by_gpus = num_by_cpus
+        limits = [machine.get("CPU", 0) / resources.cpus]
         if resources.gpus:
-            num_by_gpus = int(machine.get("GPU", 0) / resources.gpus + rounding)
-        num_runs += min(num_by_cpus, num_by_gpus)
+            limits.append(machine.get("GPU", 0) / resources.gpus)
+        num_runs += int(min(limits) + rounding)
     if not num_runs:
         found = "; ".join(f"{m.get('CPU', 0):g} CPUs, {m.get('GPU', 0):g} GPUs" for m in machines)
         raise UsageError(
