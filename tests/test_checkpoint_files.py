@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 SCORES = [0.1, 0.3, 0.2, 0.2, 0.5, 0.4]
 
 
-def test_from_every_checkpoint_to_the_same_bits(tiny, tmp_path, monkeypatch) -> None:
+def test_every_checkpoint_leads_to_the_same_bits(tiny, tmp_path, monkeypatch) -> None:
     """It has the best weights so far, once if they are the newest."""
     evaluate, save, found = PosTrainer.evaluate, checkpoint.save, []
 
@@ -150,7 +150,7 @@ def test_a_part_that_is_wrong_is_refused(trained_run, tmp_path) -> None:
     assert made.trainer.progress.next_epoch == len(made.trainer.progress.history) > 0
 
 
-def test_others_compare_weights_with_their_model_too(trained_run, tmp_path, experiment) -> None:
+def test_weights_of_another_model_are_refused(trained_run, tmp_path, experiment) -> None:
     file, other = trained_run / "checkpoint.pt", experiment("PARec").trainer
     _refused(lambda: other.load_weights(_state(file)["weights"]), "model")
     _refused(lambda: other.resume_checkpoint(str(file)), "FPARec")

@@ -102,7 +102,7 @@ def test_excluding_seen_items_gives_the_hits_of_the_lists_that_users_would_get(r
     assert f"{len(hits)} targets" in printed and f"{repeats} of them repeated" in printed
 
 
-def test_data_that_have_grown(run, tmp_path: Path) -> None:
+def test_data_that_have_grown_give_the_same_metrics(run, tmp_path: Path) -> None:
     """Later interactions are no targets, and change none; other changes are refused."""
     log = make_log()
     later = log.groupby("user_id", as_index=False).last()
@@ -116,7 +116,7 @@ def test_data_that_have_grown(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["--metrics=Nonsense", "--topk=400", "--part=train"])
-def test_wrong_questions(run, refused, words) -> None:
+def test_wrong_questions_are_refused(run, refused, words) -> None:
     line = refused(["evaluate", run, words], words.partition("=")[0].lstrip("-"))
     assert "valid_metric" not in line  # which is no option of evaluate
 
@@ -199,7 +199,7 @@ def test_scores_that_are_no_numbers_are_not_ranked() -> None:
 @pytest.mark.parametrize("items", [5, 255, 3000])
 @pytest.mark.parametrize("k", [1, 7])
 @pytest.mark.parametrize("levels", [0, 2])
-def test_best_items(items: int, k: int, levels: int, monkeypatch) -> None:
+def test_best_items_are_those_of_a_sort(items: int, k: int, levels: int, monkeypatch) -> None:
     """In parts whose rests are groups of one, of all, and of columns that are left out; of equal
     scores, of which there are many where there are few levels, the lower ids."""
     monkeypatch.setattr(catalogue, "PART", 2100)

@@ -181,7 +181,9 @@ def test_over_http_it_is_a_list(recommender: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_files_and_pictures(trained: Callable[..., Path], tmp_path: Path, capsys) -> None:
+def test_reasons_are_written_and_drawn(
+    trained: Callable[..., Path], tmp_path: Path, capsys
+) -> None:
     run_dir = trained("PosSASRec")
     for name in ("found.csv", "found.parquet"):
         asked = ["--users", "u7", "u9", "-k", "4", "--because", "2", "--out", tmp_path / name]

@@ -55,7 +55,7 @@ def test_attention_by_position_is_averaged_too(experiment) -> None:
         torch.testing.assert_close(torch.tensor(weights), want / want.sum(-1, keepdim=True))
 
 
-def test_the_command_on_attention(trained, tmp_path: Path, capsys, refused) -> None:
+def test_the_command_draws_attention(trained, tmp_path: Path, capsys, refused) -> None:
     run = trained("PosSASRec", position=["rope"])
     assert main(["inspect", "attention", str(run)]) == 0
     assert capsys.readouterr().out.split() == [str(run / "attention.png")]

@@ -61,7 +61,7 @@ def kill_one(process: subprocess.Popen, folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("restarts", [3, 0])
-def test_one_of_three_is_killed(tiny, tmp_path, restarts) -> None:
+def test_a_killed_process_is_replaced(tiny, tmp_path, restarts) -> None:
     """The others wait for it, all resume from the last epoch, and find what they would have."""
     given, folder = {**OPTIONS, "data_path": str(tiny)}, tmp_path / "run"
     words = [f"--{key}={value}" for key, value in {**given, "run_dir": folder}.items()]
@@ -116,7 +116,7 @@ def test_an_error_of_one_is_the_error_of_all(tiny, tmp_path, monkeypatch, caplog
 
 
 @pytest.mark.long
-def test_from_a_notebook_and_from_a_script_without_a_guard(tiny, tmp_path) -> None:
+def test_it_starts_from_a_notebook_and_not_from_a_script_without_a_guard(tiny, tmp_path) -> None:
     """What has no file need not be imported again; a script is warned once."""
     given = {**OPTIONS, "data_path": str(tiny), "epochs": 1}
     code = "import recbole_pos; recbole_pos.run('FPARec', 'tiny', nproc=2, verbose=False, "
@@ -129,7 +129,7 @@ def test_from_a_notebook_and_from_a_script_without_a_guard(tiny, tmp_path) -> No
     assert error.count("recbole_pos.run must stand under `if __name__") == 1
 
 
-def test_gpus_of_processes() -> None:
+def test_each_process_has_a_gpu_of_its_own() -> None:
     """Each has one of those that gpu_id names, of which there must be enough."""
     config = PosConfig("FPARec", "ml-100k", None, {"gpu_id": "3, 5"})
     assert list_gpus(config, 2) == ["", ""]  # this machine has none
@@ -188,7 +188,7 @@ def test_a_small_batch_has_no_borrowed_weight() -> None:
     assert shard.take(np.arange(7), np.full(7, 3)).tolist() == [2, 5] and shard.weight == 6 / 21
 
 
-def test_what_processes_cannot_share(experiment, monkeypatch) -> None:
+def test_what_processes_cannot_share_is_refused(experiment, monkeypatch) -> None:
     """Models whose sequences or targets meet, or that have no gradients; too few targets."""
     for model, options, size in (
         ("AttrFormer", {"cross_sequence": "time_respecting"}, 2),
@@ -291,6 +291,6 @@ def _member(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_what_two_processes_share(tmp_path) -> None:
+def test_two_processes_share_gradients_and_losses(tmp_path) -> None:
     """Forked from this one: they need not import torch again."""
     torch.multiprocessing.start_processes(_member, (tmp_path,), SIZE, start_method="fork")

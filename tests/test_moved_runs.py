@@ -66,7 +66,7 @@ def test_every_reader_says_where_to_name_the_data_and_takes_them(
     assert main([*words, "--data_path", str(moved.parent / "now")]) == 0
 
 
-def test_what_needs_no_data(here, moved) -> None:
+def test_histories_need_no_data(here, moved) -> None:
     """The answers are those that are given with the data."""
     data, words = str(moved.parent / "now"), "recommend run -k 4 --histories asked.jsonl".split()
     assert main([*words, "--out=a.parquet"]) == 0

@@ -59,7 +59,7 @@ def count_windows(file: Path) -> dict[int, Counter[int]]:
     return counts
 
 
-def test_from_four_processes_to_two_and_one(tiny, tmp_path, monkeypatch, trained_windows) -> None:
+def test_each_window_is_trained_once_an_epoch(tiny, tmp_path, monkeypatch, trained_windows) -> None:
     """No window twice and none left out, also where the run was lost within an epoch."""
     folder, finish = tmp_path / "run", PosTrainer._finish_epoch
     given = {**OPTIONS, "data_path": str(tiny), "train_batch_size": 8}
@@ -91,7 +91,7 @@ def test_from_four_processes_to_two_and_one(tiny, tmp_path, monkeypatch, trained
 
 
 @pytest.mark.long
-def test_the_script_of_the_documents_on_two_machines(tiny: Path, tmp_path: Path) -> None:
+def test_the_script_of_the_documents_runs_on_two_machines(tiny: Path, tmp_path: Path) -> None:
     """Two launchers that meet at a port are two machines; then one of them resumes alone."""
     page = Path(__file__).parent.parent / "docs" / "scaling.md"
     script = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.S | re.M)[0]

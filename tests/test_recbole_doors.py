@@ -105,7 +105,7 @@ def test_other_data_are_refused(tiny, tmp_path) -> None:
             function(file)
 
 
-def test_objective_function(tiny) -> None:
+def test_the_objective_function_reports_to_ray(tiny) -> None:
     """It reports its metrics to Ray, in one mapping."""
     options = {**SMALL, "data_path": str(tiny), "epochs": 1}
     found = objective_function({"model": "FPARec", "dataset": "tiny", **options})
@@ -195,7 +195,7 @@ def test_nothing_beside_a_file_is_run(tiny) -> None:
 # --- the fixes that RecBole needs ---
 
 
-def test_a_fresh_process(tmp_path) -> None:
+def test_a_fresh_process_is_left_as_it_was(tmp_path) -> None:
     """RecBole's models switch anomaly mode on, which is put back; scikit-learn and tensorboard are
     imported when they are called, which nothing in ``sys.modules`` stands for."""
     code = """

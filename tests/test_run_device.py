@@ -30,7 +30,7 @@ def config(tiny: Path, **options) -> PosConfig:
     return PosConfig("FPARec", "tiny", None, {**SMALL, "data_path": str(tiny), **options})
 
 
-def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
+def test_a_gpu_that_is_not_there_is_refused(tiny, tmp_path, no_gpu, monkeypatch) -> None:
     options = {**SMALL, "data_path": str(tiny), "gpu_id": "0, 1"}
     with pytest.raises(UsageError, match=r"gpu_id: .* is not there.*--use_gpu=False"):
         recbole_pos.run("FPARec", "tiny", None, options, run_dir=tmp_path / "run")
@@ -44,7 +44,7 @@ def test_a_gpu_that_is_not_there(tiny, tmp_path, no_gpu, monkeypatch) -> None:
     assert there["device"].type == "cuda"
 
 
-def test_a_run_of_another_machine(tiny, tmp_path, no_gpu) -> None:
+def test_a_run_of_another_machine_resumes_here(tiny, tmp_path, no_gpu) -> None:
     """It resumes without the GPU that it had, but not in float16 on a CPU, where it can be used."""
     run = train(tiny, tmp_path / "run")
     text = (run / "config.yaml").read_text()
@@ -57,7 +57,7 @@ def test_a_run_of_another_machine(tiny, tmp_path, no_gpu) -> None:
     assert recbole_pos.load(run).config["precision"] == "fp16"
 
 
-def test_precision_of_a_cpu(tiny, no_gpu) -> None:
+def test_a_cpu_computes_in_float32_or_bfloat16(tiny, no_gpu) -> None:
     for options in ({}, {"precision": "tf32"}):
         found = describe_device(config(tiny, **options))
         assert found.pop("processor").endswith(torch.backends.cpu.get_cpu_capability())
@@ -82,7 +82,7 @@ def test_precision_of_a_cpu(tiny, no_gpu) -> None:
     ],
     ids=str,
 )
-def test_precision_of_a_gpu(tiny, no_gpu, monkeypatch, options, found) -> None:
+def test_a_gpu_rounds_products_unless_it_is_fp32(tiny, no_gpu, monkeypatch, options, found) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made = Precision.from_config(config(tiny, **options))
     assert (made.name, made.device) == (found, "cuda")
@@ -100,7 +100,7 @@ def test_half_precision_leaves_cudnn_attention_out() -> None:
             assert torch.backends.cuda.cudnn_sdp_enabled() == (name == "fp32")
 
 
-def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
+def test_bfloat16_rounds_products_only(experiment, no_gpu) -> None:
     """Products alone: weights, gradients and the optimiser keep float32, and the loss is near."""
     losses = {}
     for precision in ("fp32", "bf16"):
@@ -117,7 +117,7 @@ def test_a_run_in_bfloat16(experiment, no_gpu) -> None:
 # --- what does not fit into memory is refused; what is freed goes back to the system ---
 
 
-def test_weights_that_cannot_fit(tiny, monkeypatch) -> None:
+def test_weights_that_cannot_fit_are_refused(tiny, monkeypatch) -> None:
     """They are refused with their gradients, before anything is trained."""
     monkeypatch.setattr(build, "get_memory_limit", lambda: 2**10)
     with pytest.raises(UsageError, match="FPARec: .* memory, for 41 items"):

@@ -90,7 +90,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_resume_after_kill_minus_nine(tiny, tmp_path) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(tiny, tmp_path) -> None:
     """A process that is killed in the middle of an epoch, twice."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(tiny, whole, epochs=9, stopping_step=9)
@@ -132,7 +132,7 @@ def test_a_signal_says_how_to_go_on(tiny, tmp_path, number, code, more) -> None:
     assert f"epochs: {done + 2}\n" in (folder / "config.yaml").read_text()
 
 
-def test_ctrl_c_while_a_checkpoint_is_written(tmp_path, monkeypatch) -> None:
+def test_ctrl_c_while_a_checkpoint_is_written_leaves_the_former_one(tmp_path, monkeypatch) -> None:
     """torch ends its file after an exception, and raises one of its own."""
     file, writes = tmp_path / "c.pt", iter(range(1, 100))
     checkpoint.save(file, {"steps": 1})
@@ -150,9 +150,7 @@ def test_ctrl_c_while_a_checkpoint_is_written(tmp_path, monkeypatch) -> None:
     assert checkpoint.load(file)["steps"] == 1 and [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
 
-def test_a_signal_before_anything_was_kept_names_nothing_to_continue(
-    tiny, tmp_path, monkeypatch
-) -> None:
+def test_a_signal_in_the_first_epoch_names_no_resume(tiny, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "save", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt) as stop:
         run(tiny, tmp_path / "run")
@@ -201,7 +199,7 @@ def test_one_process_trains_in_a_folder(tiny, tmp_path) -> None:
     assert [line["epoch"] for line in lines] == list(range(done + 1))
 
 
-def test_a_full_disk(tiny, tmp_path, monkeypatch) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint(tiny, tmp_path, monkeypatch) -> None:
     """The last checkpoint stays, and the message says how to go on."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(tiny, whole)

@@ -43,7 +43,7 @@ def assert_same(one: Path, two: Path) -> None:
     assert first[1:] == second[1:]
 
 
-def test_same_seed_same_bits(tiny, tmp_path) -> None:
+def test_the_same_seed_gives_the_same_bits(tiny, tmp_path) -> None:
     """Also from the configuration that a run has written; its folder is complete."""
     whole, again = tmp_path / "run", tmp_path / "again"
     run(tiny, whole, tensorboard=True)
@@ -98,7 +98,7 @@ def test_resume_equals_uninterrupted(tiny, tmp_path, monkeypatch, model, options
 @pytest.mark.parametrize(
     ("kind", "warmup"), [("cosine", 4), ("linear", 0), ("step", 3), ("none", 0)]
 )
-def test_the_learning_rate_of_every_step(experiment, monkeypatch, kind, warmup) -> None:
+def test_learning_rates_follow_their_formulas(experiment, monkeypatch, kind, warmup) -> None:
     """Against the formulas; the last one of a schedule of steps ends near 0."""
     options = {"lr_scheduler": kind, "lr_decay_step": 2 if kind == "step" else 0}
     made = experiment("FPARec", learning_rate=0.5, epochs=4, warmup_steps=warmup, **options)
@@ -160,7 +160,7 @@ def fit(made: Any) -> Any:
 @pytest.mark.parametrize(
     ("eval_step", "validated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (50, [4]), (0, [])]
 )
-def test_validation_every_few_epochs(experiment, eval_step, validated) -> None:
+def test_a_run_validates_every_few_epochs(experiment, eval_step, validated) -> None:
     """It is finished when no epoch is left that would be validated, also where it is resumed."""
     patience = {"stopping_step": 99} if validated else {}
     made = experiment("FPARec", epochs=5, eval_step=eval_step, **patience)
@@ -176,7 +176,7 @@ def test_validation_every_few_epochs(experiment, eval_step, validated) -> None:
         torch.testing.assert_close(dict(best), dict(weights), rtol=0, atol=0)
 
 
-def test_a_metric_that_is_better_when_smaller(experiment) -> None:
+def test_a_metric_may_be_better_when_smaller(experiment) -> None:
     options = {"metrics": ["NDCG", "AveragePopularity"], "valid_metric": "averagepopularity@10"}
     made = experiment("FPARec", epochs=60, stopping_step=2, learning_rate=0.01, **options)
     progress = fit(made).progress
@@ -226,7 +226,7 @@ def test_gradients_are_clipped(experiment) -> None:
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=0.01)
 
 
-def test_options_of_the_optimiser(experiment) -> None:
+def test_options_reach_the_optimiser(experiment) -> None:
     given = {"learning_rate": 0.02, "weight_decay": 0.03, "adam_betas": [0.8, 0.7]}
     optimizer = experiment("FPARec", learner="adamw", **given).trainer.optimizer
     assert type(optimizer) is torch.optim.AdamW

@@ -66,7 +66,7 @@ def test_a_finished_fine_tuning_needs_its_source_no_more(first, tmp_path) -> Non
     assert resumed.epochs == 2
 
 
-def test_what_cannot_be_attached(first, tmp_path) -> None:
+def test_what_does_not_fit_is_not_attached(first, tmp_path) -> None:
     shuffled = write_atomic(make_log().iloc[::-1], tmp_path / "shuffled")  # other ids, same sizes
     cases = [
         ({"schemes": "rope"}, "given twice"),
