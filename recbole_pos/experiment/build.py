@@ -130,6 +130,7 @@ def _prepare_data(
         raise UsageError(f"data: {error}") from error
     except KeyError as error:
         raise UsageError(f"data: an option names the field {error}, which is not loaded") from error
+    # A list of the best items cannot be longer than the items, of which one id is padding.
     if max(config["topk"]) >= dataset.item_num:
         raise UsageError(
             f"topk: {max(config['topk'])} is more than the {dataset.item_num - 1} items of "
@@ -186,7 +187,7 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        if config.strict and config["model"] in ADDED:
+        if config.strict and config["model"] in ADDED:  # a custom model
             _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:

@@ -77,10 +77,11 @@ class MetricLogger(Callback):
             experiment: configuration, data, model and trainer of the run.
         """
         config, folder = experiment.config, experiment.trainer.run.path
+        data_digest = experiment.dataset.identity["data"]
         tags = {
             "model": config["model"],
             "dataset": config["dataset"],
-            "dataset_checksum": experiment.dataset.identity["data"][:16],
+            "dataset_checksum": data_digest[:16],
             "recbole_pos": __version__,
             "commit": find_commit(),
             "run_dir": str(folder),

@@ -46,6 +46,7 @@ def check_device(config: PosConfig) -> None:
     Raises:
         UsageError: also if the device does not have the precision, see :func:`check_precision`.
     """
+    # Without a GPU, RecBole's default (ANY_GPU) and an empty option mean the CPU.
     gpu_id = str(config.plain["gpu_id"]).strip()
     is_on_cpu = config["device"].type == "cpu"
     if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
@@ -67,7 +68,7 @@ def check_precision(config: Options) -> None:
     allowed = {"enable_amp": ("auto", "bf16"), "enable_scaler": ("fp16",)}
     for option, precisions in allowed.items():
         if config[option] and precision not in precisions:
-            raise UsageError(f"{option}: it is precision: {precisions[-1]}, found {precision}")
+            raise UsageError(f"{option}: means precision: {precisions[-1]}, found {precision}")
     if config["device"].type == "cpu" and precision == "fp16":
         raise UsageError("precision: fp16 needs a GPU; without one, start a run in fp32")
 

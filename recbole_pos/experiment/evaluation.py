@@ -206,6 +206,8 @@ class TargetCollector(Collector):
     def __init__(self, config: Options) -> None:
         """Ask RecBole's register which data the metrics of the configuration need.
 
+        TOPK are the hits among the best items, ITEMS the best items, and RANK the ranks of targets.
+
         Args:
             config: configuration of the run.
         """

@@ -121,7 +121,7 @@ class RunFolder:
 
         The message says how to continue it: a run by ``resume``, a search by ``tune``.
         """
-        if (self.path / SEARCH).exists():
+        if (self.path / SEARCH).exists():  # search.json, which only searches have
             content, command = "search", make_resume_command(self.path, command="tune")
         elif self.holds_run:
             content, command = "run", self.resume_command

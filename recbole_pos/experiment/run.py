@@ -67,7 +67,7 @@ def run(
 
             - ``resume``: folder of an interrupted run, with which only ``epochs``, ``data_path``
               and ``plugins`` may be given as options;
-            - ``verbose``, ``as_json``, ``log``: what is printed;
+            - ``verbose``, ``as_json``: what is printed;
             - ``nproc``: processes that train together, each with a part of every batch; those that
               torchrun has started are one run;
             - ``max_restarts``: how often they start again, from the last epoch, when one is killed.
@@ -157,6 +157,8 @@ class Catalogue:
             config: configuration of the run.
             vocabulary: names of users and items by id, and their numbers of interactions.
         """
+        # The names of the attributes are those of RecBole's datasets: ``field2id_token`` has the
+        # names of users and items by id. ``counts_time``: whether times are only running numbers.
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
@@ -367,7 +369,7 @@ def attach(
         config_dict: options that differ from the trained run's (``learning_rate``, ...).
         run_dir: folder of the new run.
         settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, ``as_json``, see :func:`recbole_pos.run`.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.
@@ -428,7 +430,7 @@ def update(
         new_items: a token or token_seq field of items: a new item starts with the mean vector of
             the items that share a token with it; with a random one if None.
         settings: what is printed, as one object.
-        keywords: the same by name: ``verbose``, ``as_json``, ``log``, see :func:`recbole_pos.run`.
+        keywords: the same by name: ``verbose``, ``as_json``, see :func:`recbole_pos.run`.
 
     Returns:
         The result of the new run, as of :func:`recbole_pos.run`.
@@ -469,6 +471,7 @@ def _run_from(
     for name in decided:
         if options.get(name) is not None:
             raise UsageError(f"{name}: attach and update decide it; leave it out")
+    # ``attach`` and ``update`` take fewer arguments than ``run``; the others keep their defaults.
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
     return run(

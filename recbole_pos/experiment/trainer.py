@@ -112,8 +112,8 @@ class PosTrainer(EvaluatingTrainer):
     @property
     def is_finished(self) -> bool:
         """Whether training has stopped, or no epoch with a validation is left."""
-        # A validation is due after every ``interval`` epochs, so the next one after the epoch that
-        # completes the current interval.
+        # A validation is due after every ``interval`` epochs. With an interval of 2 and 3 epochs
+        # trained, the next one is after 4 epochs, which may be more than ``epochs``.
         interval = max(self.eval_step, 1)
         num_validated = self.progress.next_epoch // interval
         epochs_at_next_validation = (num_validated + 1) * interval

@@ -189,7 +189,8 @@ def compute_layer_inputs(
     ]
     try:
         # Without targets no history of the batch reads another one (some models let them).
-        model.encode(model.prepare(replace(model.pack(rows), targets=None)))
+        batch = replace(model.pack(rows), targets=None)
+        model.encode(model.prepare(batch))
     finally:
         for hook in hooks:
             hook.remove()
