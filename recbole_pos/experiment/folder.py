@@ -54,9 +54,9 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.pt"
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
-        self.names = self.path / "known.parquet"
-        self.vectors = self.path / KEPT
-        self.data = self.path / "dataset"
+        self.names = self.path / "known.parquet"  # of users and items, by id
+        self.vectors = self.path / KEPT  # content vectors of items
+        self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
     def create(cls, path: str | Path | None, dataset: str, model: str) -> RunFolder:
