@@ -107,9 +107,7 @@ def run_in_parallel(
         error_file = Path(work, "error")
         failure = None
         try:
-            results = _launch(
-                args, work, args, config.plain, new_run_dir, gpus, classes, error_file
-            )
+            results = _launch(work, args, config.plain, new_run_dir, gpus, classes, error_file)
         except KeyboardInterrupt:
             if folder.checkpoint.is_file():
                 raise Interrupted(str(folder.path), config["plugins"]) from None
@@ -123,8 +121,9 @@ def run_in_parallel(
 
         if error_file.is_file():
             name, _, text = error_file.read_text("utf-8").partition(": ")
-            if hasattr(errors, name):  # of this package
-                raise getattr(errors, name)(text)
+            for kind in (UsageError, errors.CheckpointError, errors.StorageError, TrainingError):
+                if kind.__name__ == name:
+                    raise kind(text)
             raise TrainingError(f"{name}: {text}")
 
     if failure is not None:
@@ -142,13 +141,14 @@ def run_in_parallel(
     return results[0]  # of the process of rank 0; the others have none
 
 
-def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int, Result | None]:
+def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, Result | None]:
     """Start the processes of this machine, and return the result of each by its rank.
 
     Args:
-        args: arguments of the run, of which the numbers of processes and restarts are read here.
         log_folder: folder for the files that torch's launcher writes.
-        process_args: arguments of :func:`_run_process`, the same for each process.
+        args: arguments of the run, which say how many processes and restarts there may be. They
+            are also the first argument of :func:`_run_process`, which each process calls.
+        more_args: the other arguments of that function, the same for each process.
 
     Returns:
         Rank (number of a process, from 0) -> what :func:`_run_process` returned in it.
@@ -180,7 +180,7 @@ def _launch(args: RunArguments, log_folder: str, *process_args: Any) -> dict[int
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
         with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):
-            return elastic_launch(config, _run_process)(*process_args)
+            return elastic_launch(config, _run_process)(args, *more_args)
     except SignalException as stop:
         # The signal is raised again for this process, whose own handlers are back. If it ignores
         # the signal, it goes on here.
@@ -298,9 +298,6 @@ def _process_group(backend: str) -> Iterator[int]:
 
     Args:
         backend: how torch's processes talk: nccl between GPUs, gloo between CPUs.
-
-    Raises:
-        TrainingError: if another process was lost and torch does not end this one.
     """
     rank = int(os.environ["RANK"])
     try:
@@ -311,13 +308,12 @@ def _process_group(backend: str) -> Iterator[int]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         yield rank
     except Exception as error:
-        # Only errors of the talk between processes mean that another one was lost; gloo raises
-        # them as plain RuntimeErrors, which are known by their text.
-        if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
-            raise
-        time.sleep(_GRACE)  # torch ends this process, as it reports the one that failed first
-        reason = str(error).splitlines()[0]
-        raise TrainingError(f"process {rank} lost another process: {reason}") from error
+        # An error of the talk between processes means that another one was lost; gloo raises it as
+        # a plain RuntimeError, which is known by its text. torch then ends this process, too, and
+        # reports the one that failed first, unless this one is faster.
+        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
+            time.sleep(_GRACE)
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -223,8 +223,7 @@ def explain_failure(error: BaseException) -> str:
     Args:
         error: the exception that ended the run.
     """
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
+    text = str(error).strip().partition("\n")[0]
     if is_out_of_memory(error):
         return f"out of memory: {text}" if text else "out of memory"
     if isinstance(error, PosError):
