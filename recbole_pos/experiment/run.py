@@ -157,8 +157,8 @@ class Catalogue:
             config: configuration of the run.
             vocabulary: names of users and items by id, and their numbers of interactions.
         """
-        # The names of the attributes are those of RecBole's datasets: ``field2id_token`` has the
-        # names of users and items by id. ``counts_time``: whether times are only running numbers.
+        # Most names of attributes are those of RecBole's datasets: ``field2id_token`` has the names
+        # of users and items by id. ``counts_time``: whether times are dates, not running numbers.
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]

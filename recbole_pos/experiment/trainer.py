@@ -301,7 +301,7 @@ class PosTrainer(EvaluatingTrainer):
     def _plan_steps(self, train_data: Any) -> None:
         """Set ``planned_steps``, the number of steps of all epochs, if the learning rate needs it.
 
-        That of a step depends on it under a schedule that falls with every step, or with a warm-up.
+        It does under a schedule that falls with every step (``PER_STEP``), and with a warm-up.
 
         Args:
             train_data: the loader of the training data.
