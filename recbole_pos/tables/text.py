@@ -66,11 +66,10 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
             num_returns += block.count(b"\r")
             last -= codes[last] == _RETURN
 
-        # In an empty line the last byte is before the first one, which follows the line before.
-        first = np.append(0, newlines[:-1] + 1)
+        # The "last byte" of an empty line is the end of the line before, or before the block (-1).
         num_lines += len(newlines)
-        num_blank += int((last < first).sum())
-        num_open += int((codes[last] == ord(separator)).sum())
+        num_blank += np.count_nonzero(last[1:] == newlines[:-1]) + int(last[0] < 0)
+        num_open += np.count_nonzero(codes[last] == ord(separator))
 
     # Either no line ends in \r\n, or all do; the last line of a file may have no end at all.
     if num_returns not in (0, num_lines if is_ended else num_lines - 1):
