@@ -6,6 +6,7 @@ and :class:`Recommend`, which ranks items. Sizes of batches and lengths of histo
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import logging
@@ -494,15 +495,12 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
 
 def require_onnx() -> None:
     """Raise a UsageError unless the packages that write and run ONNX are installed."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"format onnx needs {error.name}, which is not installed: "
-            "pip install 'recbole-pos[export]'; or choose the format torch_export"
-        ) from error
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"format onnx needs {package}, which is not installed: "
+                "pip install 'recbole-pos[export]'; or choose the format torch_export"
+            )
 
 
 def write_onnx(

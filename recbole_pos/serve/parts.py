@@ -40,7 +40,8 @@ from recbole_pos.serve.recommend import (
     name_read_errors,
     open_writer,
     read_at,
-    rename_fields,
+    report_counts,
+    write_lists,
     write_recommendations,
 )
 from recbole_pos.serve.recommender import Recommender
@@ -150,7 +151,16 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
             for part_counts in _write_all(job, writer, share, settings):
                 counts.update(part_counts)
                 task.advance(part_counts["users"])
-    _report(reporter, out, writer.num_parts, counts)
+
+    report_counts(counts, writer.trained, reporter)
+    if counts["refused"]:
+        reporter.warning(
+            f"{counts['refused']:,} histories get no answer: they lack times that the model reads, "
+            "or ask before their newest interaction"
+        )
+    num_missing = sum(not find_part(out, n).is_file() for n in range(writer.num_parts))
+    state = f"{num_missing:,} parts are missing" if num_missing else "complete"
+    reporter.line(f"{out}: {writer.num_parts:,} parts, {state}")
     return out
 
 
@@ -166,7 +176,7 @@ def _write_all(
         settings: the number of processes on this machine, or the address of a Ray cluster.
 
     Yields:
-        For each part, once it is written, its counts, see :meth:`PartWriter.write`.
+        For each part, once it is written, its counts, such as the number of its users.
     """
     address, workers = settings.address, settings.workers
     is_here = address is None and workers == 1
@@ -262,12 +272,9 @@ class PartWriter:
         self.num_parts = max(1, -(-len(self.source) // job.part_rows))  # rounded up
 
     def write(self, number: int) -> Counter[str]:
-        """Write the part of the given number, from 0.
+        """Write the part of the given number, from 0, and return its counts.
 
-        Returns:
-            Counts of the part: ``users`` (or histories), ``rows`` (recommendations), ``unknown``
-            (items of histories that the model does not know) and ``refused`` (histories with an
-            error of their own, which get no recommendations).
+        The counts are those of :func:`recbole_pos.serve.recommend.write_lists`.
         """
         # Read the users or histories of this part.
         # With 100 in a part, part 2 has the numbers 200 to 299.
@@ -275,22 +282,12 @@ class PartWriter:
         start = number * self.job.part_rows
         stop = min(start + self.job.part_rows, len(self.source))
         histories = trained.add_request_time(self.source.read(start, stop), read_at(options.at))
-        counts = Counter(users=stop - start, unknown=int(histories.unknown.sum()))
-        counts["refused"] = len(histories.errors)
 
         # Recommend to them; the file appears only when it is complete.
         file = find_part(self.job.out, number)
         remove_unfinished([file])  # of a process that was killed while it wrote this part
-        with open_writer(file) as write_table:
-            tables = trained.make_tables(
-                histories, options.k, options.exclude_seen, self.choice, options.because
-            )
-            for table in tables:
-                if options.histories is None:
-                    table = rename_fields(table, trained)
-                write_table(table)
-                counts["rows"] += len(table)
-        return counts
+        with open_writer(file) as write:
+            return write_lists(trained, self.choice, options, histories, write)
 
     def describe(self) -> dict[str, Any]:
         """Return what decides the content of the parts, in plain values, for the manifest.
@@ -518,27 +515,3 @@ def _digest_option(path: str | None) -> str | None:
     files = [Path(path), Path(path).with_suffix(".txt")]
     with name_read_errors(path):
         return _digest([digest_file(file) for file in dict.fromkeys(files) if file.is_file()])
-
-
-def _report(reporter: Reporter, out: Path, num_parts: int, counts: Counter[str]) -> None:
-    """Print what this command has written, and how many parts are missing still.
-
-    Args:
-        reporter: prints lines.
-        out: folder of the parts.
-        num_parts: number of parts of the whole job.
-        counts: sums over the written parts, see :meth:`PartWriter.write`.
-    """
-    reporter.line(
-        f"{counts['rows']:,} recommendations to {counts['users']:,} users or histories written"
-    )
-    if counts["unknown"]:
-        reporter.line(f"{counts['unknown']:,} items of histories are not known to the model")
-    if counts["refused"]:
-        reporter.warning(
-            f"{counts['refused']:,} histories get no answer: they lack times that the model reads, "
-            "or ask before their newest interaction"
-        )
-    num_missing = sum(not find_part(out, number).is_file() for number in range(num_parts))
-    state = f"{num_missing:,} parts are missing" if num_missing else "complete"
-    reporter.line(f"{out}: {num_parts:,} parts, {state}")

@@ -158,7 +158,6 @@ def write_recommendations(
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
-    has_histories = options.histories is not None
     with open_writer(file) as write:  # before the model is loaded: a wrong path fails at once
         trained, choice = load_model(options, reporter)
         if options.histories is None:
@@ -166,42 +165,81 @@ def write_recommendations(
         else:
             parts = _read_file(trained, options.histories)
 
-        # Recommend to some histories at a time.
         with reporter.task("recommending") as task:
+
+            def write_and_show(table: pd.DataFrame) -> None:
+                """Write a table, show how far the work is, and keep a short result to print it."""
+                write(table)
+                task.advance(int((table["rank"] == 1).sum()))  # users, who have such a row each
+                if sum(map(len, printed)) <= _MAX_PRINTED:
+                    printed.append(table)
+
             for histories in parts:  # some thousands, as arrays
                 histories = trained.add_request_time(histories, read_at(options.at))
                 warn_of_errors(histories)
-                counts["unknown items"] += int(histories.unknown.sum())
-                for table in trained.make_tables(
-                    histories, options.k, options.exclude_seen, choice, options.because
-                ):
-                    if not has_histories:
-                        table = rename_fields(table, trained)
-                    write(table)
-
-                    # Count by the first row of each user or history.
-                    by = table.loc[table["rank"] == 1, "by"]
-                    counts.update(rows=len(table), users=len(by), popular=int((by != MODEL).sum()))
-                    if counts["rows"] <= _MAX_PRINTED:
-                        printed.append(table)
-                    task.advance(len(by))
+                counts += write_lists(trained, choice, options, histories, write_and_show)
 
     # Print short results for chosen users or histories, and what the user should know of all.
-    is_for_some = users is not None or has_histories
+    is_for_some = users is not None or options.histories is not None
     if is_for_some and 0 < counts["rows"] <= _MAX_PRINTED:
         reporter.line(pd.concat(printed).to_string(index=False))
-    reporter.line(f"{counts['rows']:,} recommendations of {trained.config['model']}")
-    if counts["unknown items"]:
+    report_counts(counts, trained, reporter)
+    reporter.line(str(file))
+    return file
+
+
+def write_lists(
+    trained: Recommender,
+    choice: Choice,
+    options: ListOptions,
+    histories: Histories,
+    write: Callable[[pd.DataFrame], None],
+) -> Counter[str]:
+    """Recommend to some histories, and write the tables of recommendations.
+
+    Args:
+        trained: the model.
+        choice: the items that it may recommend.
+        options: what is recommended.
+        histories: the histories, as arrays, with the times of the requests.
+        write: writes a table.
+
+    Returns:
+        Counts: ``users`` (or histories); ``rows`` (recommendations); ``popular``, users who get the
+        most popular items; ``unknown``, items of histories that the model does not know; and
+        ``refused``, histories with an error of their own, which get no recommendations.
+    """
+    counts = Counter(users=len(histories), unknown=int(histories.unknown.sum()))
+    counts["refused"] = len(histories.errors)
+    k, because = options.k, options.because
+    for table in trained.make_tables(histories, k, options.exclude_seen, choice, because):
+        if options.histories is None:
+            table = rename_fields(table, trained)
+        write(table)
+        counts["rows"] += len(table)
+        counts["popular"] += int(((table["rank"] == 1) & (table["by"] != MODEL)).sum())
+    return counts
+
+
+def report_counts(counts: Counter[str], trained: Recommender, reporter: Reporter) -> None:
+    """Print how many recommendations there are, and how many are not what the user may expect.
+
+    Args:
+        counts: what :func:`write_lists` returns.
+        trained: the model.
+        reporter: prints lines, unless it is switched off.
+    """
+    model, users = trained.config["model"], f"{counts['users']:,}"
+    reporter.line(f"{counts['rows']:,} recommendations of {model} to {users} users or histories")
+    if counts["unknown"]:
         reporter.line(
-            f"{counts['unknown items']:,} items of histories are not known to the model: left out"
+            f"{counts['unknown']:,} items of histories are not known to the model: left out"
         )
     if counts["popular"]:
         reporter.line(
-            f"{counts['popular']:,} of {counts['users']:,} get the most popular items: nothing in "
-            "their history is known to the model"
+            f"{counts['popular']:,} of {users} get the most popular items: nothing in their "
+            "history is known to the model"
         )
-    reporter.line(str(file))
-    return file
 
 
 def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
