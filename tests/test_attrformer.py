@@ -338,3 +338,39 @@ def test_times_that_stand_still_are_no_clock(tmp_path: Path) -> None:
     made["inter"]["timestamp:float"] = 5.0
     with pytest.raises(UsageError, match="cross_sequence: random_order"):
         open_shop(write(tmp_path, made), **across)
+
+
+def test_relations_of_a_batch(folder: Path) -> None:
+    """At most top_k of each; normalised one by one, so that more of them leave weights alone."""
+    made = open_shop(folder)
+    rows, kept = all_windows(made), []
+    for k in (1, 100, 4):
+        made.model.lookup.top_k = k
+        _, heads, users = find(made.model.eval(), rows)
+        assert all(np.bincount(edges.reader).max() <= k for edges in [*heads, users])
+        kept.append(sum(len(edges.value) for edges in heads))
+    assert kept[0] < kept[2] < kept[1]
+    m = len(rows.events)
+    x = torch.arange(1.0, m + 1, dtype=torch.float64)[:, None]
+    found = [
+        one.model.lookup.build_relations(
+            rows, np.random.default_rng(0), torch.device("cpu"), torch.float64
+        ).heads(x)[:m]
+        for one in (open_shop(folder, relations=["brand"]), made)
+    ]
+    assert found[0].count_nonzero() > 5 and torch.equal(*found)
+    for layer in made.model.trm_encoder.layer:  # training starts at the mean of all relations
+        mix = layer.multi_head_attention.relation_mix
+        assert torch.equal(mix, torch.full_like(mix, 1 / 8))
+        assert layer.user_gate is None or layer.user_gate == 0  # and without other users
+
+
+def test_every_parameter_has_a_gradient(folder: Path) -> None:
+    """Whatever prediction reads, training reads relations; as with ``enable_amp``."""
+    made = open_shop(folder, **PLAIN, inference_relations="none")
+    batch = next(iter(made.trainer.training_loader(made.loaders["train"])))
+    made.model.train()
+    with torch.autocast("cpu"):
+        made.model.window_loss(batch).backward()
+    for name, p in made.model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), name

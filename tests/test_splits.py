@@ -389,3 +389,11 @@ def test_a_random_order_moves_equal_times_only(tmp_path: Path) -> None:
         for column, expected in zip(both[0][:2], both[1][:2], strict=True):
             assert (column == expected).all()
         assert sorted(zip(*both[0], strict=True)) == sorted(zip(*both[1], strict=True))
+
+
+def test_close_times_are_told_apart() -> None:
+    """Float32 has steps of 128 s there."""
+    times = 1.7e9 + np.arange(100) / 4
+    part, boundaries = split_by_time(times, [0.5, 0.75], "seconds")
+    want = [TRAIN if t <= boundaries[0] else VALID if t <= boundaries[1] else TEST for t in times]
+    assert part.tolist() == want and Counter(want) == {TRAIN: 50, VALID: 25, TEST: 25}
