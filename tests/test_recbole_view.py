@@ -29,16 +29,28 @@ RECORDED = {
     "BERT4Rec": (3.6884, 0.2390),
     "SRGNN": (3.6752, 0.1589),
     "NARM": (3.6864, 0.1708),
+    "STAMP": (3.6889, 0.1066),
+    "GCSAN": (3.7019, 0.1686),
     "FPMC": (0.6871, 0.1190),
     "SASRecF": (3.7267, 0.1255),
+    "LightSANs": (3.7345, 0.1689),
+    "FEARec": (3.7361, 0.1771),
+    "CORE": (8.7197, 0.1016),
+    "GRU4RecF": (3.7225, 0.1548),
     "FDSA": (3.7285, 0.2260),
+    "NextItNet": (7.8137, 0.1347),
     "Caser": (3.6902, 0.0703),
+    "SHAN": (3.8492, 0.1429),
+    "HGN": (3.6889, 0.1058),
+    "SINE": (3.7361, 0.1233),
     "RepeatNet": (4.2580, 0.2153),
+    "NPE": (5.3557, 0.1575),
+    "FOSSIL": (7.7973, 0.1757),
     "Pop": (0.0000, 0.1655),
     "ItemKNN": (0.0000, 0.1917),
     "BPR": (0.6928, 0.2074),
 }
-WITH_ATTRIBUTES = ("SASRecF", "FDSA")
+WITH_ATTRIBUTES = ("SASRecF", "GRU4RecF", "FDSA")
 COMMON = ("GRU4Rec", "SASRec", "BERT4Rec", "SASRecF", "FPMC", "BPR", "ItemKNN")  # one of each kind
 INTER = ["user_id", "item_id", "timestamp"]
 
