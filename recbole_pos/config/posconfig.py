@@ -389,9 +389,10 @@ class PosConfig(Config):
         needs_ce = self["compile"] or self["target_window"] > 1 or "prior_weight" in self
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
-        loss = {"loss_type": "SCE", **read_yaml(ROOT / "loss" / "SCE.yaml")}
-        self.final_config_dict.update(loss)
-        self.plain.update(loss)
+        defaults = read_yaml(ROOT / "loss" / "SCE.yaml")
+        self.internal_config_dict.update(defaults)
+        for options in (self.final_config_dict, self.plain):
+            options.update(defaults, loss_type="SCE")
         self.loss_reason = f"loss SCE instead of CE for more than {limit:,} items (sce_above)"
 
     # --- checks ---

@@ -170,7 +170,7 @@ def write_recommendations(
             def write_and_show(table: pd.DataFrame) -> None:
                 """Write a table, show how far the work is, and keep a short result to print it."""
                 write(table)
-                task.advance(int((table["rank"] == 1).sum()))  # users, who have such a row each
+                task.advance(int((table["rank"] == 1).sum()))  # each user has one such row
                 if sum(map(len, printed)) <= _MAX_PRINTED:
                     printed.append(table)
 
