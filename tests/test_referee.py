@@ -217,6 +217,10 @@ def test_every_format_says_the_same(requests: Requests, tmp_path: Path) -> None:
     by_score = long.drop(columns="rank")
     shuffled = long.sample(frac=1, random_state=0)
     lists = pd.DataFrame({"request": names, "items": [[f"i{i}" for i in row] for row in items]})
+    run = {
+        name: {f"i{i}": -n for n, i in enumerate(row)}
+        for name, row in zip(names, items.tolist(), strict=True)
+    }
     sources: dict[str, Any] = {
         "RecTools": shuffled,
         "RePlay": by_score.rename(columns={"user_id": "query_id", "score": "rating"}).sample(
@@ -227,14 +231,16 @@ def test_every_format_says_the_same(requests: Requests, tmp_path: Path) -> None:
         "polars": pl.from_pandas(shuffled),
         "arrow": pl.from_pandas(lists).to_arrow(),
         "categories": shuffled.astype({"user_id": "category", "item_id": "category"}),
-        "ranx": by_score.rename(columns={"user_id": "q_id", "item_id": "doc_id"}),
+        "ranx": run,
+        "ranx, parquet": by_score.rename(columns={"user_id": "q_id", "item_id": "doc_id"}),
     }
-    for name in ("long.parquet", "long.csv", "long.tsv", "lists.parquet", "run.trec"):
+    for name in ("long.parquet", "long.csv", "long.tsv", "lists.parquet", "run.json", "run.trec"):
         sources[name] = tmp_path / name
     shuffled.to_parquet(tmp_path / "long.parquet")
     by_score.to_csv(tmp_path / "long.csv", index=False)
     shuffled.to_csv(tmp_path / "long.tsv", index=False, sep="\t")
     lists.to_parquet(tmp_path / "lists.parquet")
+    (tmp_path / "run.json").write_text(json.dumps(run))
     lines = [f"{r.user_id} Q0 {r.item_id} 0 {r.score} tag\n" for r in shuffled.itertuples()]
     (tmp_path / "run.trec").write_text("".join(lines))
     want = judge(open_predictions(long), requests)
@@ -253,7 +259,7 @@ def test_own_lists_come_back_as_the_own_table(
     kept = pd.read_parquet(run / "test_ranks.parquet")
     options = {**SPLITS["by time"], "mask_history": True}
     requests = make_requests(split("tiny", data_path=str(tiny), **options).dataset)
-    for suffix in ("parquet", "csv", "run"):
+    for suffix in ("parquet", "csv", "run", "json"):
         file = write_lists(run, tmp_path / f"lists.{suffix}", k=30)
         judgement = judge(open_predictions(file), requests)
         table = requests.make_rank_table(judgement.ranks)
@@ -280,7 +286,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "nothing": (lambda f: f[:0], "it has no row"),
     "other split": (lambda f: f.assign(split="0123"), "made for another split"),
     "no frame": (lambda f: 3, "found int"),
-    "a dict": (lambda f: {"a": {"i1": 3.0}}, "found dict"),
+    "a dict that is no ranx run": (lambda f: {"a": 3.0}, "expected a run as ranx writes it"),
 }
 
 

@@ -377,7 +377,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Score the lists of any system on the targets of a split.
 
-    Parquet, csv and TREC runs: user, item and score or rank; or a list for each user.
+    Parquet, csv, TREC runs and ranx json: user, item and score or rank; or a list for each user.
     Everything wrong with the lists is counted. With --runs there are differences with intervals.
     """
     from recbole_pos.reporter import Reporter
@@ -412,7 +412,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 @Command.register(
     "lists",
     _RUN_DIR,
-    option("--out FILE", ".parquet, .csv, .run or .trec (TREC)", required=True),
+    option("--out FILE", ".parquet, .csv, .run or .trec (TREC), .json (ranx)", required=True),
     option("-k N", "items of a list (100)", default=100),
     _PART,
     *_DATA_PATH_AND_PLUGINS,

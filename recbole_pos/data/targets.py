@@ -89,6 +89,11 @@ class LaterTargets:
         self.target_rows = torch.from_numpy(np.flatnonzero(split.find_targets(TRAIN)))
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
+    def move(self, device: torch.device) -> None:
+        """Copy the columns to a device, on which :meth:`find_next` works from now on."""
+        self.items, self.users = self.items.to(device), self.users.to(device)
+        self.target_rows, self.weights = self.target_rows.to(device), self.weights.to(device)
+
     def find_next(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next n training targets of the same user, at or after given interactions.
 
@@ -103,15 +108,10 @@ class LaterTargets:
             weights: [k, n] how much each target counts: ``weights`` of this object, and 0 where the
                 user has fewer than n targets left.
         """
-        # The first call moves the columns to the device; later ones find them there.
-        device = rows.device
-        self.items, self.users = self.items.to(device), self.users.to(device)
-        self.target_rows, self.weights = self.target_rows.to(device), self.weights.to(device)
-
         # ``target_rows`` has the rows of all training targets, ascending. ``places`` in it: of the
         # first target at or after each given row, and of the n - 1 targets that follow.
         first_place = torch.searchsorted(self.target_rows, rows)
-        places = first_place[:, None] + torch.arange(len(self.weights), device=device)
+        places = first_place[:, None] + torch.arange(len(self.weights), device=rows.device)
 
         # Beyond the last target of all, or of the user, there are none.
         exists = places < len(self.target_rows)

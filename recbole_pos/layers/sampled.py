@@ -107,6 +107,11 @@ class SampledLoss:
         self.log_q = (weights / total).log()
         self.cumulative = weights.cumsum(0)
 
+    def move(self, device: torch.device) -> None:
+        """Copy ``log_q`` and ``cumulative`` to a device, on which the loss works from now on."""
+        self.log_q = self.log_q.to(device)
+        self.cumulative = self.cumulative.to(device)
+
     def __call__(self, states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
         """Sample negatives, and return the mean loss of the targets against them.
 
@@ -121,9 +126,6 @@ class SampledLoss:
         Returns:
             Scalar.
         """
-        # the first call moves the tables to the device; later ones find them there
-        self.log_q = self.log_q.to(states.device)
-        self.cumulative = self.cumulative.to(states.device)
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)

@@ -134,6 +134,25 @@ class PosRecommender(SequentialRecommender):
             self.item_embedding.parts["features"] = item_features
         self.event_features = build_event_features(config, dataset)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply a function to all tensors, as torch does to move or cast a model.
+
+        The tables of the loss and of the targets are no buffers: they are moved to the device of
+        the item vectors here, so that no training step waits for a copy.
+
+        Args:
+            fn: function that torch applies to all tensors.
+            recurse: whether it is applied to modules within this one, too.
+
+        Returns:
+            The model.
+        """
+        super()._apply(fn, recurse)
+        for tables in (self.loss, self.later_targets):
+            if isinstance(tables, (SampledLoss, LaterTargets)):
+                tables.move(self.item_embedding.weight.device)
+        return self
+
     def init_weights(self) -> None:
         """Initialise linear layers and embeddings by a normal distribution, biases by zero.
 

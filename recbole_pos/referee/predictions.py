@@ -1,13 +1,15 @@
 """Lists of recommended items as any system has written them.
 
-In: a file (parquet, csv, tsv, TREC run) or a frame. Out: :class:`Predictions`, whose rows are read
-in blocks and more than once, so that a file need not fit into memory.
+In: a file (parquet, csv, tsv, TREC run, ranx json), a frame, or the dict of a ranx run. Out:
+:class:`Predictions`, whose rows are read in blocks and more than once, so that a file need not fit
+into memory. Only ranx json is read whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,7 +206,8 @@ def open_predictions(source: Any) -> Predictions:
     A file is not read here but when rows are asked for, and from its beginning each time.
 
     Args:
-        source: a path; or a frame of pandas, polars, pyarrow or DuckDB.
+        source: a path; a frame of pandas, polars, pyarrow or DuckDB; or a dict of a ranx run,
+            {request: {item: score}}.
 
     Raises:
         UsageError: if there is no such file, or the object is no frame.
@@ -215,12 +218,14 @@ def open_predictions(source: Any) -> Predictions:
         if not path.is_file():
             raise UsageError(f"{path} is not a file of predictions, or is not there")
         return Predictions(str(path), lambda: _read_file(path))
+    if isinstance(source, Mapping):
+        return Predictions("predictions", lambda: _read_ranx(source))
     table = _convert_frame(source)
     return Predictions("predictions", lambda: table.to_batches(max_chunksize=_BLOCK_ROWS))
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks: parquet, csv or tsv with names of columns, or a TREC run.
+    """Yield the rows of a file in blocks: parquet, ranx json, csv or tsv with names, or a TREC run.
 
     A TREC run has no names of columns, but lines such as ``ann Q0 item7 1 0.9 tag`` (request, Q0,
     item, rank, score, tag). It is recognised by six words of which the second is Q0.
@@ -228,6 +233,9 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path) as parquet_file:
             yield from parquet_file.iter_batches(_BLOCK_ROWS)
+        return
+    if path.suffix == ".json":
+        yield from _read_ranx(json.loads(path.read_bytes()))
         return
 
     # Tell the format, the separator and the names of the columns from the first line.
@@ -248,6 +256,27 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
         # names stay as they are written: 007 is not 7
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
+
+
+def _read_ranx(run: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a ranx run, {request: {item: score}}, in one block.
+
+    ``{"ann": {"x": 2.0, "y": 1.0}}`` gives the rows (ann, x, 2.0) and (ann, y, 1.0).
+
+    Raises:
+        UsageError: if it is none.
+    """
+    if not isinstance(run, Mapping) or not all(isinstance(v, Mapping) for v in run.values()):
+        raise UsageError("predictions: expected a run as ranx writes it, {request: {item: score}}")
+    requests: list[str] = []
+    items: list[str] = []
+    scores: list[Any] = []
+    for request, score_by_item in run.items():
+        requests += [str(request)] * len(score_by_item)
+        items += map(str, score_by_item)
+        scores += score_by_item.values()
+    columns = {"request": pa.array(requests, pa.string()), "item": pa.array(items, pa.string())}
+    yield pa.RecordBatch.from_pydict({**columns, "score": pa.array(scores, pa.float64())})
 
 
 def _convert_frame(frame: Any) -> pa.Table:

@@ -1,11 +1,12 @@
 """The lists of a trained run, written as files that this package and other tools read.
 
-In: the folder of a run. Out: parquet or csv with request, item and rank; or a TREC run (.run,
-.trec), as trec_eval and ranx read it. The metrics of the run are those of these lists.
+In: the folder of a run. Out: parquet or csv with request, item and rank; a TREC run (.run, .trec),
+as trec_eval reads it; or a ranx run (.json). The metrics of the run are those of these lists.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.referee.predictions import SPLIT_COLUMN
 from recbole_pos.referee.requests import make_requests
 
-_SUFFIXES = (".parquet", ".csv", ".run", ".trec")
+_SUFFIXES = (".parquet", ".csv", ".run", ".trec", ".json")
 # Of RecBole's metrics, one that makes the evaluation keep the best items of each target.
 _KEEPS_ITEMS = "ItemCoverage"
 
@@ -37,7 +38,7 @@ def write_lists(
 
     Args:
         run_dir: the folder of a run.
-        file: path of a .parquet, .csv, .run or .trec file.
+        file: path of a .parquet, .csv, .run, .trec or .json file.
         k: items of a list.
         part: test or valid.
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
@@ -57,6 +58,12 @@ def write_lists(
             lists.to_parquet(unfinished, index=False)
         elif file.suffix == ".csv":
             lists.to_csv(unfinished, index=False)
+        elif file.suffix == ".json":
+            # A ranx run, {request: {item: score}}, in which the first of K items has the score K.
+            run: dict[str, dict[str, float]] = {}
+            for row in lists.itertuples():
+                run.setdefault(str(row.request), {})[str(row.item)] = float(k + 1 - row.rank)
+            json.dump(run, unfinished)
         else:
             # A TREC run. Its readers sort by scores, so the first of K items has the score K.
             for row in lists.itertuples():
