@@ -257,6 +257,7 @@ class Row(Options):
         attach: position schemes to add to the trained models of another row.
         retest: name of a row whose trained models are only tested again, with the options here.
         predictions: seed -> file with the lists of another system; empty for a row that is trained.
+        of: the part of the split that the predictions answer.
         search: grid of the row (option -> values to try). True stands for the grid of the study,
             until the plan is complete. None means that nothing is searched.
         unread: options of the base that the model of this row does not read.
@@ -265,6 +266,7 @@ class Row(Options):
     attach: Attach | None = None
     retest: str | None = None
     predictions: Annotated[dict[int, str], BeforeValidator(_parse_predictions)] = {}
+    of: Literal["test"] = "test"
     search: Searched = True
     unread: Annotated[tuple[str, ...], Refused] = ()
 
