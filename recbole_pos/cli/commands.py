@@ -209,6 +209,7 @@ def _attach(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.experiment.run import attach
 
+    # ``overrides`` has the options that are given as --key value, by key.
     settings = read_settings(args, arguments.AttachArguments)
     attach(args.trained, args.schemes, overrides, settings=settings)
 
@@ -229,6 +230,8 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.experiment.run import update
 
+    # ``args.trained`` is the folder of the earlier run. ``settings`` say where the new run is
+    # written and what is printed; ``overrides`` has the options given as --key value, by key.
     settings = read_settings(args, arguments.AttachArguments)
     update(args.trained, overrides, new_items=args.new_items, settings=settings)
 
@@ -359,6 +362,7 @@ def _split(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.split_folder import split
 
+    # ``overrides`` has the options that are given as --key value, by key.
     print(split(args.dataset, args.config_files, **overrides).to_folder(args.to))
 
 
@@ -383,7 +387,8 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from recbole_pos.reporter import Reporter
     from recbole_pos.study.scoring import score
 
-    # Arguments of the command and of the function have the same names.
+    # Arguments of the command and of the function have the same names. ``overrides`` has the
+    # options that are given as --key value, by key.
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
     scored = score(args.files, args.dataset, args.config_files, **given, **overrides)
@@ -406,6 +411,7 @@ def _audit(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """
     from recbole_pos.referee.audit import audit
 
+    # ``overrides`` has the options that are given as --key value, by key.
     print(audit(args.data, args.config_files, **overrides))
 
 
@@ -479,12 +485,17 @@ def _similar(args: argparse.Namespace) -> None:
     from recbole_pos.serve.recommend import read_names, report_unknown
     from recbole_pos.serve.recommender import Recommender
 
-    # Neighbours are found by the vectors of items, so the data of users need not be read.
-    items = read_names(args.allowed)
-    exclude = read_names(args.exclude)
+    # The files of --items and --exclude: names to choose neighbours from, and to leave out.
+    allowed, excluded = read_names(args.allowed), read_names(args.exclude)
+
+    # Neighbours are found by the vectors of items. ``histories_only`` says that the histories of
+    # the dataset's users are not needed, so that it is read only if the model itself needs it.
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=True)
-    report_unknown(recommender, Reporter(), items=items, exclude=exclude)
-    print(recommender.similar(args.items, args.k, items, exclude).to_string(index=False))
+
+    # Say which of these names are unknown, and list the neighbours of the items ITEM (args.items).
+    report_unknown(recommender, Reporter(), items=allowed, exclude=excluded)
+    neighbours = recommender.similar(args.items, args.k, allowed, excluded)
+    print(neighbours.to_string(index=False))
 
 
 @Command.register(

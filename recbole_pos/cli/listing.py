@@ -33,6 +33,8 @@ def list_models() -> None:
     First come the models of this package and custom models, then RecBole's. What a model is says
     the first paragraph of the docstring of its class, which ``read_summary`` returns.
     """
+    # MODELS and BASELINES are registries (name -> class) of this package, US is its name; ADDED has
+    # custom models, and OURS all of them.
     rows = []
     for name in dict.fromkeys([*models.MODELS, *models.BASELINES, *models.ADDED]):  # each once
         source = models.ADDED.added[name].cls.__module__ if name in models.ADDED else US
@@ -197,13 +199,14 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     """
     from recbole_pos.config.sources import plugin_defaults
 
-    # The files of RecBole and of this package.
+    # The files of RecBole and of this package (below ROOT).
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
     overall = read_overall_defaults()
 
-    # The model's own options; a model of this package has those of its position schemes, too.
+    # The model's own options; a model of this package, or a custom one (``models.OURS``), has those
+    # of its position schemes, too.
     model_file = (ROOT if model in models.OURS else recbole_folder) / "model" / f"{model}.yaml"
     defaults = read_yaml(model_file) if model_file.is_file() else {}
     title = f"options of {model}"

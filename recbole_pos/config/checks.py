@@ -168,7 +168,7 @@ def check_together(config: dict[str, Any], model: str) -> None:
     # RecBole's name of a column of examples that were cut before: a list of items in each row.
     list_field = f"{config['ITEM_ID_FIELD']}{config['LIST_SUFFIX']}"
 
-    # A message -> whether it is to be given.
+    # A message -> whether it is to be given; the first such message is raised.
     problems = {
         "init_from and update_from: weights come from one run; leave one out": (
             config["update_from"] and config["init_from"]

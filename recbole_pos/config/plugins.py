@@ -73,6 +73,7 @@ def import_plugins(plugins: Any, location: str) -> list[str]:
     Raises:
         UsageError: for a value of another kind, or a module that cannot be imported.
     """
+    # _NAME matches names of modules such as ``package.module``.
     names = [plugins] if isinstance(plugins, str) else plugins or []
     are_names = isinstance(names, (list, tuple)) and all(
         isinstance(name, str) and _NAME.fullmatch(name) and not name.endswith(".py")
@@ -179,7 +180,8 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
     Returns:
         Names of modules, each once.
     """
-    # Look each name up among those that users have registered; None for what is built in.
+    # Look each name up among the models (ADDED), schemes and metrics (CUSTOM) that users have
+    # registered; None for what is built in.
     metric_names = [metrics] if isinstance(metrics, str) else metrics or ()
     entries: list[Any] = [ADDED.added.get(model)]
     entries += [SCHEMES.added.get(name) for name in schemes]
@@ -205,7 +207,8 @@ def pack(model: str) -> bytes:
     Raises:
         UsageError: if a class or function cannot be pickled.
     """
-    # What was registered without a module is known to no other process, whatever it imports.
+    # ``ADDED.added``, ``SCHEMES.added`` and CUSTOM have the models, schemes and metrics that users
+    # have registered. What has no module is known to no other process, whatever it imports.
     registered_models = {name: entry for name, entry in ADDED.added.items() if name == model}
     models = {name: entry for name, entry in registered_models.items() if entry.module is None}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}

@@ -105,9 +105,9 @@ class PosConfig(Config):
             strict: whether a given option that has no effect in this run is an error.
         """
         self.strict = strict
-        self.public: dict[str, Any] = {}
-        self.asked_for: set[str] = set()
-        self.loss_reason = ""
+        self.public: dict[str, Any] = {}  # facts on a public dataset
+        self.asked_for: set[str] = set()  # options that a model reads and no source has
+        self.loss_reason = ""  # why a loss has replaced the default one
         self._call_options = dict(config_dict or {})
         try:
             self._build(model, dataset, config_file_list or [])
@@ -222,7 +222,7 @@ class PosConfig(Config):
         Returns:
             Names of the modules.
         """
-        contents = [*self.files, (_NO_FILE, self._call_options)]
+        contents = [*self.files, (_NO_FILE, self._call_options)]  # (place for messages, options)
         modules: list[str] = []
         for file, content in contents:
             modules += import_plugins(content.get(PLUGINS), str(file))
@@ -308,6 +308,7 @@ class PosConfig(Config):
         file = folder / self.dataset / f"{self.dataset}.yaml"
         if file.is_file():
             content = read_yaml(file)
+            # The options are kept with the facts, since facts hold only for these options.
             self.public = {**(content.pop("public", None) or {}), **content}
             self.files.insert(0, (file, content))
             if PLUGINS in content:
@@ -321,7 +322,7 @@ class PosConfig(Config):
         """
         if self.model in models.OURS:  # the plugin's and registered ones
             return models.OURS[self.model]
-        if self.model in models.list_runnable():
+        if self.model in models.list_runnable():  # one of RecBole's
             return get_model(self.model)
         location = f"{self.sources['model']}: " if "model" in self.sources else ""
         raise UsageError(location + models.explain_unknown(self.model))
@@ -389,7 +390,7 @@ class PosConfig(Config):
         needs_ce = self["compile"] or self["target_window"] > 1 or "prior_weight" in self
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
-        defaults = read_yaml(ROOT / "loss" / "SCE.yaml")
+        defaults = read_yaml(ROOT / "loss" / "SCE.yaml")  # of the options that this loss reads
         self.internal_config_dict.update(defaults)
         for options in (self.final_config_dict, self.plain):
             options.update(defaults, loss_type="SCE")
@@ -415,11 +416,13 @@ class PosConfig(Config):
                 if key not in self.free:
                     check_value(f"defaults of {self.model}", option_table.find_option(key), value)
 
+        # Known keys are the options with a default, and model, dataset and plugins; but not what
+        # RecBole computes and keeps among the options (DERIVED_KEYS).
         options = self.external_config_dict
         known = {*defaults, *EXTRA_KEYS, PLUGINS} - DERIVED_KEYS
         run_files = self._find_run_files()
         for key, value in list(options.items()):
-            location = self.sources.get(key, _NO_FILE)
+            location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             # The config.yaml of a former run has all options, also those of a scheme or loss that
             # this run replaces by another: they are dropped.
             if location in run_files and key not in known and sources.describe_readers(key):
@@ -552,12 +555,13 @@ def to_plain_options(config: Config) -> dict[str, Any]:
     if isinstance(config, PosConfig):
         return config.plain
     # RecBole keeps defaults and given options apart, beside the values that it derives from them.
+    # EXTRA_KEYS are model and dataset; _NOT_KEPT are computed values, and options without effect.
     defaults = config.internal_config_dict
     options = {**defaults, **config.external_config_dict}
     plain = {key: options[key] for key in defaults if key not in _NOT_KEPT}
     plain |= {key: config[key] for key in EXTRA_KEYS}
     plain["data_path"] = str(Path(config["data_path"]).resolve().parent)
     schemes = sources.list_positions(options.get("position"), config["model"])
-    if modules := find_modules(config["model"], schemes):
+    if modules := find_modules(config["model"], schemes):  # that register custom classes
         plain[PLUGINS] = modules
     return to_plain(plain)

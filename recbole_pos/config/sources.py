@@ -85,6 +85,7 @@ def plugin_defaults(
                 _require_own_options(name, values, earlier)
             defaults.update(values)
 
+    # Losses that score only some items have options, and so defaults, of their own.
     loss = loss_type or model_defaults.get("loss_type")
     if loss in models.PARTIAL_LOSSES and models.is_on_our_base(model):
         defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
@@ -230,12 +231,13 @@ def select_parts(
     Raises:
         UsageError: if ``for`` is not as expected, or an option stands there that cannot.
     """
-    for_all = {key: value for key, value in content.items() if key != FOR}
+    for_all = {key: value for key, value in content.items() if key != FOR}  # the key ``for``
     parts = [(str(file), for_all)]
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
-        # Some options decide which parts a run reads, and so cannot stand in one. ``position``, the
-        # schemes of a run, may stand in a part for models, but not in one for schemes.
+        # Some options (_OUTSIDE, such as ``model``) decide which parts a run reads, and so cannot
+        # stand in one. ``position``, the schemes of a run, may stand in a part for models, but not
+        # in one for schemes.
         misplaced = _OUTSIDE & options.keys()
         if "position" in options and not set(title_names) <= set(models.list_runnable()):
             misplaced.add("position")
@@ -305,7 +307,7 @@ def _split_by_title(
     Raises:
         UsageError: if a part is no mapping, or a title names neither a model nor a scheme.
     """
-    by_title = content.get(FOR) or {}
+    by_title = content.get(FOR) or {}  # FOR is the key ``for``
     parts_are_mappings = isinstance(by_title, dict) and all(
         options is None or isinstance(options, dict) for options in by_title.values()
     )

@@ -75,6 +75,7 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     init_seed(config["seed"], config["reproducibility"])
     dataset, train_data, loaders = _prepare_data(config, fresh, dataset)
     data_seconds = time.perf_counter() - started
+    # Beyond ``sce_above`` items the default loss is one that scores only some of them.
     config.adapt_loss(dataset.item_num - 1)  # id 0 is padding
 
     # Reading the data may have drawn random numbers, or not, if they came from the cache. The
@@ -90,7 +91,8 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     # RecBole's metrics of popularity count training interactions, which the collector gets here.
     # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
-    require_score_memory(config, dataset, trainer.part_size or dataset.item_num)
+    num_items_at_a_time = trainer.part_size or dataset.item_num  # a part of a large catalogue
+    require_score_memory(config, dataset, num_items_at_a_time)
     trainer.eval_collector.data_collect(train)
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
 
@@ -187,7 +189,9 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        if config.strict and config["model"] in ADDED:  # a custom model
+        # The author of a custom model (in ADDED) learns which options have no default; not again
+        # where an existing run is read (not ``strict``).
+        if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:

@@ -182,6 +182,7 @@ class CheckpointWriter:
             return
         self._unwritten = None  # frees the copy of an earlier state before the next one is made
         # ``capture`` returns tensors that are the trainer's own, which is enough to write them now.
+        # That is allowed from the time ``_next_write`` on.
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
@@ -436,7 +437,8 @@ def load_weights(model: Any, weights: dict[str, Any], source: str | Path = "thes
         difference = find_difference(weights["state_dict"], dict(model.state_dict()))
 
         # ``other`` is what RecBole's models keep outside of state_dict, as sparse matrices or
-        # numbers. It must have the names that the model has, and their shapes unless they are None.
+        # numbers. It must have the names that the model has (else ``expected[name]`` or
+        # ``other[name]`` raises an error), and their shapes unless they are None in the model.
         other = from_plain(weights["other"])
         expected = _get_other_parameters(model)
         for name in expected.keys() | other.keys():

@@ -40,13 +40,14 @@ def check_device(config: PosConfig) -> None:
     """Refuse a GPU that is missing, since RecBole would silently use the CPU instead.
 
     Args:
-        config: configuration of the run: ``gpu_id`` is what the user has asked for, ``device`` what
-            RecBole has chosen. It chooses the CPU if torch does not see the GPU.
+        config: configuration of the run. Its ``plain`` has the options as they were given: the
+            ``gpu_id`` that the user asks for. ``device`` is what RecBole has made of it: the CPU
+            if torch does not see that GPU.
 
     Raises:
         UsageError: also if the device does not have the precision, see :func:`check_precision`.
     """
-    # Without a GPU, RecBole's default (ANY_GPU) and an empty option mean the CPU.
+    # Without a GPU, an empty option means the CPU, and so does RecBole's default (ANY_GPU, "0").
     gpu_id = str(config.plain["gpu_id"]).strip()
     is_on_cpu = config["device"].type == "cpu"
     if is_on_cpu and config["use_gpu"] and gpu_id not in ("", ANY_GPU):
@@ -58,17 +59,19 @@ def check_device(config: PosConfig) -> None:
 
 
 def check_precision(config: Options) -> None:
-    """Refuse float16 without a GPU, and RecBole's options for another precision than is set.
+    """Refuse float16 without a GPU, and options of RecBole that contradict ``precision``.
+
+    RecBole has two switches for half precision instead: ``enable_amp`` means bf16 here, and
+    ``enable_scaler`` fp16. Users of RecBole may have set them.
 
     Args:
-        config: configuration, with ``precision`` and the device. RecBole's options ``enable_amp``
-            and ``enable_scaler`` may be set only along with the precision that they mean.
+        config: configuration, with ``precision``, these switches and the device.
     """
     precision = config["precision"]
-    allowed = {"enable_amp": ("auto", "bf16"), "enable_scaler": ("fp16",)}
-    for option, precisions in allowed.items():
-        if config[option] and precision not in precisions:
-            raise UsageError(f"{option}: means precision: {precisions[-1]}, found {precision}")
+    if config["enable_amp"] and precision not in ("auto", "bf16"):  # auto becomes bf16 then
+        raise UsageError(f"enable_amp: means precision: bf16, found {precision}")
+    if config["enable_scaler"] and precision != "fp16":
+        raise UsageError(f"enable_scaler: means precision: fp16, found {precision}")
     if config["device"].type == "cpu" and precision == "fp16":
         raise UsageError("precision: fp16 needs a GPU; without one, start a run in fp32")
 
@@ -154,9 +157,10 @@ class Precision:
 
         Other precisions change nothing here.
         """
-        if self.name not in _DTYPES:
+        if self.name not in _DTYPES:  # bf16 and fp16 -> their type in torch
             yield
             return
+        # _ATTENTION: torch's kernels of attention but cuDNN's, which plans anew for every shape.
         with torch.autocast(self.device, _DTYPES[self.name]), sdpa_kernel(_ATTENTION):
             yield
 
@@ -168,7 +172,7 @@ class Precision:
         """
         previous = torch.get_float32_matmul_precision()
         if self.device == "cuda" and self.name != "fp32":
-            torch.set_float32_matmul_precision("high")
+            torch.set_float32_matmul_precision("high")  # TF32
         try:
             yield
         finally:

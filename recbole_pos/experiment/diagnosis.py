@@ -202,6 +202,8 @@ class LossWatch:
         Raises:
             TrainingError: if this loss, or on a GPU that of an earlier step, is not finite.
         """
+        # Reading a loss from a GPU at once would wait for the GPU. So it is copied meanwhile, and
+        # read LATE steps later; on the CPU no loss stays unread.
         num_unread = 0
         copied = None  # the CUDA event after the copy, if the loss is copied
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
@@ -220,7 +222,10 @@ class LossWatch:
         return self.total_loss / max(self.num_targets, 1)
 
     def _read_all_but(self, num_unread: int) -> None:
-        """Read the losses of all steps but the newest ``num_unread``, and add them to the total."""
+        """Read the losses of all steps but the newest ``num_unread``, and add them to the total.
+
+        A loss that is not finite raises a TrainingError, with its likely cause.
+        """
         while len(self._unread) > num_unread:
             loss, copied, step, batch, num_targets = self._unread.popleft()
             if copied is not None:  # the event after the copy of a loss that was on a GPU

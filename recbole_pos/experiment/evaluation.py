@@ -73,7 +73,8 @@ class EvaluatingTrainer(Trainer):
         if not eval_data:
             return None
 
-        # The weights to evaluate with.
+        # The weights to evaluate with. ``loaded_from`` is the checkpoint of a model that was
+        # loaded, ``saved_model_file`` the one that a training writes.
         if load_best_model:
             if model_file is not None or self.best_weights is None:
                 load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
@@ -88,6 +89,7 @@ class EvaluatingTrainer(Trainer):
         self.eval_log = dataset.log
         self.eval_collector.dataset = dataset
         self.eval_collector.keeps_ranks = phase == PHASES[-1]  # in the test only
+        # A model of this package computes its item vectors once for all batches (shared_items).
         is_native = isinstance(self.model, PosRecommender)
         with (
             torch.inference_mode(),
@@ -218,9 +220,9 @@ class TargetCollector(Collector):
         # The best items are collected here, and not by RecBole.
         setattr(self.register, TOPK, False)
         setattr(self.register, ITEMS, False)
-        self.keeps_ranks = False
-        self.dataset: Any = None
-        self.last: Any = None
+        self.keeps_ranks = False  # set by the trainer, for the test
+        self.dataset: Any = None  # of the current phase, set by the trainer
+        self.last: Any = None  # what the last evaluation has collected
 
     @property
     def takes_parts(self) -> bool:
@@ -242,7 +244,8 @@ class TargetCollector(Collector):
         RANK, and EVENT (which interactions the targets are).
 
         Args:
-            scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores.
+            scores_tensor: [rows, items], -inf for items that are not ranked; or RowScores, which
+                compute the scores of some items at a time when they are asked for.
             interaction: the rows, as RecBole's Interaction.
             positive_u: [rows] number of the row of each target, in ascending order.
             positive_i: [rows] item of each target.
@@ -252,9 +255,10 @@ class TargetCollector(Collector):
         scores = scores_tensor
         if not isinstance(scores, RowScores):
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
-            rows = scores
-            items = torch.arange(1, rows.size(1), device=rows.device)
-            scores = RowScores(lambda ids: rows[:, ids[0] : ids[-1] + 1], items)
+            whole_rows = scores
+            items = torch.arange(1, whole_rows.size(1), device=whole_rows.device)
+            # Ids that scores are asked for follow each other, so they are a slice.
+            scores = RowScores(lambda ids: whole_rows[:, ids[0] : ids[-1] + 1], items)
 
         # The best items of each row, and which of them are its target.
         targets = positive_i.to(scores.items.device)

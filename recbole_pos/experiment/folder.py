@@ -157,10 +157,12 @@ class RunFolder:
 
         Temporary files that a killed process has left beside the files of the run are removed.
         """
+        # The word is for the message to other processes: the folder is being "trained".
         with files.lock_folder(self.path, "trained"):
-            text = self.vectors.with_suffix(".txt")
-            written = self.config, self.metrics, self.checkpoint, self.result
-            files.remove_unfinished((*written, self.ranks, self.names, self.vectors, text))
+            names_of_vectors = self.vectors.with_suffix(".txt")  # items of the rows of ``vectors``
+            written = [self.config, self.metrics, self.checkpoint, self.result]
+            written += [self.ranks, self.names, self.vectors, names_of_vectors]
+            files.remove_unfinished(written)  # temporary files of these, under other names
             yield
 
     def write_config(self, plain: dict[str, Any]) -> None:
@@ -294,7 +296,8 @@ def copy_run(
         with_results: whether to copy the results of its test, too.
         config: options to write in place of the run's; None to keep those.
     """
-    # Of the small files, those that the run has: for example, few runs have vectors of items.
+    # Of the small files, those that the run has: for example, few runs have vectors of items, which
+    # are a file of numbers with a text of names (.txt) beside it.
     make_folder(target.path)
     small_files = [source.config, source.metrics, source.names]
     small_files += [source.vectors, source.vectors.with_suffix(".txt")]
@@ -306,6 +309,7 @@ def copy_run(
         target.write_config(config)
 
     # The checkpoint comes last: until it is whole, the target does not count as a trained run.
+    # ``atomic_write`` gives a file its name only when the block has ended.
     with (
         source.checkpoint.open("rb") as original,
         files.atomic_write(target.checkpoint, text=False) as copied,

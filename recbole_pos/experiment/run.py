@@ -220,7 +220,7 @@ def load(
         options["data_path"] = str(data_path)
     file, folder, config = _open_trained(path, options)
     if dataset is not None:
-        dataset = dataset.for_config(config)
+        dataset = dataset.for_config(config)  # the same data, with the options of evaluation
     else:
         _require_dataset(config)
     warn_of_unfinished(folder)
@@ -329,7 +329,8 @@ def load_config(folder: RunFolder, config_dict: dict[str, Any] | None = None) ->
     Returns:
         The configuration, in which content vectors of items (``item_vectors``) are those in the run
         folder; or None if the run only began its item embeddings with them (``init``), since its
-        weights include them. A run without a finished epoch still has the file of the user.
+        weights include them. A run without a finished epoch (``is_only_begun``) has no copy of them
+        yet, and so keeps the user's file.
     """
     plain = folder.read_config()
     options = dict(config_dict or {})

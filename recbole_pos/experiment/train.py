@@ -239,7 +239,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         f"{facts['parameters']:,} parameters",
         f"{device['name']} with {threads} in {device['precision']}",
     ]
-    if experiment.config.loss_reason:
+    if experiment.config.loss_reason:  # why the loss of a large catalogue is not the default
         parts.append(experiment.config.loss_reason)
     if folder.is_kept:
         parts.append(facts["run_dir"])

@@ -62,7 +62,8 @@ class PosTrainer(EvaluatingTrainer):
         # directory.
         AbstractTrainer.__init__(self, config, model)
 
-        # options, some of them read by RecBole's trainer
+        # options, some of them read by RecBole's trainer; RecBole's traditional models, such as
+        # EASE, are computed in a single epoch
         self.logger = getLogger()
         self.device = config["device"]
         self.learner = config["learner"]
@@ -148,7 +149,7 @@ class PosTrainer(EvaluatingTrainer):
             The loader. Of several processes, each gets only its part of every batch.
         """
         loader = train_data
-        if not isinstance(loader, (RowLoader, WindowLoader)):
+        if not isinstance(loader, (RowLoader, WindowLoader)):  # the loaders of this package
             requirements = self.adapter.requirements()
             loader = make_training_loader(self.config, train_data._dataset, requirements)
         if not self.shard.is_alone:
@@ -189,6 +190,7 @@ class PosTrainer(EvaluatingTrainer):
         self.reporter = self.reporter or Reporter(verbose)
 
         # Warn of a model that looks ahead, and the like, before the first epoch.
+        # Batches that are ``packed`` hold histories, not rows with one target.
         progress = self.progress
         if progress.next_epoch == 0:
             trains_every_position = self.loader.packed and self.config["train_windows"] != "prefix"
@@ -260,7 +262,8 @@ class PosTrainer(EvaluatingTrainer):
 
         self._plan_steps(train_data)
 
-        # Of several processes, each computes its share of the loss; the gradients are summed up.
+        # The adapter knows the model's loss for batches of rows or packed ones (of histories). Of
+        # several processes, each computes its share of the loss; the gradients are summed up.
         loss_func = loss_func or self.adapter.choose_loss(train_data.packed)
         if not self.shard.is_alone:
             loss_func = self._share_loss(loss_func, epoch_idx)
@@ -367,7 +370,7 @@ class PosTrainer(EvaluatingTrainer):
         reported_loss = loss.detach()
         num_targets = len(batch)
         if not self.shard.is_alone:
-            loss = loss * self.shard.weight
+            loss = loss * self.shard.weight  # this process's share of the targets
             # the mean over the whole batch; NaN in one process makes it NaN in all
             reported_loss = distributed.sum_over_processes(loss)
             num_targets = self.shard.num_batch_targets

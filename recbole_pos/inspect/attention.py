@@ -144,7 +144,8 @@ def iterate_attention(
         The weights of every layer, [b, h, t, t] by history, head, query and key; and the histories
         of the batch, packed, that is one after the other without padding between them.
     """
-    # How many weights of one layer fit into memory, and the order in which rows are read.
+    # How many weights of one layer and head fit into memory (``chunk_elements``: how many numbers
+    # a tensor should have), and the order in which rows are read.
     layers = find_attention_layers(model)
     first_layer = layers[0]
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
@@ -161,7 +162,7 @@ def iterate_attention(
             compute_attention_weights(layer, x, packed)
             for layer, (x, packed) in zip(layers, inputs, strict=True)
         ]
-        _, packed = inputs[0]
+        _, packed = inputs[0]  # the same histories in every layer
         yield weights, packed
         start += batch_size
 

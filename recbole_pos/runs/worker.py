@@ -172,8 +172,8 @@ def train_run(
         if tested_run is not None and not run.checkpoint.is_file():
             copy_run(RunFolder(tested_run), run)
 
-        # The configuration with the GPUs of this process. The folder keeps the option of the run,
-        # which is not of this machine.
+        # The configuration with the GPUs of this process. ``config.plain``, the options that are
+        # written into the folder, keeps the ``gpu_id`` of the run, which is not of this machine.
         options = {**plain, "gpu_id": _list_gpus(resources)}
         config = PosConfig(config_dict=options, strict=False)
         if "gpu_id" in plain:
