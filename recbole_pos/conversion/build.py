@@ -312,13 +312,15 @@ class Builder:
         """
         self.source, self.interactions, self.roles = source, interactions, roles
         self.overrides, self.args, self.report = overrides, args, report
+
+        # Fields with a role are called user_id, item_id and timestamp, unless `rename` says else.
         self.field_names: set[str] = set()
         self.fields = {role: self._name_field(roles[role], name) for role, name in _FIELDS.items()}
         self.entities: dict[str, EntityIndex] = {}
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
 
-        # `as_kind` keeps the cells and sets their type: names are tokens. The table of items
-        # (users) begins with a row for each, which holds its name.
+        # `as_kind` keeps the cells and sets their type: names are tokens. `EntityIndex` numbers all
+        # items (users). Their table begins with a row for each, which holds its name.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
             field = self.fields[role]
             self._add(roles[role], source, "inter", cells.as_kind("token"), field)
@@ -382,6 +384,7 @@ class Builder:
         entities = index.find(names)
         rows = np.flatnonzero(entities >= 0)
         if not len(rows):
+            # An example of a name in this file, and of one in the interactions.
             here, there = (shown(cells.values[-1].as_py()) for cells in (names, index.cells))
             raise UsageError(
                 f"{source.path}: no {role} has an interaction; {key} has such as {here}, "
@@ -490,6 +493,7 @@ class Builder:
         wrong = rows[is_contradicting]
         if len(wrong):
             places = ", ".join(source.locate_rows(wrong[:MAX_LISTED]))
+            # `as_kind` with the same kind only adds a note, which is reported.
             note = f"{len(wrong):,} rows differ from the first of the {table}, which was taken"
             first = first.as_kind(first.kind, f"{note}, first {places}")
         self._add(column, source, table, first)

@@ -78,9 +78,10 @@ class Cells:
         is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
         texts = encoded.dictionary.filter(pa.array(~is_empty))
+        new_by_old = new_codes[encoded.indices.to_numpy()]  # old code -> new code
         cells = replace(
             self,
-            codes=new_codes[encoded.indices.to_numpy()][self.codes],
+            codes=new_by_old[self.codes],
             values=pa.concat_arrays([pa.array([""]), texts]),
         )
         return cells.as_kind(kind, *notes)

@@ -31,7 +31,7 @@ from recbole_pos.values import read_names, shown
 _DEFAULT_CUTOFF = 20  # the longest ranking that metrics read by default
 _MODEL = "PosSASRec"
 # Names of frames in messages.
-_FRAMES = {"events": "interactions", "item": "items", "user": "users"}
+_FRAME_NAMES = {"events": "interactions", "item": "items", "user": "users"}
 _MAX_LISTS = 4_000  # of a field that relates interactions, which AttrFormer keeps in pairs
 # Options that say something of single columns -> the argument of ``convert`` that has their values.
 _BY_COLUMN = {"type": "types", "table": "tables", "rename": "rename"}
@@ -80,7 +80,7 @@ def convert(events: Any, *, settings: ConvertArguments | None = None, **given: A
     # Check the arguments. The dataset is called like the file if it is given no name.
     args = replace(settings or ConvertArguments(), **given)
     is_file = isinstance(events, (str, os.PathLike))
-    path = Path(events if is_file else _FRAMES["events"])
+    path = Path(events if is_file else _FRAME_NAMES["events"])
     name = args.name or (path.name or path.resolve().name).split(".")[0]
     folder = Path(args.data_path) / name
     _check_arguments(args, name, folder)
@@ -195,8 +195,8 @@ def _make_options(
     Returns:
         Name of an option -> value, as in the yaml file of a run.
     """
-    # Relations: what AttrFormer, a model, compares two interactions by. These are all attributes
-    # with two or more values, unless there are too many lists for it, the time and the position.
+    # Relations: what AttrFormer, a model, compares two interactions by. These are all attributes of
+    # names with two or more values (of lists, not more than it can take), the time, the position.
     relations = []
     for column in report.columns:
         is_attribute = column.loaded and column.column not in builder.roles.values()
@@ -286,7 +286,7 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         if isinstance(table, (str, os.PathLike)):
             sources[role] = read_files(Path(table), args, columns)
         elif table is not None:
-            sources[role] = read_frame(table, _FRAMES.get(role, role))
+            sources[role] = read_frame(table, _FRAME_NAMES.get(role, role))
 
     # Leave out the columns that the user does not want, in whatever table they are.
     for column in read_names(args.drop, "drop"):
@@ -435,7 +435,7 @@ def warn_if_temporary(dataset: Any, run_dir: str | Path) -> None:
         dataset: what the user trains on; only one made by ``from_frame`` without a path vanishes.
         run_dir: folder of the run.
     """
-    if isinstance(dataset, Dataset) and dataset.home is not None:
+    if isinstance(dataset, Dataset) and dataset.home is not None:  # home: its temporary folder
         warnings.warn(
             f"run_dir: {run_dir} stays, but the dataset is temporary and removed at the end of "
             "this process, and then nothing can be resumed, evaluated or recommended to its "

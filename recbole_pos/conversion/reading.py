@@ -40,8 +40,9 @@ _FORMATS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
     ".parquet": "parquet",
 }
-_BESIDE = (".json", ".txt")  # suffixes of files beside data, such as dataset_infos.json, README.txt
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name of a folder without a value
+# Suffixes of files that may stand beside data, such as dataset_infos.json and README.txt.
+_SUFFIXES_BESIDE_DATA = (".json", ".txt")
+_HIVE_MISSING = "__HIVE_DEFAULT_PARTITION__"  # Hive's name of a folder without a value
 _SEPARATORS = ",;\t|"  # between cells, of which the most frequent one is taken
 _BLOCK_BYTES = 1 << 22  # that are read at a time
 # What readers raise for a file that they cannot read.
@@ -177,7 +178,7 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
         if file.is_file() and not is_hidden and uncompressed.suffix in _FORMATS:
             formats[file] = _FORMATS[uncompressed.suffix]
 
-    files = [file for file in formats if file.suffix not in _BESIDE] or list(formats)
+    files = [file for file in formats if file.suffix not in _SUFFIXES_BESIDE_DATA] or list(formats)
     found = {formats[file] for file in files}
     if len(found) != 1:
         raise UsageError(
@@ -476,7 +477,7 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
     for folder in file.parts[:-1]:
         column, equals, value = map(unquote, folder.partition("="))  # %C3%B8 stands for a letter
         if column and equals and column not in table.column_names:
-            cell = pa.scalar(None if value == _NO_PARTITION else value, pa.string())
+            cell = pa.scalar(None if value == _HIVE_MISSING else value, pa.string())
             cells = pa.repeat(cell, table.num_rows).dictionary_encode()
             table = table.append_column(column, cells)
     return table

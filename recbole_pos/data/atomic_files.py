@@ -194,7 +194,7 @@ class TextTable(AtomicFile):
                 f"field_separator: expected one character, such as a tab, found "
                 f"{shown(self.separator)}"
             )
-        self.header_line = self._read_names()
+        self.header_line = self._read_names()  # its number, from 1
 
     def _read_names(self) -> int:
         """Read the names and types of the columns from the first line that is not blank.
@@ -247,7 +247,8 @@ class TextTable(AtomicFile):
         Args:
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
         """
-        # In a file of one column DuckDB cannot tell a blank line from an empty cell.
+        # ``_form`` has counts of the lines; it is None if only Python can read the text. In a file
+        # of one column DuckDB cannot tell a blank line from an empty cell.
         if self._form is not None and len(self.kinds) > 1:
             with suppress(*ENGINE_ERRORS, ValueError):
                 yield from self._read_fast(kinds, self._form)
@@ -300,9 +301,10 @@ class TextTable(AtomicFile):
         Raises:
             UsageError: for the first wrong line, with its number.
         """
-        first_row = 0
+        first_row = num_rows = 0  # rows before this block, and in it
         columns: Block = {name: [] for name in kinds}
         for number, line in iterate_lines(self.path):
+            # A line of separators only is not blank: it is a row of empty cells.
             is_blank = self.separator not in line and not line.strip()
             if number <= self.header_line or is_blank:
                 continue
@@ -320,13 +322,13 @@ class TextTable(AtomicFile):
             row, place = dict(zip(self.kinds, cells, strict=True)), f"line {number}"
             for name, column in columns.items():
                 column.append(self._parse_cell(place, name, row[name]))
+            num_rows += 1
 
-            # All columns are as long as the last one of the loop.
-            if len(column) == _BLOCK_LINES:
-                yield first_row, _join_cells(columns, kinds)
-                first_row += len(column)
-                columns = {name: [] for name in kinds}
-        yield first_row, _join_cells(columns, kinds)
+            if num_rows == _BLOCK_LINES:
+                yield first_row, _make_block(columns, kinds)
+                first_row += num_rows
+                num_rows, columns = 0, {name: [] for name in kinds}
+        yield first_row, _make_block(columns, kinds)
 
     def _split_line(self, number: int, line: str) -> list[str]:
         """Split a line into cells at the separator, but not within quotation marks.
@@ -507,25 +509,26 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, column.dictionary)
 
 
-def _join_cells(columns: Block, kinds: Mapping[str, str]) -> Block:
-    """Convert the cells that Python parsed to the columns of a block of rows.
+def _make_block(columns: Block, kinds: Mapping[str, str]) -> Block:
+    """Make a block of rows of parsed cells, which are in one list for each column.
 
-    The columns have the same types as those that the fast reader makes of DuckDB's cells.
+    Names become a column of Arrow, which numbers them, and numbers become an array. A list of
+    arrays, which is what a list field has, stays as it is.
 
     Args:
-        columns: name of each column -> list of its cells, as ``_parse_cell`` returns them.
+        columns: name of each column -> list of names (None if missing), numbers or arrays.
         kinds: name -> token (a name), float, token_seq or float_seq (lists of these).
 
     Returns:
         Name -> names numbered by Arrow, float64 numbers, or a list of arrays.
     """
-    joined = dict(columns)
+    block = dict(columns)
     for name, kind in kinds.items():
         if kind == "token":
-            joined[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+            block[name] = pa.array(columns[name], pa.string()).dictionary_encode()
         elif kind == "float":
-            joined[name] = np.array(columns[name], dtype=np.float64)
-    return joined
+            block[name] = np.array(columns[name], dtype=np.float64)
+    return block
 
 
 def is_list_type(dtype: pa.DataType) -> bool:

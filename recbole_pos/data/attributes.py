@@ -129,7 +129,7 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
         UsageError: if a field cannot be embedded.
     """
     columns: dict[str, Tensor] = {}
-    config, table = dataset.config, SIDE_FEATURES[option]
+    config, table = dataset.config, SIDE_FEATURES[option]  # of item_features: item
     for field in read_feature_names(config, option):
         _require_field(dataset, option, field, table)
         columns[field] = torch.from_numpy(read_column(field, table, dataset))
@@ -173,7 +173,8 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         problem = "is an id or the time, which are read anyhow; leave it out"
     elif actual != table:
-        option_by_table = {table: name for name, table in SIDE_FEATURES.items()}
+        # Each such option is of one table: name the option for the table that the field is of.
+        option_by_table = {read: name for name, read in SIDE_FEATURES.items()}
         problem = f"is a field of {dataset.dataset_name}.{actual}; see {option_by_table[actual]}"
     elif dataset.kinds[field] == "float_seq" and is_strict(dataset.config):
         problem = "holds vectors; give each number a column of type float, or leave it out"

@@ -44,7 +44,7 @@ READ = (
     "val_interval",
 )
 # Attributes of a dataset that are kept as they are.
-_KEPT = ("kinds", "identity", "user_counts", "missing")
+_KEPT_ATTRIBUTES = ("kinds", "identity", "user_counts", "missing")
 _NUMBER = "(number of the array)"  # key of a mapping in json that stands for an array
 
 
@@ -67,6 +67,8 @@ class Cache:
             config: configuration of the dataset.
             files: the atomic files, which must exist.
         """
+        # The content depends on the state of each file (its path, inode, size and times), on the
+        # options ``READ``, which are those of the data, and on versions.
         self.files = files
         self.states = _read_states(files)
         versions = [FORMAT, __version__, recbole.__version__]
@@ -164,7 +166,7 @@ def capture(dataset: Dataset) -> dict[str, Any]:
     # of a dict replace earlier ones, so that the first field stands last in the reversed order.
     first_field = {id(column): field for field, column in reversed(names.items())}
     return {
-        **{name: getattr(dataset, name) for name in _KEPT},
+        **{name: getattr(dataset, name) for name in _KEPT_ATTRIBUTES},
         "offsets": split.log.offsets,
         "summary": split.summary,
         "part": split.part,
@@ -189,10 +191,12 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
     Returns:
         The dataset, whose arrays are still read from disk as they are used.
     """
+    # Tensors that share the arrays of the tree.
     tables: dict[str, Columns] = {
         name: {field: wrap_read_only(column) for field, column in table.items()}
         for name, table in state["tables"].items()
     }
+    # The log: the interactions; user u has the rows offsets[u] to offsets[u + 1] of it.
     key_fields = (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
     log = EventLog(tables["inter"], state["offsets"], *key_fields)
 
@@ -262,7 +266,8 @@ def _read_arrays(path: Path) -> Any:
     Returns:
         The nested dicts and lists of arrays and plain values that were written.
     """
-    # Arrow keeps three buffers for a column of cells: the last one has their bytes.
+    # Arrow keeps three buffers for a column of cells: the last one has their bytes (None if there
+    # are no bytes).
     reader = pa.ipc.open_file(pa.py_buffer(np.memmap(path, mode="c")))
     cells = [column.buffers()[2] for column in reader.get_batch(0).columns]
 

@@ -65,8 +65,10 @@ def find_excluded_items(
     # The history of an example: the rows from the first of its user up to its target.
     # ``gather_index`` lists them: from each start, as many rows as the history is long.
     start = log.offsets[log.users.numpy()[target]]
-    items = log.items[torch.from_numpy(gather_index(start, target - start))]
-    examples = torch.repeat_interleave(torch.from_numpy(target - start))
+    lengths = target - start
+    items = log.items[torch.from_numpy(gather_index(start, lengths))]
+    # The number of each example, once for each row of its history: lengths [2, 1] give [0, 0, 1].
+    examples = torch.repeat_interleave(torch.from_numpy(lengths))
     if repeated_targets == "miss":
         return examples, items
     is_other = items != target_items[examples]

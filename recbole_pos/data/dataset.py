@@ -218,7 +218,7 @@ class Dataset:
         number = np.arange(len(target_rows))
         first = np.maximum(number - window + 1, np.searchsorted(users, users))
 
-        # Of these states, count those that learn at all.
+        # Of these states, count those that learn at all: the ones before a target that is learned.
         num_before = np.concatenate(([0], np.cumsum(is_learned[target_rows])))
         num_learning = num_before[number + 1] - num_before[first]
         items = self.log.items.numpy()[target_rows]

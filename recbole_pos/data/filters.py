@@ -129,7 +129,7 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
         The tables without these users and items.
     """
     minimums = {"session": 1, "item": 1, **(config["session_filter"] or {})}
-    if len(minimums) > 2:
+    if len(minimums) > 2:  # the option has another key
         raise UsageError(f"session_filter: expected session and item, found {', '.join(minimums)}")
     if max(minimums.values()) > 1:
         before, keys = tables.inter, key_fields(config)
@@ -194,7 +194,7 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
             if intervals:
                 _, lowest, _, _ = intervals[0]
                 is_wrong |= is_listed & (counts < lowest)
-            is_listed &= ~is_wrong
+            is_listed &= ~is_wrong  # in place, so ``has_row`` changes
             is_dropped |= is_wrong[codes]
             num_wrong += is_wrong.sum()
         if num_wrong == 0:
@@ -242,7 +242,7 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
     Returns:
         [n] bool.
     """
-    is_within = np.full(len(numbers), not intervals)
+    is_within = np.full(len(numbers), not intervals)  # all True without limits, else False at first
     for left, low, high, right in intervals or ():
         is_above = numbers >= low if left == "[" else numbers > low
         is_within |= is_above & (numbers <= high if right == "]" else numbers < high)

@@ -111,7 +111,8 @@ class Vocabulary:
         Returns:
             A row for each name but padding, by field and then in the order of ids, with the columns
             ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
-            of other fields). Its ``attrs``, which parquet keeps, have ``counts_time``.
+            of other fields). Its ``attrs``, which parquet keeps, say whether times are dates
+            (``counts_time``).
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -230,12 +231,12 @@ def divide_interactions(
         held_out: the later ones of known items, with their users, and the numbers of all that is
             new.
     """
-    # Leave out interactions with unknown items. Of the others, the oldest of each user are those
-    # of the run, as many as it had.
+    # Leave out interactions with unknown items (the first known name is padding). Of the others,
+    # the oldest of each user are those of the run, as many as it had.
     has_known_item = table[item_field].isin(known.tokens[item_field][1:])
     left_out, table = table[~has_known_item], table[has_known_item]
     is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
-    later = spell_out(table[~is_of_run])
+    later = spell_out(table[~is_of_run])  # with names as text instead of categories
 
     # New users have a later interaction with a known item, or only interactions that are left out.
     known_users = known.tokens[user_field]

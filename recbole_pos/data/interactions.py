@@ -292,7 +292,8 @@ def counts_time(times: np.ndarray, unit: str) -> bool | None:
     """
     if not len(times):
         return None
-    first, last = (float(x) * SECONDS[unit] / YEAR for x in (times.min(), times.max()))
+    # In years since 1970.
+    first, last = (float(time) * SECONDS[unit] / YEAR for time in (times.min(), times.max()))
     return 1 < first and last < 2100 - 1970
 
 

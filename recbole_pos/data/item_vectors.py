@@ -82,7 +82,8 @@ def _open_matrix(path: Path) -> VectorFile:
     with _explain_read_errors(names_file):
         text = names_file.read_text(encoding="utf-8-sig")
     names = text.removesuffix("\n").split("\n") if text else []
-    if values.ndim != 2 or values.dtype.kind not in "fiu" or len(values) != len(names):
+    is_matrix = values.ndim == 2 and values.dtype.kind in "fiu"  # floats or whole numbers
+    if not is_matrix or len(values) != len(names):
         raise UsageError(
             f"item_vectors: {path}: expected a matrix of numbers with {len(names):,} rows, one for "
             f"each line of {names_file.name}, found {list(values.shape)} of {values.dtype}"
@@ -319,7 +320,7 @@ def to_file(value: Any) -> Any:
     if not isinstance(value, (pd.DataFrame, tuple, list)) or not len(value):
         return str(value) if isinstance(value, Path) else value
 
-    # A frame with a column of objects has names and lists.
+    # A frame with a column of objects has names and lists. ``KEPT`` is item_vectors.npy.
     path = Path(tempfile.mkdtemp(dir=_temporary_folder().path)) / KEPT
     if isinstance(value, pd.DataFrame) and len(value.select_dtypes(object).columns):
         path = path.with_suffix(".parquet")
@@ -363,6 +364,7 @@ def digest_content(source: str | Path) -> str:
     Returns:
         The digest; the path itself, as text, if there is no such file.
     """
+    # ``_digest_file`` caches digests by the time of change, so that no file is read twice.
     path = Path(source)
     files = [path, path.with_suffix(".txt")] if path.suffix == ".npy" else [path]
     digests = [_digest_file(file, file.stat().st_mtime_ns) for file in files if file.is_file()]

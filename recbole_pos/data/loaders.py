@@ -64,17 +64,24 @@ class WindowLoader:
             requirements: what the model declares about its batches, such as that they carry times
                 or (``linked``) all windows of a user.
         """
-        self.dataset = self._dataset = dataset  # RecBole's names for it
+        # RecBole's code reads the data of a loader under both names.
+        self.dataset = self._dataset = dataset
         self.log, self.requirements = dataset.data.log, requirements
         self.windows = dataset.data.make_training_windows()
-        self.features = read_history_features(dataset.data)
+        self.features = read_history_features(dataset.data)  # attributes that batches carry
+
+        # Windows of as many batches as ``length_pool`` says are sorted by length together.
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-        self.max_inputs = config["train_batch_events"]
+        self.max_inputs = config["train_batch_events"]  # of a batch; None for no limit
+
+        # A group is windows that come in the same batch: the numbers of the windows, group after
+        # group, and how many each group has.
         self.grouped, self.group_sizes = self._group_windows()
         self.num_targets = int(self.windows.num_targets.sum())  # in one epoch
         self.epoch = 0
-        self.shard = Shard()
+        self.shard = Shard()  # the part of each batch that this process yields: all, until divided
+        # Makes batches of the numbers of windows, on the device where it has a copy of the data.
         self._gatherer = self._make_gatherer(torch.device("cpu"))
         self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
 
@@ -189,7 +196,8 @@ class WindowLoader:
         indices = windows.split(list(map(len, shares)))
 
         # ``take`` also tells the shard (this process's part of every batch) how many targets the
-        # batch has in all processes, by which the loss is divided.
+        # batch has in all processes, by which the loss is divided. ``gather`` makes the batch of
+        # the numbers of its windows.
         for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
             share = self.shard.take(batch, num_targets[batch])
             yield self._gatherer.gather(share, indices[step])
@@ -204,8 +212,9 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # Copy the data, unless that is done, or the model needs each batch on the host first: its
-        # ``prepare`` computes sizes there that depend on the values of the batch.
+        # The gatherer makes batches on the device where it has the data. Copy them, unless that is
+        # done, or the model needs each batch on the host first: its ``prepare`` computes sizes
+        # there that depend on the values of the batch.
         prepare = self.requirements.prepare
         data = self.log, self.windows, self.features
         if self._gatherer.device != device and prepare is None:
@@ -327,9 +336,10 @@ class TargetLoader(FullSortEvalDataLoader):
         if dataset.phase == PHASES[VALID]:
             rows = find_validation_rows(config, dataset)
 
-        self.num_targets = len(rows)
+        self.num_targets = len(rows)  # of all processes
         self.rows = rows[shard.rank :: shard.size]
-        self.sample_size = len(self.rows)
+        self.sample_size = len(self.rows)  # RecBole's name for how many rows a loader has
+        # RecBole's full-sort loader would list the items of each user here: it is passed over.
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:

@@ -128,7 +128,8 @@ def read_tables(config: Options) -> Tables:
             )
     tables = replace(tables, **entities, kinds=kinds)
 
-    # What must be true of all tables and options together.
+    # What must be true of all tables and options together. ``NAMING_FIELDS`` has the options that
+    # name fields, with the types that such a field may have.
     _require_distinct_columns(tables, config)
     for option, allowed_kinds in NAMING_FIELDS.items():
         _require_loaded(option, allowed_kinds, kinds, config)

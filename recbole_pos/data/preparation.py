@@ -193,7 +193,7 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
             columns[table_name][key] = torch.arange(len(rows))
             kinds[key] = "token"
 
-        # Convert each field by its type.
+        # Convert each field by its type; names are ids already.
         for field in table:
             if field in columns[table_name]:
                 continue
@@ -246,7 +246,7 @@ def _convert_numbers(values: np.ndarray, field: str, config: Options) -> tuple[T
     """
     is_valid = np.isfinite(values)
     if field == config["TIME_FIELD"]:  # times stay float64, and all are there
-        return wrap_read_only(values), ~is_valid
+        return wrap_read_only(values), ~is_valid  # a tensor that shares the array
     is_valid &= np.abs(values) <= LARGEST
     if not is_valid.all():
         num_valid = np.count_nonzero(is_valid)

@@ -102,7 +102,8 @@ class RecBoleView(SequentialDataset):
         target of training. Without a phase they are all interactions that have a history.
         """
         # The rows are chosen by a function that returns [interactions] bool, so that a pickled view
-        # need not hold them: an unpickled one computes them again.
+        # need not hold them: an unpickled one computes them again. ``PrefixRows`` is a table of
+        # RecBole's that computes a row and its history when it is read.
         data, config = self.data, self.config
         find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
         if self.phase is not None:
@@ -126,15 +127,18 @@ class RecBoleView(SequentialDataset):
         only that kind. For validation and test they are the targets.
         """
         data = self.data
-        mask = data.split.find_targets(PHASES.index(str(self.phase)))
         if self.phase == "train":
             mask = data.part == TRAIN
             is_selected = find_selected(
                 self.config["target_events"], data.log, data.missing, data.field2id_token
             )
-            mask &= True if is_selected is None else is_selected
+            if is_selected is not None:
+                mask &= is_selected
+        else:
+            mask = data.split.find_targets(PHASES.index(str(self.phase)))
         rows = torch.from_numpy(np.flatnonzero(mask))
         columns = {name: column[rows] for name, column in data.log.fields.items()}
+        # A further column has the number of each row in the log.
         return Interaction({**columns, TARGET_EVENT: rows})
 
     def build(self) -> list[RecBoleView]:
@@ -281,7 +285,8 @@ class PrefixRows(Interaction):
         Args:
             index: name of a field; or a slice or array of the numbers of rows.
         """
-        # Fields of the targets alone are read without computing histories.
+        # Fields of the targets, whose rows in the log are ``target``, and the lengths of histories
+        # are read without computing the histories.
         if isinstance(index, str):
             if index in self.log.fields:
                 return self.log.fields[index][self.target]

@@ -38,14 +38,16 @@ def describe_split(summary: dict[str, Any]) -> str:
         if phase == "train":
             if sessions and sessions["left_out"]:
                 remarks = [f"{sessions['left_out']:,} older sessions left out"]
-        else:  # counts by which fewer interactions are targets, or targets differ from the others
+        else:
+            # Counts by which fewer interactions are targets, or targets differ from the others, as
+            # "10 without history".
             counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
             remarks = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
             is_unusual |= bool(remarks)
         parts.append(part + (f" ({', '.join(remarks)})" if remarks else ""))
     if not is_unusual:
         return ""
-    (kind,) = summary["split"]
+    (kind,) = summary["split"]  # its only key, such as GT
     times = " and ".join(map(format_time, summary["boundaries"]))
     boundaries = f" at time {times}" if times else ""
     return f"split {kind}{boundaries}: {'; '.join(parts)}"

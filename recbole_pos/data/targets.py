@@ -391,7 +391,8 @@ def _assign_parts(
     if len(files) != 2:
         return given_part, []
 
-    # Cut validation from the first file. The default split would cut a test, too.
+    # Cut validation from the first file. The default split would cut a test, too. What another
+    # split takes for a test belongs to validation, as the test has a file of its own.
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN

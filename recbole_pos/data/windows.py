@@ -53,6 +53,7 @@ class Windows:
     @cached_property
     def num_targets(self) -> np.ndarray:
         """[windows] number of targets."""
+        # Inputs are the rows start .. end - 1, and those from ``first`` on have a target.
         if self.is_target is None:
             return self.end - self.first
         # The targets of the inputs first .. end - 1 are the rows after them, first + 1 .. end.
@@ -62,7 +63,7 @@ class Windows:
     def with_targets(self, is_target: np.ndarray) -> Windows:
         """Return the windows that have a target where ``is_target`` ([interactions] bool) is true.
 
-        Only such interactions are targets of the returned windows.
+        Only such interactions are targets of the returned windows, whose rows stay as they are.
         """
         restricted = Windows(self.start, self.end, self.first, is_target)
         is_kept = restricted.num_targets > 0
@@ -291,6 +292,8 @@ class WindowGatherer:
             times = self.times[rows] if seconds == 1 else self.times[rows] * seconds
             if self.requirements.requests:
                 at = self.times[end] if seconds == 1 else self.times[end] * seconds
+        # Attributes of interactions are taken by row, and those of users by the window's user.
+        features = self.features.map(lambda x: x[rows], lambda x: x[self.users[index]])
         return SequenceBatch(
             items=self.items[rows],
             lengths=lengths,
@@ -301,7 +304,7 @@ class WindowGatherer:
             times=times,
             at=at,
             log_rows=rows if self.requirements.log_rows else None,
-            features=self.features.map(lambda x: x[rows], lambda x: x[self.users[index]]),
+            features=features,
         )
 
 
