@@ -45,6 +45,7 @@ class Dropout(nn.Module):
         # a GPU has its own fast dropout, and a compiled graph cannot hold the draw of bytes
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
+        # ``draw_kept`` draws a byte for each element, which says whether it is kept
         return x * self.draw_kept(x.shape).to(x.dtype).mul_(self.scale)
 
     @property
@@ -99,9 +100,10 @@ def masked_attention(
     # torch would keep several [b, h, t, t] under dropout, with a random number for each weight
     drops_in_chunks = p > 0 and q.device.type == "cpu" and not torch.compiler.is_compiling()
     if bias is None and drops_in_chunks:
-        bias = q.new_zeros(1, 1)
+        bias = q.new_zeros(1, 1)  # ``biased_attention`` needs one
 
-    # bias and mask as one tensor, -inf where a key is hidden; causal without bias needs none
+    # bias and mask as one tensor, -inf where a key is hidden (True in ``make_mask``); a causal mask
+    # without a bias needs no tensor
     mask: Tensor | None = None
     if bias is not None:
         mask = bias.masked_fill(make_mask(batch, causal), -torch.inf)

@@ -234,17 +234,21 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not equals_next.any():
         return value, column
 
-    # rows where a score that is left out equals the lowest one selected
+    # rows where a score that is left out equals the lowest one selected; not where both are -inf,
+    # excluded items, of which any will do
     is_cut = equals_next[:, k - 1 :].any(1) & (value[:, -1] > -torch.inf)
     row = is_cut.nonzero()[:, 0]
     if len(row):
-        # select all above the lowest, and of those equal to it the first ones, up to k
+        # Select all above the lowest, and of those equal to it the first ones, up to k: of 5, 7, 5,
+        # 5 with k = 2 the lowest is 5, 7 is above, so that one more is selected, the first 5.
         row_scores = scores[row]
         lowest = value[row, -1:]
         is_above = ~(row_scores <= lowest)  # not ``>``: topk puts NaN first, too
         is_equal = row_scores == lowest
-        is_equal &= is_equal.cumsum(1, dtype=torch.int32) <= k - is_above.sum(1, keepdim=True)
-        column[row] = (is_above | is_equal).nonzero()[:, 1].view(len(row), k)
+        num_more = k - is_above.sum(1, keepdim=True)
+        number_among_equal = is_equal.cumsum(1, dtype=torch.int32)  # 1 for the first one
+        is_selected = is_above | (is_equal & (number_among_equal <= num_more))
+        column[row] = is_selected.nonzero()[:, 1].view(len(row), k)
 
     # by column first, so that a stable sort by score keeps equal scores in column order
     column = column.sort(1)[0]

@@ -158,7 +158,7 @@ class EventFeatures(nn.Module):
             fusion: how they are joined: ``sum`` or ``concat_mlp``.
         """
         super().__init__()
-        self.events, self.users = list(events), list(users)
+        self.events, self.users = list(events), list(users)  # names of the fields
         self.fields = nn.ModuleList([*events.values(), *users.values()])
         self.fusion = FeatureFusion(len(self.fields), size, fusion)
 

@@ -49,11 +49,13 @@ def compute_loss(model: Any, batch: SequenceBatch) -> Tensor:
         ``model.later_targets`` the next few items after a query are its targets.
     """
     with model.shared_items() as item_vectors:  # E [items, d], computed once for input and scores
-        states = encode_queries(model, batch)  # steps 1 to 5
+        states = encode_queries(model, batch)  # steps 1 to 5, from items to states
+        # the next few items are looked up in the dataset's log, by the rows of the interactions
         if model.later_targets is not None and batch.log_rows is not None:
             return model.compare_with_later_targets(states, item_vectors, batch)
         candidates, targets = model.training_candidates(item_vectors, batch.targets)
-        # steps 6 and 7 at once, for a chunk of states at a time; the default is full_cross_entropy
+        # steps 6 and 7, scores and loss, at once for a chunk of states; the default loss is
+        # full_cross_entropy
         return model.loss(states, candidates, targets)
 
 
@@ -213,13 +215,13 @@ class MultiHeadAttention(nn.Module):
             q, k and v, [m, h, e] each. A query or key that the scheme does not need is None; a
             value that it does not project is x itself, cut into heads.
         """
-        # the layers that exist, in one product
-        layers = self.projections
-        joint = self.project_jointly(x, list(layers.values())).unbind(1) if layers else ()
-        heads = dict(zip(layers, joint, strict=True))
-
-        unprojected = x.view(x.size(0), self.n_heads, self.head_size)
-        return heads.get("query"), heads.get("key"), heads.get("value", unprojected)
+        # without a layer for it (``projections``) a value is x
+        projected = {"value": x.view(x.size(0), self.n_heads, self.head_size)}
+        layers = self.projections  # linear layers by name: query, key and value, or some of them
+        if layers:
+            joint = self.project_jointly(x, list(layers.values()))  # one product, [m, layers, h, e]
+            projected.update(zip(layers, joint.unbind(1), strict=True))
+        return projected.get("query"), projected.get("key"), projected["value"]
 
     @property
     def projections(self) -> dict[str, nn.Linear]:
@@ -259,6 +261,9 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
         """Return the attention weights softmax( M + B( R q . U^T (R k) ) ) alone, for inspection.
+
+        M hides newer interactions. The position scheme rotates query and key (R), mixes keys with
+        older ones (U) and adds a bias to the products (B); ``apply_hooks`` calls it.
 
         In training :func:`~recbole_pos.layers.attention.masked_attention` computes the same weights
         and their product with the values, without keeping them.

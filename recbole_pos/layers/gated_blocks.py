@@ -95,7 +95,8 @@ class PointwiseAttention(MultiHeadAttention):
         while bias is not None and bias.dim() < 4:
             bias = bias[None]
 
-        # dropout falls on all weights at once; without it they are computed chunk by chunk
+        # Weights are SiLU(Q K^T + B) / n, not a softmax. Dropout falls on all of them at once;
+        # without it they are computed chunk by chunk.
         n = batch.max_length
         if self.training and self.attn_dropout.p > 0:
             out = self.attn_dropout(_compute_weights(q, k, bias, n)) @ v

@@ -39,8 +39,8 @@ class SessionGraph:
         """Build the graphs of a batch's sessions; every distinct item of a session is a node.
 
         A session of the items 7, 4, 7 has the nodes 4 and 7: item 7 first appears with 0
-        interactions before it, last with 0 after it, twice in all, and ``alias``, the node of each
-        interaction, is 1, 0, 1.
+        interactions before it (``first``), last with 0 after it (``age``), twice in all
+        (``count``), and ``alias``, the node of each interaction, is 1, 0, 1.
 
         Args:
             batch: the sessions, with the items of their m interactions.
@@ -154,8 +154,8 @@ def count_distances(graph: SessionGraph, start: Tensor) -> Tensor:
     step = torch.arange(t, device=start.device)
     far = 2 * t  # longer than any path
 
-    # The node at each place of the walk, n at padding, and behind it the walk backwards: a session
-    # of the nodes 0, 1, 2, 0 is 0 1 2 0 0 2 1 0.
+    # The node at each place of the walk, n at padding (which ``pad`` fills with 0), and behind it
+    # the walk backwards: a session of the nodes 0, 1, 2, 0 is 0 1 2 0 0 2 1 0.
     walk = events.pad(nodes.index[graph.alias] - n, "start") + n  # [b, t]
     node = torch.cat((walk, walk.flip(1)), 1)[row]  # [a, 2t]
 

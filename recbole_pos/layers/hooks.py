@@ -174,8 +174,8 @@ def require_result(
 
     Args:
         found: the result.
-        dtype: type to which a float64 result is cast: times are float64, and so is what is made of
-            them. Other types stay.
+        dtype: type to which a float64 result is cast, as one that is made of times, which are
+            float64; a result of another type stays as it is.
         shape: the sizes that the result must have; it may be broadcast to those of a bias.
         source: the scheme or model.
         method: name of the method.

@@ -59,8 +59,8 @@ class ItemTable(nn.Embedding):
         """Add k items behind the others, from their content vectors [k, c].
 
         The modules in ``parts`` add to the vectors of items, such as an MLP of their content; each
-        gets the content of the new items. The new rows of the table itself are zeros: they are not
-        trained.
+        gets the content of the new items. If ids have vectors of their own (``has_ids``), those of
+        the new items are zeros: they are not trained.
 
         Args:
             vectors: [k, c] a content vector for each new item.
@@ -93,7 +93,7 @@ class ItemTable(nn.Embedding):
             vectors = self.weight.new_zeros(*items.shape, self.embedding_dim)
         elif torch.compiler.is_compiling() or not takes_rows(self.weight):
             vectors = super().forward(items)
-        else:  # with a gradient of the rows that are looked up only
+        else:  # in a ``kept_gradient`` block: with a gradient of the rows that are looked up only
             vectors = RowLookup.apply(self.weight, items, self.padding_idx)
         for part in self.parts.values():
             vectors = part(vectors, items)
@@ -169,7 +169,8 @@ class KeptGradient:
     def clear(self) -> None:
         """Zero the gradient, as an optimiser's ``zero_grad`` does for other parameters.
 
-        Only rows that gradients have touched since the last call are written, unless all must be.
+        Only rows that gradients have touched since the last call (``_touched``) are written, unless
+        one was dense (``_has_dense``) or all must be. The table's ``grad`` is then the kept one.
         """
         if self.clears_all or self._has_dense:
             self.dense.zero_()
@@ -185,8 +186,8 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
     """Keep one dense gradient of a large table in a ``with`` block, instead of a new one each step.
 
     Allocating and zeroing a gradient of the whole table takes longer than a step that touches few
-    rows. In the block lookups give gradients of the rows they touch, which are added to the kept
-    one; afterwards the table has no gradient.
+    rows. In the block ``weight.grad`` is the kept one, and lookups give sparse gradients of the
+    rows they touch, which torch adds to it; afterwards the table has no gradient.
 
     Args:
         weight: [rows, d] the table.
@@ -196,10 +197,11 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
         The gradient; the training loop calls its ``clear`` before each step.
     """
     gradient = KeptGradient(weight, clears_all)
-    # ``note`` is called with every gradient of the table before it is added
+    # torch calls ``note`` with each gradient before it is added: it notes the rows to zero later
     hook = weight.register_hook(gradient.note)
-    gradient.clear()
-    _kept.append(gradient)  # where ``takes_rows`` looks
+    gradient.clear()  # sets ``weight.grad``
+    # lookups and losses give sparse gradients to the tables that are in this list
+    _kept.append(gradient)
     try:
         yield gradient
     finally:
@@ -267,6 +269,7 @@ class RowLookup(torch.autograd.Function):
         """
         (items,) = ctx.saved_tensors
         rows, index = items.unique(return_inverse=True)
+        # -1, False: no row is padding here, and frequent items are not scaled down
         values = torch.ops.aten.embedding_dense_backward(grad, index, len(rows), -1, False)
         if ctx.padding is not None:
             values[rows == ctx.padding] = 0

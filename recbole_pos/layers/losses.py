@@ -18,7 +18,7 @@ from recbole_pos.layers.item_table import make_row_gradient
 MIN_ROWS = 128  # positions of a chunk, however large the catalogue: fewer make slow products
 
 # On GPUs torch 2.8 and later multiplies shorter types to float32 without a copy of the factors.
-_MIXED = "dtype_out" in torch.ops.aten.mm.overloads()
+_CAN_SUM_LONGER = "dtype_out" in torch.ops.aten.mm.overloads()
 
 
 def _compute_loss_and_gradients(
@@ -178,7 +178,7 @@ class EarlyGradients(torch.autograd.Function):
         if not is_readable or grad.item() != 1:
             grads = [None if saved is None else saved * grad for saved in grads]
         grad_states, grad_vectors = grads
-        if grad_vectors is not None and ctx.rows is not None:
+        if grad_vectors is not None and ctx.rows is not None:  # as a sparse tensor of all items
             grad_vectors = make_row_gradient(ctx.rows, grad_vectors, ctx.size)
         # states and vectors are the first two arguments of ``forward``
         other_grads = [None] * (len(ctx.needs_input_grad) - 2)
@@ -256,7 +256,8 @@ def full_cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tens
         vectors: [items, d] item embeddings; row 0 is padding and is never a candidate.
         targets: [m] int64 item of each position, in 1..items-1.
     """
-    return weighted_cross_entropy(states, vectors, targets[:, None], None, None)
+    # one target a position, with the weight 1
+    return weighted_cross_entropy(states, vectors, targets[:, None], betas=None, prior=None)
 
 
 def weighted_cross_entropy(
@@ -286,7 +287,7 @@ def weighted_cross_entropy(
     with torch.autocast(device_type, enabled=False):  # types are chosen here, product by product
         states = states.to(vectors.dtype)
         betas, prior = (x if x is None else x.to(vectors.dtype) for x in (betas, prior))
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # the same as one operation of the compiled graph
             return _compiled_loss(states, vectors, targets, betas, prior, factor_type)[0]
         return _CatalogueLoss.apply(states, vectors, targets, betas, prior, factor_type)
 
@@ -303,7 +304,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
-    if left.is_cuda and _MIXED and out.dtype == torch.float32:
+    if left.is_cuda and _CAN_SUM_LONGER and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly
 
@@ -340,7 +341,7 @@ def posterior_loss(
         Scalar.
     """
     if prior_weight == 0:
-        return weighted_cross_entropy(states, vectors, targets, betas, None)
+        return weighted_cross_entropy(states, vectors, targets, betas, prior=None)
     # KL divergence is sum p log p, which is constant, plus the cross-entropy with p
     entropy = torch.xlogy(prior, prior).sum(dtype=torch.float64)
     loss = weighted_cross_entropy(states, vectors, targets, betas, prior_weight * prior)

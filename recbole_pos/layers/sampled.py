@@ -128,8 +128,10 @@ class SampledLoss:
         """
         if self.loss_type == "in_batch":
             distinct, repeats = targets.unique(return_counts=True)
+            # every group of positions has the same negatives
             items = distinct.expand(_count_groups(targets, len(distinct)), -1)
-            return self.compute(states, vectors, targets, items, repeats.double().log())
+            log_repeats = repeats.double().log()
+            return self.compute(states, vectors, targets, items, log_repeats)
         return self.compute(states, vectors, targets, self.sample(targets))
 
     def sample(self, targets: Tensor) -> Tensor:
@@ -190,8 +192,10 @@ class SampledLoss:
         if self.loss_type in BINARY:
             rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)  # 1 / (1 - q_t)
+            # 1 / (1 - q_t), for the terms of negatives; ``TINY`` against a division by zero
+            target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
         else:
+            # a and b of the softmax
             target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
 
         # the rows of the item table that the gradient has, and the places of the items among them

@@ -118,7 +118,7 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     width = num_groups * GROUP
     offsets = torch.arange(0, width, num_groups, device=rows.device)
 
-    top = _RunningTopK(n, k, rows)
+    top = _RunningTopK(n, k, rows)  # the k best rows of each direction so far
     buffer = rows.new_empty(n, min(width, num_rows))
     for start in range(0, num_rows, width):
         chunk = rows[start : start + width]
@@ -156,7 +156,7 @@ class _RunningTopK:
     def select_above(
         self, products: Tensor, bucket: Tensor | None = None, column: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the products that are above the k-th best of their bucket so far.
+        """Return the products that are above the k-th best of their bucket so far (``least``).
 
         Only these may be among the k best in the end, so all others are left out of sorting.
 
@@ -221,6 +221,9 @@ class _RunningTopK:
 
     def merge(self, products: Tensor, rows: Tensor) -> None:
         """Merge products into the k best of each bucket.
+
+        The attributes that change are ``best``, the k products, ``index``, their rows, and
+        ``least``, the smallest of them.
 
         Args:
             products: [n, c] products of the buckets.

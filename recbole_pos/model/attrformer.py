@@ -111,7 +111,9 @@ class AttrFormer(PosSASRec):
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         counts = torch.from_numpy(dataset.popularity)
-        prior = dirichlet_prior(counts if self.candidates is None else counts[self.candidates])
+        if self.candidates is not None:  # the items that the loss chooses among, if not all
+            counts = counts[self.candidates]
+        prior = dirichlet_prior(counts)
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def attach(self, dataset: Dataset, config: Options) -> None:
@@ -173,6 +175,7 @@ class AttrFormer(PosSASRec):
             The layer.
         """
         num_user_relations = sum(relation.is_of_users for relation in self.declared)
+        # a layer aggregates if its number, divided by 2, leaves one of these
         remainders = {"odd": (1,), "even": (0,), "all": (0, 1), "none": ()}[config["user_layers"]]
         return RelationLayer(
             options,
@@ -295,6 +298,7 @@ class AttrFormer(PosSASRec):
         newest_index = batch.last.cpu().numpy()
         if batch.log_rows is not None:
             newest = batch.log_rows.cpu().numpy()[newest_index]
+            # some end within the training part: relations as in training (``prepare``)
             if self.lookup.is_followed_in_training(newest).any():
                 return super().encode(self.prepare(batch))
             return self._encode_histories(newest, self.lookup)

@@ -277,7 +277,7 @@ class PosRecommender(SequentialRecommender):
         """
         # cross-entropy computes the logits of a state once for its n targets
         if self.loss is full_cross_entropy:
-            return weighted_cross_entropy(states, vectors, targets, target_weights, None)
+            return weighted_cross_entropy(states, vectors, targets, target_weights, prior=None)
 
         # Other losses take each pair of state and target as one more position. Their mean is over
         # pairs, so it is scaled by the sum of weights per state.
@@ -306,7 +306,8 @@ class PosRecommender(SequentialRecommender):
         index = torch.arange(items.size(1), device=items.device)
         is_real = index < lengths[:, None]
         log_rows = None
-        if self.needs_events:  # a target follows the newest interaction of its history in the log
+        # a target follows its history in the log: one at row 9 after 3 interactions has 6, 7, 8
+        if self.needs_events:
             log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
 
         # values of fields: of each interaction, and of each user

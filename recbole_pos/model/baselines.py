@@ -343,7 +343,6 @@ class TALE(Untrained):
         Returns:
             [n_items, n_items] float64.
         """
-        # the interactions before each target, from ``starts`` on: at most the newest L
         log = dataset.log
         items, times = log.items.numpy(), log.times.numpy()
         days_per_unit = SECONDS[config["timestamp_unit"]] / _SECONDS_PER_DAY
@@ -355,6 +354,7 @@ class TALE(Untrained):
             rows = np.flatnonzero(dataset.part == TRAIN)
             trend[rows] = count_recent(items[rows], times[rows], span) ** power
 
+        # rows of the targets, and of the first interaction before each: at most the newest L
         targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
         starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
 

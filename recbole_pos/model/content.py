@@ -190,6 +190,7 @@ class Statistics:
         # principal axes, the columns of ``axes``, and the variance along each
         variances, axes = np.linalg.eigh(products / num_rows - np.outer(mean, mean))
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
+        # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown up
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
         if not size:
             return cls(mean, (axes * scale) @ axes.T)

@@ -161,6 +161,7 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     Returns:
         Kinds, such as "the plugin's models".
     """
+    # ``ADDED`` are the models of users; "ours" are all that extend ``PosRecommender``
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
     is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
@@ -187,10 +188,10 @@ def find_unread_options(model: str) -> Mapping[str, str]:
     Returns:
         Name of each such option -> the reason, as a sentence for the user.
     """
-    # classes of the plugin and of users say so themselves, in an attribute that they may lack
+    # classes of the plugin and of users (``OURS``) say so themselves, in an attribute that they may
+    # lack; for those of RecBole a table does
     if model in OURS:
         return getattr(OURS[model], "refuses", {})
-    # RecBole's classes cannot
     return RECBOLE_UNREAD.get(model, {})
 
 
@@ -201,7 +202,8 @@ def reads_users(name: str, model_class: type) -> bool:
         name: name of the model.
         model_class: class of the model, whose attribute ``reads_users`` decides if it has one.
     """
-    return bool(getattr(model_class, "reads_users", name in READ_USERS))
+    default = name in READ_USERS  # RecBole's models that do; they lack the attribute
+    return bool(getattr(model_class, "reads_users", default))
 
 
 def is_served(model: str) -> bool:
@@ -272,6 +274,7 @@ def ensure_registered(model: type) -> str:
     # a notebook cell that runs again defines the class again: keep the defaults given before
     earlier = ADDED.find_registration(model)
     defaults = None if earlier is None else earlier.given
+    # another process could import the class from its module, but would not know these defaults
     module = find_home_module(model) if defaults is None else None
     _register(model, defaults, model.__name__, module)
     return model.__name__
@@ -289,11 +292,12 @@ def _register(model: type, registered: Defaults | None, name: str, module: str |
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # the plugin's own models are there already
-    is_ours = _find_owner(name) == US and import_path(OURS[name]) == import_path(model)
+    # one of the plugin's own models (``US``) is there already
+    has_our_name = _find_owner(name) == US
+    is_ours = has_our_name and import_path(OURS[name]) == import_path(model)
     if is_ours and registered is None:
         return
-    # the defaults of the classes that it extends, then its own
+    # the defaults of the classes that it extends, as ``_read_shipped`` reads them, then its own
     defaults, own_options = ADDED.gather_defaults(model, registered, _read_shipped)
     ADDED.add(name, Registration(model, registered, defaults, own_options, module))
 

@@ -49,16 +49,18 @@ class TimeIntervalAttention(AttentionPosition):
 
         Args:
             dimensions: sizes of the model.
-            tisas_intervals: the longest interval that has a row of its own.
+            tisas_intervals: the longest interval that has a row, in units of the user's shortest
+                gap; longer ones read the same row.
         """
         super().__init__()
         self.max_length = dimensions.max_length
         self.longest = tisas_intervals
-        d, std = dimensions.hidden_size, dimensions.initializer_range
+        d, num_intervals = dimensions.hidden_size, tisas_intervals + 1  # from 0 on
+        # a learned vector in each row, normal when fresh
         self.position_key = make_table(dimensions, self.max_length, d)
         self.position_value = make_table(dimensions, self.max_length, d)
-        self.time_key = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
-        self.time_value = nn.Parameter(torch.randn(tisas_intervals + 1, d) * std)
+        self.time_key = make_table(dimensions, num_intervals, d)
+        self.time_value = make_table(dimensions, num_intervals, d)
 
     def share_with(self, first: TimeIntervalAttention) -> None:
         for name, table in first.named_parameters():
@@ -167,7 +169,6 @@ class DecoupledAttributes(AttentionPosition):
             difsr_size: size of the vectors of fields.
         """
         super().__init__()
-        std = dimensions.initializer_range
         fields = [difsr_fields] if isinstance(difsr_fields, str) else difsr_fields
         self.n_heads, self.max_length = dimensions.n_heads, dimensions.max_length
         self.position = make_table(dimensions, self.max_length, dimensions.hidden_size)  # [n, d]
@@ -178,7 +179,8 @@ class DecoupledAttributes(AttentionPosition):
             assert dimensions.attribute is not None  # PosSASRec, which runs schemes, sets it
             tokens = dimensions.attribute(field)  # [items, s], 0 is padding
             self.register_buffer(f"tokens_{index}", tokens, persistent=False)
-            self.tables.append(nn.Parameter(torch.randn(int(tokens.max()) + 1, difsr_size) * std))
+            num_tokens = int(tokens.max()) + 1
+            self.tables.append(make_table(dimensions, num_tokens, difsr_size))
 
         # Q and K: the position has vectors of size d, fields have shorter ones
         sizes = [dimensions.hidden_size] + [difsr_size] * len(self.tables)

@@ -153,8 +153,10 @@ class KERPLE(DistanceBias):
         h = dimensions.n_heads
         # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
         start = (torch.arange(h) + 0.5) / h
-        raw = start.expm1().log()  # softplus(raw) is start, and so is 2 sigmoid(logit(start / 2))
-        raw_r2 = raw.clone() if kerple_kind == "log" else (start / 2).logit()
+        raw = start.expm1().log()  # its softplus is ``start``
+        raw_r2 = raw.clone()
+        if kerple_kind != "log":
+            raw_r2 = (start / 2).logit()  # twice its sigmoid is ``start``
         self.raw_r1 = nn.Parameter(raw)
         self.raw_r2 = nn.Parameter(raw_r2)
 

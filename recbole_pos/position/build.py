@@ -62,6 +62,7 @@ class Schemes:
 
         self.needs_time = any(cls.needs_time for cls in classes.values())
         self.reads_request = any(cls.reads_request for cls in classes.values())
+        # schemes that need times which never fall along a history
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
 
     def attention(self) -> AttentionPosition:
@@ -215,7 +216,7 @@ def _find_place(cls: type[PositionScheme]) -> str:
     if issubclass(cls, InputPosition):
         return "input"
     if issubclass(cls, AttentionPosition) and replaces_attention(cls):
-        return REPLACES
+        return REPLACES  # "replaces attention"
     changed = [
         changes
         for method, changes in HOOKS.items()
@@ -256,6 +257,7 @@ class Compose(AttentionPosition):
                 f"position: {replacing[0]} replaces attention and cannot share a layer with other "
                 f"attention schemes (found {', '.join(schemes)})"
             )
+        # what the layer computes: what the scheme asks for, or query, key and value
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
 
     def parts(self) -> dict[str, AttentionPosition]:

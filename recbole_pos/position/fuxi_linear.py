@@ -111,11 +111,11 @@ class FuXiLinear(AttentionPosition):
 
         # what is learned: decays, rows p that start as sines and cosines, alpha and beta
         self.raw_decay = nn.Parameter(torch.zeros(h))
-        frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)
+        frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s) of column c
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
         rows = torch.cat((angle.sin(), angle.cos()), 1)
         self.positions = nn.Parameter(rows.to(torch.get_default_dtype()))
-        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))
+        self.share = nn.Parameter(torch.tensor([0.02, 1.0]))  # alpha, beta
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: SequenceBatch, dropout: Dropout
@@ -144,7 +144,8 @@ class FuXiLinear(AttentionPosition):
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
-        # logarithms of the decay g^i [b, h, t], which falls with the position; then p, alpha, beta
+        # Logarithms of the decay g^i [b, h, t], which falls with the position; then p, alpha, beta.
+        # The rate of each head is that of the one before and more.
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # -ln g, [h, 1]
         log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
         p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
@@ -179,7 +180,7 @@ class FuXiLinear(AttentionPosition):
 
         # Angles of queries and of keys, [b, h num_pairs, t] each, from the seconds since the oldest
         # interaction. A query is asked at the time of its request.
-        align, frequency = batch.any_alignment, self.bank()[:, None]
+        align, frequency = batch.any_alignment, self.bank()[:, None]  # [h num_pairs, 1]
         query_angle = batch.pad(batch.request.elapsed.detach(), align)[:, None] * frequency
         key_angle = batch.pad(batch.elapsed.detach(), align)[:, None] * frequency
 

@@ -232,6 +232,7 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
     num_buckets = len(table)
 
     def compute_rows() -> Tensor:
+        """Return the row of the repeated table that each pair of interactions reads, [b, t, t]."""
         keys = torch.arange(batch.width, dtype=torch.int32, device=table.device)
         copy_start = keys % LANES * num_buckets  # the first row of the copy that key j reads
         return map_spans(

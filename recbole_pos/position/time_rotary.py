@@ -100,7 +100,7 @@ class AngularPosition(AttentionPosition):
         Args:
             batch: the m interactions, with times.
         """
-        if self.cache_key is None:
+        if self.cache_key is None:  # they depend on parameters
             return self.turns(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
         return batch.cached(key, lambda: self.turns(batch))
@@ -197,7 +197,7 @@ class CalendarRotaryPosition(BankRotaryPosition):
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
-        super().__init__(dimensions, bank, "days", tuple(calendar_parts))
+        super().__init__(dimensions, bank, time_unit="days", cache_key=tuple(calendar_parts))
 
 
 class MultiLevelRotaryPosition(AngularPosition):
@@ -239,7 +239,7 @@ class MultiLevelRotaryPosition(AngularPosition):
         super().__init__()
         planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
-        levels = zip(rote_bases, LEVELS, strict=True)
+        levels = zip(rote_bases, LEVELS, strict=True)  # base, and days of a year, month or day
         forms = [base_form(planes, base, 1 / days) for base, days in levels]
         self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
         self.cache_key = (*rote_bases, *rote_weights)
@@ -515,9 +515,9 @@ def _require_consistent(
     """
     learns_gate = gate != "fixed"
     is_fixed = learn_frequencies == "fixed"
-    if (learns_gate and fusion != "early") or (
-        fusion == "effective" and (is_fixed or learn_scales)
-    ):
+    has_unused_gate = learns_gate and fusion != "early"
+    learns_otherwise = fusion == "effective" and (is_fixed or learn_scales)
+    if has_unused_gate or learns_otherwise:
         raise UsageError(
             f"fusion: {fusion} does not go with gate: {gate}, learn_frequencies: "
             f"{learn_frequencies} and learn_scales: {learn_scales}. A gate is learned with early "

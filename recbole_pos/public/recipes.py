@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-_COLUMNS = ["user_id", "item_id", "timestamp"]  # of interactions
-_SESSION_COLUMNS = ["session_id", "item_id", "timestamp"]  # where sessions stand for users
+_USER_ITEM_TIME = ["user_id", "item_id", "timestamp"]  # columns of interactions
+_SESSION_ITEM_TIME = ["session_id", "item_id", "timestamp"]  # where sessions stand for users
 ZVUK_USERS = 5_000  # with most plays, which are kept
 # Lists of related products in Amazon's files.
-_RELATED = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
+_RELATED_LISTS = ("also_bought", "also_viewed", "bought_together", "buy_after_viewing")
 
 
 class Tables(NamedTuple):
@@ -85,7 +85,7 @@ def read_movielens(file: Path) -> Tables:
 
     kinds = dict.fromkeys(["title", "release_year", *columns["users"][1:]], "token")
     kinds |= {"genre": "token_seq", "rating": "float"}
-    return Tables(ratings[[*_COLUMNS, "rating"]], items, users, kinds)
+    return Tables(ratings[[*_USER_ITEM_TIME, "rating"]], items, users, kinds)
 
 
 def read_amazon(reviews: Path, products: Path) -> Tables:
@@ -101,12 +101,13 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
         Interactions (user, item, time) and items with their attributes; there are none of users.
     """
     fields = ("reviewerID", "asin", "unixReviewTime")
-    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
+    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_USER_ITEM_TIME)
     reviewed = set(interactions["item_id"])
 
     items = []
     for line in _read_lines(products):
-        # Most products have no review, and finding the id alone is much faster than reading all.
+        # Most products have no review, and finding the id (``asin``) alone is much faster than
+        # reading all.
         asin = re.search(r"['\"]asin['\"]: ?['\"](\w+)['\"]", line)
         if asin is None or asin[1] not in reviewed:
             continue
@@ -119,13 +120,13 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
             "price": entry.get("price"),
             "categories": list(dict.fromkeys(categories)),
         }
-        for name in _RELATED:
+        for name in _RELATED_LISTS:
             item[name] = [asin for asin in related.get(name) or [] if asin in reviewed]
         items.append(item)
 
     kinds = {"brand": "token", "price": "float"}
-    kinds |= dict.fromkeys(("categories", *_RELATED), "token_seq")
-    return Tables(interactions, pd.DataFrame(items), None, kinds)
+    kinds |= dict.fromkeys(("categories", *_RELATED_LISTS), "token_seq")
+    return Tables(interactions, pd.DataFrame(items), kinds=kinds)
 
 
 def read_yelp(reviews: Path) -> Tables:
@@ -137,7 +138,7 @@ def read_yelp(reviews: Path) -> Tables:
         reviews: path of the file.
     """
     fields = ("user_id", "business_id", "date")
-    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_COLUMNS)
+    interactions = pd.DataFrame(_read_json_fields(reviews, fields), columns=_USER_ITEM_TIME)
     return Tables(interactions.assign(timestamp=_to_seconds(interactions["timestamp"])))
 
 
@@ -153,13 +154,13 @@ def read_diginetica(views: Path) -> Tables:
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
     names = {"sessionId": "session_id", "itemId": "item_id"}
-    return Tables(raw.rename(columns=names).assign(timestamp=seconds)[_SESSION_COLUMNS])
+    return Tables(raw.rename(columns=names).assign(timestamp=seconds)[_SESSION_ITEM_TIME])
 
 
 def read_yoochoose(clicks: Path) -> Tables:
     """Read clicks of Yoochoose: session, time, item, category, without a header."""
     raw = _read_cells(clicks, names=["session_id", "time", "item_id", "category"])
-    return Tables(raw.assign(timestamp=_to_seconds(raw["time"]))[_SESSION_COLUMNS])
+    return Tables(raw.assign(timestamp=_to_seconds(raw["time"]))[_SESSION_ITEM_TIME])
 
 
 def read_gowalla(checkins: Path) -> Tables:
@@ -173,8 +174,8 @@ def read_gowalla(checkins: Path) -> Tables:
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read_cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)
     places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
-    interactions = raw.assign(timestamp=_to_seconds(raw["time"]))[_COLUMNS]
-    return Tables(interactions, places, None, {"latitude": "float", "longitude": "float"})
+    interactions = raw.assign(timestamp=_to_seconds(raw["time"]))[_USER_ITEM_TIME]
+    return Tables(interactions, places, kinds={"latitude": "float", "longitude": "float"})
 
 
 def read_foursquare(checkins: Path) -> Tables:
@@ -194,8 +195,8 @@ def read_foursquare(checkins: Path) -> Tables:
     utc = pd.to_datetime(raw["utc_time"], format="%a %b %d %H:%M:%S %z %Y", utc=True)
     local_seconds = utc.dt.as_unit("s").astype("int64") + 60 * raw["offset_minutes"].astype(int)
     venues = raw.drop_duplicates("item_id")[["item_id", "category"]]
-    interactions = raw.assign(timestamp=local_seconds)[_COLUMNS]
-    return Tables(interactions, venues, None, {"category": "token"})
+    interactions = raw.assign(timestamp=local_seconds)[_USER_ITEM_TIME]
+    return Tables(interactions, venues, kinds={"category": "token"})
 
 
 def read_yambda(interactions: Path) -> Tables:
@@ -222,7 +223,7 @@ def read_zvuk(plays: Path) -> Tables:
     columns = ["user_id", "track_id", "datetime"]
     raw = pd.read_parquet(plays, columns=columns, filters=[("user_id", "in", users)])
     interactions = raw.rename(columns={"track_id": "item_id"})
-    return Tables(interactions.assign(timestamp=_to_seconds(raw["datetime"]))[_COLUMNS])
+    return Tables(interactions.assign(timestamp=_to_seconds(raw["datetime"]))[_USER_ITEM_TIME])
 
 
 # Name in the yaml of a dataset -> function that reads its files.

@@ -162,11 +162,13 @@ class NumberRelation:
     def find_top(self, events: np.ndarray, lookup: RelationLookup, order: EventOrder) -> Edges:
         """Return the strongest relations of every interaction to older ones of its sequence.
 
-        The nearer the numbers of two interactions, such as their times, the stronger the relation.
+        The nearer the numbers of two interactions, such as their times, the stronger the relation:
+        exp(-difference / scale), averaged over ``scales``.
 
         Args:
             events: [m] int64 rows of the batch's interactions in the dataset's log.
-            lookup: the log, and how many relations to keep.
+            lookup: the log, and how many relations to keep; each interaction is compared with
+                ``max_back`` older ones at most.
             order: which interactions belong to one sequence (``order.chain``).
         """
         # positions and times never fall along a user's history, so only the nearest are compared
@@ -373,7 +375,8 @@ class RelationLookup:
 
         # a window that follows has the number of the one before: False, True, False give 0, 0, 1
         chain = np.cumsum(~follows) - 1
-        return PackedSequences(events, lengths, chain, is_source, np.zeros_like(follows))
+        is_predicted = np.zeros_like(follows)
+        return PackedSequences(events, lengths, chain, is_source, is_predicted)
 
     def pack_histories(self, start: np.ndarray, end: np.ndarray, is_bank: bool) -> PackedSequences:
         """Cut whole histories into windows of at most L interactions, as a model can read them.
@@ -457,6 +460,7 @@ class RelationLookup:
             rank=rank.reshape(-1),
             # held-out interactions never reach another user
             is_source=rows.is_source & self.is_trained[events],
+            # places in windows of 2 and 3 interactions: 0, 1, 0, 1, 2
             column=gather_index(np.zeros(len(rows.lengths), dtype=np.int64), rows.lengths),
         )
 
@@ -494,25 +498,30 @@ class RelationLookup:
     def find(self, rows: PackedSequences, order: EventOrder) -> tuple[list[Edges], Edges | None]:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
 
-        Only interactions that it may read are searched, so that nothing leaks from the future.
+        A relation connects two interactions, with a weight: by an attribute that their items or
+        they themselves share (one of ``heads``), or by all attributes of their users
+        (``user_table``). Only interactions that each one may read are searched, so that nothing
+        leaks from the future.
 
         Args:
             rows: the sequences of the batch.
             order: which interactions each one may read, see :meth:`make_order`.
 
         Returns:
-            The relations by each attribute of items or interactions, and those by the attributes
-            of users, between interactions at the same place of their windows: None if no relation
-            of users is declared.
+            A list with the relations of each head, and those by users; None if no relation of
+            users is declared.
         """
-        heads = [relation.find_top(rows.events, self, order) for relation in self.heads]
+        by_head = [relation.find_top(rows.events, self, order) for relation in self.heads]
         if self.user_table is None:
-            return heads, None
+            return by_head, None
+
+        # the class of each interaction's user, 0 for a user without attributes or from outside
         group = take_or_fill(self.user_table.group, order.user, 0)
-        users = top_relations(
+        # users relate only interactions at the same place (column) of their windows
+        by_users = top_relations(
             self.user_table, group, order, self.top_k, self.across_users, same_column=True
         )
-        return heads, users
+        return by_head, by_users
 
     def build_relations(
         self,
@@ -543,13 +552,15 @@ class RelationLookup:
             # interactions are related to themselves by their user, too, but by no other attribute
             users = self._add_self_relations(users, order)
             user_product = stack_relations([users], m, device, dtype)
-        return BatchRelations(head_product, user_product, sum(len(edges.value) for edges in heads))
+        num_edges = sum(len(edges.value) for edges in heads)
+        return BatchRelations(head_product, user_product, num_edges)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Add the relation of every interaction to itself to those by users (AttrFormer, 3.1.3).
 
-        Its value is the relation of the user to itself, or ``default_self_relation`` where the user
-        has no attribute.
+        A relation is an edge: the state of its source is added to that of its reader, times its
+        value. Here both are the same interaction. The value is the relation of the user to itself,
+        or ``default_self_relation`` where the user has no attribute.
 
         Args:
             edges: relations by users between different interactions.
@@ -559,8 +570,11 @@ class RelationLookup:
             These relations and m more.
         """
         assert self.user_table is not None
+        # the table has 0 for a user without attributes, and none for one from outside the dataset
         value = take_or_fill(self.user_table.self_relation, order.user, 0)
-        value[value == 0] = self.default_self_relation
+        has_no_attribute = value == 0
+        value[has_no_attribute] = self.default_self_relation
 
-        event = np.arange(len(order))
-        return Edges.from_parts([(event, event, value), (edges.reader, edges.source, edges.value)])
+        event = np.arange(len(order))  # both reader and source
+        itself = event, event, value
+        return Edges.from_parts([itself, (edges.reader, edges.source, edges.value)])

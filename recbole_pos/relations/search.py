@@ -138,7 +138,8 @@ class _ReadableRuns:
         ranks, cell 3 and rank 7 are 37, so that a cell is a range of numbers.
 
         Args:
-            cell: [m] int64 cell of each interaction: its class and its column as one number.
+            cell: [m] int64 cell of each interaction: its class and, where only interactions at the
+                same place of their windows are related, this place (column), as one number.
             classified: int64 indices of the interactions that have a class, ascending.
             order: chain, user and rank of the m interactions, and whether others may read them.
             across_users: whether interactions of other users are read at all.
@@ -148,7 +149,7 @@ class _ReadableRuns:
         self.num_users = int(order.user.max(initial=0)) + 1
         self.num_ranks = int(order.rank.max(initial=0)) + 1
 
-        # (cell, chain, interaction) as one number
+        # (cell, chain, interaction) as one number, by which ``_Runs`` sorts
         chain_code = cell[classified] * self.num_chains + order.chain[classified]
         self.own = _Runs(classified, chain_code * len(order) + classified)
 
@@ -168,7 +169,8 @@ class _ReadableRuns:
         neighbours. ``locate`` returns the end and the size of a run by bisection.
 
         Args:
-            cell: [n] cell to look in: a class (such as a brand) and a column as one number.
+            cell: [n] cell to look in: a class (such as a brand) and a place in a window as one
+                number.
             reader: [n] interaction that reads.
 
         Returns:
@@ -378,7 +380,8 @@ def _take_newest(
         is_other = user[event] != user[reader[run]]
         event, run = event[is_other], run[is_other]
         sizes = np.bincount(run, minlength=len(inspected))
-        is_taken = gather_index(np.zeros_like(sizes), sizes) < taken[run]
+        place_in_run = gather_index(np.zeros_like(sizes), sizes)  # among what is left, from 0
+        is_taken = place_in_run < taken[run]
         event, run = event[is_taken], run[is_taken]
     return reader[run], event, value[run]
 

@@ -109,8 +109,8 @@ def normalise(edges: Edges, m: int) -> np.ndarray:
     Returns:
         [E] float64 normalised entries.
     """
-    # D sums the relations that an interaction reads, where the paper counts them: their strength
-    # differs. It is at least 1, since an interaction that is read may read nothing itself.
+    # The paper counts the relations that an interaction reads. Here D sums their values, as strong
+    # and weak ones differ. It is at least 1, since one that is read may read nothing itself.
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 

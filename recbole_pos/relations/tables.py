@@ -121,6 +121,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
     scope = entry.get("scope", "batch" if table in TABLES else "sequence")
     check_choice(f"{location}: scope", scope, ("sequence", "batch"))
+    # ``TABLES`` are item and user: a number of any other is one of an interaction
     is_of_numbers = table not in TABLES and kind == "numerical"
     if (table == "user" and scope != "batch") or (is_of_numbers and scope != "sequence"):
         raise UsageError(
@@ -397,7 +398,7 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     """
     # which of the sorted numbers are within reach of each: a stretch, from ``first`` on
     numbers = values[1:]
-    reach = max(scales) * -np.log(WEAKEST)
+    reach = max(scales) * -np.log(WEAKEST)  # the difference at which exp(...) is ``WEAKEST``
     first = np.searchsorted(numbers, numbers - reach, "left")
     sizes = np.searchsorted(numbers, numbers + reach, "right") - first
     _require_few_pairs(float(sizes.sum()), name)
