@@ -431,7 +431,7 @@ def _find_copies(log: EventLog, is_by_time: bool) -> tuple[np.ndarray, np.ndarra
         rows = rows[is_tied]
 
         # One key for each group and item. Keys are numbered by first appearance, so that number i
-        # belongs to the i-th original.
+        # belongs to the i-th original: those of [a, b, a] above are [0, 1, 0].
         key = group * (items.max() + 1) + items[rows]
         number, _ = pd.factorize(key)
         is_copy = pd.Series(key).duplicated().to_numpy()

@@ -125,6 +125,7 @@ def cut_windows(
     end = user_end[user] - age * stride
     start = np.maximum(end - max_length, user_start[user])
     is_oldest = age == num_windows[user] - 1
+    # The oldest window learns from all its inputs, each other one from the newest ``stride``.
     return Windows(start, end, np.where(is_oldest, start, end - stride))
 
 

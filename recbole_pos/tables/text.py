@@ -50,7 +50,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
     if not separator.isascii():
         return None
     num_lines = num_returns = num_blank = num_open = 0
-    has_quotes, is_ended = False, True
+    has_quotes, is_ended = False, True  # is_ended: whether the last line has an end
     for block in _iterate_blocks(path):
         if b"\0" in block:
             return None
@@ -64,7 +64,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         last = newlines - 1
         if b"\r" in block:
             num_returns += block.count(b"\r")
-            last -= codes[last] == _RETURN
+            last -= codes[last] == _RETURN  # one place further back
 
         # The "last byte" of an empty line is the end of the line before, or before the block (-1).
         num_lines += len(newlines)
