@@ -92,8 +92,8 @@ class PeriodicField(nn.Module):
         if len(numbers):
             scale = [numbers.mean(), numbers.std() or 1.0]  # 1.0: all numbers are equal
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.get_default_dtype()))
-        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))
-        self.linear = nn.Linear(2 * FREQUENCIES, size)
+        self.frequency = nn.Parameter(torch.randn(FREQUENCIES))  # c; k is ``FREQUENCIES``
+        self.linear = nn.Linear(2 * FREQUENCIES, size)  # W
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the vectors W [sin(2 pi c_l z), cos(2 pi c_l z)] / sqrt(k) of numbers.

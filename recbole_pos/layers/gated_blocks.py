@@ -88,7 +88,7 @@ class PointwiseAttention(MultiHeadAttention):
         Returns:
             [m, d] outputs y.
         """
-        query, key, value, gate = self._project_gated(x)
+        query, key, value, gate = self._project_gated(x)  # after SiLU; the gate is U
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
 
         # to [1 or b, 1 or h, t, t]: a bias of fewer dimensions is the same for all sequences

@@ -304,6 +304,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
+    # newer versions of torch can on a GPU
     if left.is_cuda and _CAN_SUM_LONGER and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly

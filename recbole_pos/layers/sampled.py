@@ -153,7 +153,8 @@ class SampledLoss:
         if self.negative_sampler == "in_batch":
             return targets[torch.randint(len(targets), shape, device=device)]
 
-        # a point on a line on which each item has a stretch as long as its weight
+        # a point on a line on which each item has a stretch as long as its weight, that ends at its
+        # entry of ``cumulative``
         point = torch.rand(shape, dtype=torch.float64, device=device) * self.cumulative[-1]
         items = torch.searchsorted(self.cumulative, point, right=True)
         return items.clamp_(max=len(self.log_q) - 1)

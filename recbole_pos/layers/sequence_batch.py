@@ -217,7 +217,8 @@ class SequenceBatch:
         """
         if self.times is None:
             raise ValueError("this batch carries no times: the model must set needs_time")
-        return self.times - self.times[self.first][self.row]
+        oldest = self.times[self.first]  # of each history
+        return self.times - oldest[self.row]
 
     @lazy_attribute
     def request(self) -> SequenceBatch:
@@ -233,9 +234,11 @@ class SequenceBatch:
         """
         if self.at is None or self.times is None:
             return self
+        # each interaction gets the time of the next one, the newest of a history its ``at``
         request_times = self.times.roll(-1).index_copy(0, self.last, self.at)
         requests = replace(self, times=request_times, at=None)
-        requests.__dict__["elapsed"] = request_times - self.times[self.first][self.row]
+        oldest = self.times[self.first]  # of each history
+        requests.__dict__["elapsed"] = request_times - oldest[self.row]
         return requests
 
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:

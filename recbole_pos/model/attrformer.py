@@ -194,7 +194,9 @@ class AttrFormer(PosSASRec):
         They must if a position scheme or a relation reads times, or if histories are related to
         training interactions of other users that happened earlier.
         """
-        # not with ``inference_relations: batch``: users from outside have no training interactions
+        # Earlier interactions of other users are found by their times if the lookup's ``clock`` is
+        # the real one. Not with ``inference_relations: batch``: users from outside have no training
+        # interactions.
         reads_bank_by_time = (
             self.lookup.clock == "time_respecting" and self.inference == "training_bank"
         )
@@ -321,7 +323,8 @@ class AttrFormer(PosSASRec):
         """
         # a history is the rows from ``start`` to ``target``, without the latter
         target = newest + 1
-        # whole histories are read if training linked a user's windows, else the newest window only
+        # Whole histories are read if training linked a user's windows, else the newest window only.
+        # ``ranks`` say how many interactions of the user are older.
         start = newest - lookup.ranks[newest]
         if not self.linked:
             start = np.maximum(start, target - self.max_seq_length)

@@ -306,7 +306,8 @@ class PosRecommender(SequentialRecommender):
         index = torch.arange(items.size(1), device=items.device)
         is_real = index < lengths[:, None]
         log_rows = None
-        # a target follows its history in the log: one at row 9 after 3 interactions has 6, 7, 8
+        # a target (``TARGET_EVENT``, its row of the log) follows its history there: before one at
+        # row 9, 3 interactions have the rows 6, 7, 8
         if self.needs_events:
             log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
 

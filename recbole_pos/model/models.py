@@ -164,6 +164,7 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     # ``ADDED`` are the models of users; "ours" are all that extend ``PosRecommender``
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
+    # models that only count have no gradients
     is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
     kinds = {
         "custom models": is_custom,
@@ -268,6 +269,7 @@ def ensure_registered(model: type) -> str:
     # a class of RecBole's that runs here has its own name
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
+    # the plugin's own models, and those that users have registered
     for registry in (MODELS, BASELINES, ADDED):
         if name := registry.find_name(model):
             return name
@@ -350,7 +352,7 @@ def _read_shipped(model: type) -> dict[str, Any]:
     if path.startswith("recbole.model."):
         file = find_recbole_properties() / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    for registry in (MODELS, BASELINES):
+    for registry in (MODELS, BASELINES):  # the plugin's own models
         if name := registry.find_name(model):
             return registry.defaults(name)
     return {}

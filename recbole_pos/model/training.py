@@ -267,7 +267,7 @@ def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     """
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
-    # RecBole's own class, not a custom one of the same name
+    # RecBole's own class, not a custom one of the same name; some have a faster way to learn rows
     if type(model).__module__.startswith("recbole.model."):
         return ADAPTERS.get(type(model).__name__, RecBoleAdapter)(config, model)
     return RecBoleAdapter(config, model)

@@ -216,6 +216,7 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
         [t, c] in the same order.
     """
     t, c = x.shape
+    # up to this length a plain product is faster than an FFT
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
         return toeplitz_matrix(weight, t) @ x
 

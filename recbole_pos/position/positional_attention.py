@@ -120,7 +120,7 @@ class LearnedAttention(PositionalAttention):
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
         """
-        logits = self.logits(t)
+        logits = self.logits(t)  # R / sqrt(e)
         if not self.normalised:  # a softmax over all n positions, of which the newest t are read
             return logits.softmax(-1)[..., -t:].tril()
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)

@@ -314,6 +314,7 @@ class TimeDecay(AttentionPosition):
         """
 
         def compute_log_seconds() -> Tensor:
+            # ``SHORTEST`` in place of 0, which has no logarithm
             return map_spans(batch, lambda spans: spans.clamp_(min=SHORTEST).log_(), q.dtype)
 
         log_seconds = batch.cached(("time_decay", q.dtype), compute_log_seconds)  # [b, t, t]

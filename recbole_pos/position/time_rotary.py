@@ -421,6 +421,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         Returns:
             Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
+        # frequencies of order and of time for the planes that have one, [1, planes] each
         order, time = self.order()[None], self.clock()[None]
         if self.fusion == "early":
             share = self.time_share()

@@ -326,7 +326,8 @@ class RelationLookup:
         times = np.zeros(len(items)) if times is None else times
         # histories of 2 and 3 interactions: ranks 0, 1, 0, 1, 2 and users u, u, u + 1, u + 1, u + 1
         ranks = gather_index(np.zeros(len(lengths), dtype=np.int64), lengths)
-        users = len(self.offsets) - 1 + np.repeat(np.arange(len(lengths)), lengths)
+        num_users = len(self.offsets) - 1  # u
+        users = num_users + np.repeat(np.arange(len(lengths)), lengths)
 
         is_trained = np.zeros(len(items), dtype=bool)
         new_columns = {"items": items, "users": users, "times": times, "ranks": ranks}
@@ -419,6 +420,7 @@ class RelationLookup:
         Args:
             users: [n] int64 ids; a user without training interactions is left out.
         """
+        # training interactions of user u are the rows offsets[u] to train_end[u] - 1 of the log
         users = users[self.train_end[users] > self.offsets[users]]
         end = self.train_end[users]
         start = np.maximum(self.offsets[users], end - self.max_length)

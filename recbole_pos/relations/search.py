@@ -416,6 +416,7 @@ def top_differences(
     longest = np.bincount(chain).max(initial=1)
     back = np.arange(1, min(max_back, longest - 1, k if is_rising else max_back) + 1)
 
+    # so many readers at a time that they make ``PAIRS_AT_ONCE`` pairs
     num_readers = max(1, PAIRS_AT_ONCE // max(len(back), 1))
     parts = list[tuple[np.ndarray, ...]]()
     for start in range(0, len(values), num_readers):
