@@ -256,7 +256,7 @@ def test_counts_are_checked_unless_filters_differ(tmp_path: Path, built: Path, s
     run()
     inter = folder / "ml-1m" / "ml-1m.inter"
     inter.write_text("\n".join(inter.read_text().splitlines()[:-4]) + "\n")
-    with pytest.raises(UsageError, match=r"dataset ml-1m: 6 users.*of this name has 7 users"):
+    with pytest.raises(UsageError, match=r"dataset ml-1m: 6 users.*but the public dataset has 7"):
         run()
     run(item_inter_num_interval="[1,inf)")
 
