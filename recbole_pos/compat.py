@@ -32,7 +32,8 @@ _NUMPY_ALIASES = {
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
     """Decorate a function that changes a module of RecBole: it is called once that is imported.
 
-    The function gets the module, and is called a *patch*. :func:`install` sees to the call.
+    The function gets the module, and is called a *patch*. ``PATCHES`` keeps the patches of each
+    module until :func:`install` has them called.
 
     Args:
         module_name: full name of the module to change, such as ``recbole.trainer``.
@@ -263,6 +264,8 @@ class _Hook(MetaPathFinder):
             The module's spec; None for a module that is not changed, so that Python goes on with
             its other finders.
         """
+        # Modules with patches, with a slow library that is not imported, and RecBole's model SINE,
+        # which switches torch's anomaly detection on.
         is_patched = name in PATCHES or name in _DEFERRED or name == _ANOMALY_MODULE
         spec = PathFinder.find_spec(name, path) if is_patched else None
         if spec is not None and spec.loader is not None:
@@ -285,7 +288,8 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
     """
     import torch
 
-    # ``import library`` in the module finds a stand-in, and everybody else the library later.
+    # ``import library`` in the module finds a stand-in, whose functions import the library when
+    # they are called. Afterwards the stand-in is gone, and others import the library itself.
     library = _DEFERRED.get(module.__name__, "")
     has_stand_in = library != "" and library not in sys.modules
     if has_stand_in:
@@ -309,9 +313,12 @@ class _StandIn(ModuleType):
 
         Python calls this method for each name in ``from library import name``.
         """
-        return lambda *args, **kwargs: getattr(import_module(self.__name__), function_name)(
-            *args, **kwargs
-        )
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            library = import_module(self.__name__)
+            return getattr(library, function_name)(*args, **kwargs)
+
+        return call
 
 
 def install() -> None:
@@ -325,7 +332,8 @@ def install() -> None:
     for name in PATCHES.keys() & sys.modules.keys():
         for patch in PATCHES[name]:
             patch(sys.modules[name])
-    if _ANOMALY_MODULE in sys.modules:  # it has switched the detection on, which slows training
+    # RecBole's model SINE switches anomaly detection on when it is imported, which slows training.
+    if _ANOMALY_MODULE in sys.modules:
         sys.modules["torch"].autograd.set_detect_anomaly(False)
 
     sys.meta_path.insert(0, _Hook())

@@ -115,6 +115,7 @@ class SharedLoss:
         # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            # It wraps a module and calls its ``forward``: of _Loss, this is the loss.
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
@@ -166,7 +167,7 @@ def _start_sum(gradients: Tensor) -> Any:
         gradients: gradients of this process, which the sum replaces.
     """
     summed = dist.all_reduce(gradients, async_op=True).get_future()
-    return summed.then(lambda done: done.value()[0])
+    return summed.then(lambda done: done.value()[0])  # its value is a list of one tensor
 
 
 def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[..., Tensor]:
@@ -187,19 +188,24 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the rows of all processes, with gradients for this process's states.
 
+        ``shard`` is this process's part of the batch, and ``loss`` the loss of any rows.
+
         Args:
             states: [m, d] hidden states of this process's part.
             items: item embeddings, which all processes have.
             targets: [m] the item to predict from each state.
         """
-        # Tell all processes how many rows this one has, and its random seed.
+        # Tell all processes how many rows this one has, and a seed. A process without targets
+        # holds one row all the same, which does not count.
         seed = int(torch.randint(2**62, ()))
         num_rows = len(states) if shard.num_targets else 0
         header = torch.tensor([num_rows, seed], device=states.device)
         headers = [torch.empty_like(header) for _ in range(shard.size)]
         dist.all_gather(headers, header)
 
-        # Join the rows of all, in the order of processes.
+        # Join the rows of all, in the order of processes. ``apply`` also sees to the gradients: the
+        # states get those of their own rows, divided by the weight of this process. The caller
+        # multiplies the loss by it, as for a loss of this process's part alone.
         sizes = [int(size) for size, _ in headers]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         all_targets = torch.cat(_gather(targets, sizes))
@@ -226,7 +232,8 @@ class _GatheredRows(torch.autograd.Function):
             rows: [m, d] this process's rows.
             sizes: number of rows of each process.
             rank: number of this process.
-            weight: number by which the caller will multiply the loss, see ``Shard.weight``.
+            weight: this process's share of the batch's targets, by which the caller will multiply
+                the loss.
         """
         ctx.start = sum(sizes[:rank])
         ctx.size = sizes[rank]

@@ -167,10 +167,13 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
         raise
     except OSError as error:
         folder = os.path.dirname(os.path.abspath(path))
-
         has_folder = os.path.isdir(folder)
-        reason = error.strerror or error if has_folder else f"folder {folder} does not exist"
+        if has_folder:
+            reason = error.strerror or str(error)
+        else:
+            reason = f"folder {folder} does not exist"
         text = f"cannot write {short(str(path))}: {reason}"
+        # If the disk is full, or this user may write no more, say how much is free.
         if error.errno in _FULL and not str(path).startswith("/dev/"):
             text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
 
@@ -227,6 +230,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
                 raise UsageError(
                     f"{folder} is being {action} by {holder}; wait for it, or stop it first"
                 ) from error
+            # Any other error means that the file system has no locks, so go on without.
 
         with suppress(OSError):  # if the disk is full, messages cannot name this process
             file.truncate(0)

@@ -28,6 +28,7 @@ def _get_model(get_model: Any, model_name: str) -> type:
     """
     from recbole_pos.model.models import OURS
 
+    # OURS has the plugin's models and those that users have registered.
     return OURS[model_name] if model_name in OURS else get_model(model_name)
 
 
@@ -47,7 +48,10 @@ def _add_class(module: ModuleType) -> None:
     suffix = "Trainer" if module.__name__ == "recbole.trainer" else "Dataset"
 
     def find_class(name: str) -> Any:
-        """Return what RecBole calls for a name such as FPARecTrainer."""
+        """Return what RecBole calls for a name such as FPARecTrainer, of a model and the suffix.
+
+        The suffix is ``Trainer`` or ``Dataset``, by the module in which RecBole looks.
+        """
         from recbole_pos.model.models import is_served
 
         if not (name.endswith(suffix) and is_served(name.removesuffix(suffix))):
@@ -164,8 +168,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    # Only a trusted file is unpickled, which could run code. It may be one of this package all the
-    # same, which is then read as such below.
+    # Only a trusted file, or one that this process has written, is unpickled, which could run code.
+    # It may be one of this package all the same, which is then read as such below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:

@@ -74,7 +74,7 @@ class Registry(Mapping[str, type]):
             find_owner: returns the library that has reserved a name, or None.
         """
         self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
-        self.added: dict[str, Registration] = {}
+        self.added: dict[str, Registration] = {}  # users' classes by name
 
     def __getitem__(self, name: str) -> type:
         if name in self.added:
@@ -113,7 +113,7 @@ class Registry(Mapping[str, type]):
                 "_, and no digit first"
             )
 
-        # Who has the name already, if anybody: a library, this package, or another class.
+        # Who has the name already, if anybody: a library, this package (US), or another class.
         owner = self._find_owner(name) or (US if name in self.paths else None)
         if name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
@@ -189,13 +189,14 @@ class Registry(Mapping[str, type]):
             registered = None if earlier is None else earlier.given
             if base is cls:
                 registered = given
-            for source in (shipped, vars(base).get("defaults"), registered):
-                if source is not None and not isinstance(source, Mapping):
+            # From all three places, the later ones winning.
+            for found in (shipped, vars(base).get("defaults"), registered):
+                if found is not None and not isinstance(found, Mapping):
                     raise UsageError(
                         f"{import_path(base)}: defaults: expected a dict of options, found "
-                        f"{shown(source)}"
+                        f"{shown(found)}"
                     )
-                defaults.update(copy.deepcopy(dict(source or {})))
+                defaults.update(copy.deepcopy(dict(found or {})))
         return defaults, frozenset(set(defaults) - shipped_names)
 
 
@@ -227,7 +228,7 @@ def import_path(cls: type) -> str:
     A user's script is called ``__main__`` in the process that it starts, and ``__mp_main__`` in
     processes that this one spawns; the text has ``__main__`` in both.
     """
-    module = SCRIPTS[0] if cls.__module__ in SCRIPTS else cls.__module__
+    module = "__main__" if cls.__module__ in SCRIPTS else cls.__module__  # SCRIPTS has both names
     return f"{module}:{cls.__qualname__}"
 
 

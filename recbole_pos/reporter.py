@@ -100,7 +100,7 @@ class Reporter:
         ipython = sys.modules.get("IPython")
         is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
         self.shows_in_cell = is_notebook and not is_quiet
-        self._cell_output: Any = None
+        self._cell_output: Any = None  # the output of a notebook's cell, once there is one
         self.console = _Console(
             quiet=is_quiet,
             highlight=False,
@@ -179,7 +179,7 @@ class Reporter:
         elif self.console.is_terminal:
             with self._show_bar(task):
                 yield task
-        else:
+        else:  # a line every minute
             with call_every(self.every, lambda: self._print(str(task))):
                 yield task
 
@@ -211,7 +211,7 @@ class Reporter:
         """Return a ``with`` block that shows the progress of several runs.
 
         A terminal and a notebook show all lines as they change; elsewhere the first line is printed
-        every ``every`` seconds.
+        every minute (``self.every``).
 
         Args:
             get_lines: returns an overview and a line for each active run; another thread calls it.

@@ -155,13 +155,15 @@ def read_names(names: Any, key: str) -> list[str]:
         UsageError: for anything else, such as a dict, a table or bytes.
     """
     names = _to_python(names)
-    names = [names] if isinstance(names, (str, int)) else names
 
     # Bytes, dicts and tables can be iterated over, but what comes out are no names. So they are
     # taken for one name, which is refused below.
-    is_no_list = isinstance(names, (bytes, Mapping)) or hasattr(names, "columns")
+    is_one_name = isinstance(names, (str, int)) or not isinstance(names, Iterable)
+    if is_one_name or isinstance(names, (bytes, Mapping)) or hasattr(names, "columns"):
+        names = [names]
+
     found = []
-    for name in [names] if is_no_list or not isinstance(names, Iterable) else names:
+    for name in names:
         if type(name) is str:  # the usual case, made fast since a request may name all items
             found.append(name)
             continue

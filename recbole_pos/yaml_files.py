@@ -156,7 +156,7 @@ def parse_scalar(text: str, location: str) -> Any:
     Raises:
         UsageError: for what begins like a list, mapping or quotation and is not one.
     """
-    bare = text.strip()
+    bare = text.strip()  # without spaces around it
     # The option for a separator of fields may be one of these characters, in which yaml sees the
     # beginning of a block, list, key, comment or tag.
     if text == " " or bare in ("|", ">", "-", "?", "#", "!"):
@@ -164,6 +164,7 @@ def parse_scalar(text: str, location: str) -> Any:
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:
+        # Half-open intervals such as "[5,inf)" are text, too.
         if not bare.startswith(("[", "{", "'", '"')) or _HALF_OPEN.match(bare):
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
@@ -285,7 +286,8 @@ def _explain(error: Exception) -> str:
     """
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {short(' '.join(str(error).split()))}"
-    problem = " ".join(str(error.problem).split())
+    problem = " ".join(str(error.problem).split())  # on one line
+    # A mark is a place in the file: of the problem itself, and of what it is a part of.
     mark = error.problem_mark or error.context_mark
     # PyYAML notices a missing colon only where the next line begins; the context is its own line.
     if "could not find expected" in problem:

@@ -73,7 +73,8 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     Returns:
         The counts and the metrics of the baselines, for each split.
     """
-    # Make the test requests (a history and the item to predict after it) of each split.
+    # Make the test requests (a history and the item to predict after it) of each split. SPLITS
+    # has leave-one-out and a split by time.
     is_name = isinstance(data, (str, os.PathLike)) and not Path(data).is_file()
     dataset = data if is_name else Dataset.from_frame(data)
     eval_args = options.pop("eval_args", {})
@@ -87,9 +88,9 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
     first_split = list(splits)[0]
 
-    # Interactions of the same time have no order by themselves. If there are such targets, the
-    # baselines are also tested with random orders, which shows how much depends on that. Every
-    # order is read and counted again, so only the first split has several.
+    # Interactions of the same time have no order by themselves: "file" keeps that of the file. If
+    # there are such targets, the baselines are also tested with some random orders, which shows
+    # how much depends on that. Every order is read again, so only the first split has several.
     orders = {name: ["file"] for name in splits}
     if counts[first_split]["targets at a tie"]:
         orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
@@ -105,12 +106,12 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
     }
 
     # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
-    built = requests_by_split[first_split].dataset
+    first_dataset = requests_by_split[first_split].dataset
     return Audit(
-        name=str(built.dataset_name),
-        num_interactions=len(built.log),
-        num_users=built.user_num - 1,
-        num_items=built.item_num - 1,
+        name=str(first_dataset.dataset_name),
+        num_interactions=len(first_dataset.log),
+        num_users=first_dataset.user_num - 1,
+        num_items=first_dataset.item_num - 1,
         num_targets={name: len(requests) for name, requests in requests_by_split.items()},
         counts={
             fact: {name: counts[name][fact] for name in splits} for fact in counts[first_split]
@@ -126,6 +127,7 @@ def count_facts(requests: Requests) -> dict[str, int]:
         requests: the test requests of a dataset, one for each target (the item to predict).
     """
     # The log has all interactions, sorted by user and then by time; targets are row numbers in it.
+    # The summary has counts of targets by phase (train, valid, test), made with the split.
     dataset, log = requests.dataset, requests.dataset.log
     summary, targets = dataset.split.summary, requests.target_rows
     users, items, times = log.users.numpy(), log.items.numpy(), log.times.numpy()
@@ -133,12 +135,15 @@ def count_facts(requests: Requests) -> dict[str, int]:
     has_training = np.bincount(users[is_training], minlength=dataset.user_num) > 0
     newest_training = times[is_training].max(initial=-np.inf)
     return {
+        # exact copies of an earlier interaction: the same user, item and time
         "copied targets": summary["copied_targets"]["test"],
+        # another interaction of the user has the same time, so their order is arbitrary
         "targets at a tie": summary["tied_targets"]["test"],
+        # no interaction of the item, or of the user, is in training
         "targets of cold items": summary["cold_targets"]["test"],
         "targets of cold users": int((~has_training[users[targets]]).sum()),
+        # the user has had the item before: at any time, or in the row just before the target
         "repeated targets": summary["repeated_targets"]["test"],
-        # every target has an interaction of its user before it
         "targets that repeat the item before": int((items[targets] == items[targets - 1]).sum()),
         "targets with later training interactions": int((times[targets] < newest_training).sum()),
     }

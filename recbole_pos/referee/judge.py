@@ -114,7 +114,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
         )
 
     # Then read them again for as many requests at a time as fit into memory. ``divide`` yields
-    # slices of requests whose lists have about so many rows together.
+    # slices of requests whose lists have about ``_BLOCK_ROWS`` rows together.
     ranks = np.empty(len(requests), dtype=np.int64)
     counts = Counter({UNKNOWN_REQUESTS: num_unknown})
     for chosen in divide(lengths, _BLOCK_ROWS):
@@ -126,6 +126,7 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     counts[MISSING] = int((lengths == 0).sum())
     counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
     num_rows = int(lengths.sum()) + num_unknown
+    # _EFFECTS has all kinds of faults in the order of messages.
     ordered = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
     return Judgement(predictions.name, requests, ranks, length, num_rows, ordered)
 

@@ -100,7 +100,7 @@ class Requests:
 
         The history of a request are the rows from there up to its target, without the target.
         """
-        log = self.dataset.log
+        log = self.dataset.log  # its offsets are the first row of each user
         return log.offsets[log.users.numpy()[self.target_rows]]
 
     @property
@@ -124,7 +124,8 @@ class Requests:
         if not self.excludes_seen:
             nothing = np.empty(0, dtype=np.int64)
             return nothing, nothing
-        # It returns the pairs as two tensors, of the numbers of requests and of item ids.
+        # It returns the pairs as two tensors, of the numbers of requests and of item ids. The last
+        # argument says whether a target that the user has had before is excluded as well.
         examples, items = find_excluded_items(
             self.dataset.log,
             torch.from_numpy(self.target_rows[chosen]),
@@ -209,6 +210,7 @@ def read_split_data(
     files = [os.fspath(file) for file in config_files]
     # numbers stay as they are in the files; RecBole's defaults for ml-100k scale them
     options = {"normalize_all": False, **(options or {})}
+    # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
     return read_dataset(PosConfig(_READING_MODEL, name, files, options))
 
 
@@ -237,7 +239,8 @@ def read_plan_data(options: dict[str, Any]) -> Any:
     name, files = options["dataset"], list(options.get("config_files", ()))
     not_options = ("model", "dataset", "config_files")
     data_options = {key: value for key, value in options.items() if key not in not_options}
-    # not strict: an option that this model does not read is no error
+    # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
+    # Not strict: an option that this model does not read is no error.
     config = PosConfig(_READING_MODEL, name, files, data_options, strict=False)
     return read_dataset(config)
 
@@ -253,6 +256,7 @@ def make_requests(dataset: Any, part: str = "test") -> Requests:
         UsageError: if the split leaves no target for the part.
     """
     check_choice("part", part, PARTS)
+    # A phase is given by its number: train, valid and test are 0, 1 and 2.
     target_rows = np.flatnonzero(dataset.split.find_targets(PHASES.index(part)))
     if not len(target_rows):
         raise UsageError(f"part: this split of {dataset.dataset_name} has no {part} targets")

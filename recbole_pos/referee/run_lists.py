@@ -89,7 +89,7 @@ def compute_lists(
         A row for each request and item: request and item (text), rank (from 1), and split, the
         digest of the requests.
     """
-    # Only a metric that needs the best items makes the evaluation keep them.
+    # Only a metric that needs the best items, such as ItemCoverage, makes the evaluation keep them.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)

@@ -444,6 +444,7 @@ def _find_file(name: str) -> Path | None:
         Path of the file; None for a module of an installed package, of Python or of this package,
         for one without a file, and for a name that is not that of a module.
     """
+    # Code of this package, RecBole, torch and Python (_VERSIONED) is known by its version.
     top = name.partition(".")[0]
     if top in _VERSIONED:
         return None
@@ -451,7 +452,8 @@ def _find_file(name: str) -> Path | None:
     # For models.mine look for models first. If it is installed we stop there, because to look for a
     # module within a package would import the package, and run its code.
     for searched in (top, name):
-        # The file of the module, and the folders of a package.
+        # The file of the module, and the folders of a package. _INSTALLED has names of
+        # folders such as site-packages.
         places = [getattr(sys.modules.get(searched), "__file__", None)]
         if places == [None]:  # not imported yet
             with suppress(ImportError, ValueError):  # the name is not of a module

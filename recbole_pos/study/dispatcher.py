@@ -63,12 +63,15 @@ class ActiveRuns:
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
-        self.resources = Resources()  # until it is known where runs are trained
-        self.processes: Any = None
-        self.shared: dict[tuple[str, bool], Any] = {}
         self.commit = find_commit()
+        # Until it is known where runs are trained: on this machine, or on a cluster of Ray.
+        self.resources = Resources()
+        self.processes: Any = None
+        # Process or Ray task of a run in progress -> its job and its start time
         self.running: dict[Any, tuple[Job, float]] = {}
-        self.durations: list[float] = []
+        self.durations: list[float] = []  # of finished runs, in seconds
+        # Hash of data options, and whether test interactions are included -> dataset for processes
+        self.shared: dict[tuple[str, bool], Any] = {}
 
     def train(self) -> None:
         """Train all unfinished runs of the study, as many at a time as the machines allow.
@@ -246,7 +249,9 @@ def write_state(scheduler: Scheduler) -> None:
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
     facts = StudyFacts(versions=find_versions())
     # All configurations have the same dataset and split, so the first that was read is described.
-    for dataset in list(scheduler.datasets.values())[:1]:
+    datasets = list(scheduler.datasets.values())
+    if datasets:
+        dataset = datasets[0]
         summary = dataset.split.summary
         checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.data = {**count_dataset(dataset), "checksum": checksum}

@@ -488,7 +488,8 @@ def list_fits(plan: Plan) -> list[Fit]:
             after = (f"{row.parent}, seed {seed}",)
 
         options = {**plan.make_options(name), "seed": seed}
-        fits.append(Fit(name, seed, stage, None, options, f"{name}, seed {seed}", after))
+        fit_name = f"{name}, seed {seed}"
+        fits.append(Fit(name, seed, stage, trial=None, options=options, name=fit_name, after=after))
     return fits
 
 

@@ -67,9 +67,9 @@ class PairNoise:
         # seeds, which is subtracted. ``within`` is of a mean over units, hence their number.
         _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
-        explained = sides[0].within / len(row) + sides[1].within / len(reference)
-        difference = max(unit_variance - explained * num_units, 0.0)
-        return cls(num_units, difference, sides, pooled)
+        seed_part = sides[0].within / len(row) + sides[1].within / len(reference)
+        true_variance = max(unit_variance - seed_part * num_units, 0.0)
+        return cls(num_units, true_variance, sides, pooled)
 
     def predict_detectable(self, num_seeds: int) -> float:
         """Return the minimum detectable difference of a study with some number of seeds.
@@ -93,6 +93,8 @@ class PairNoise:
             factor = sum(self.pooled.compute_factor(side.level) for side in self.sides)
             noises = [(factor, self.pooled)]
 
+        # ``difference`` is the variance of the units' true differences. A mean over seeds also has
+        # a part of the variance between units within a seed (``within``).
         within = sum(side.within for side in self.sides)
         unit_variance = self.difference / self.num_units + within / num_seeds
         error, df = combine_noise(unit_variance, self.num_units, noises)

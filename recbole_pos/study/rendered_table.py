@@ -78,8 +78,10 @@ class RenderedTable:
         """Return a table made of columns.
 
         Args:
-            title, notes, text_columns: as the attributes.
+            title: heading above the table.
             columns: name -> cells of a column, from top to bottom; all have the same number.
+            notes: sentences below the table.
+            text_columns: indices of the columns of words; the others have numbers.
         """
         lines = tuple(zip(*columns.values(), strict=True))  # from columns to lines
         return cls(title, tuple(columns), lines, tuple(notes), text_columns)

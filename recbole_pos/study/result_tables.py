@@ -227,14 +227,16 @@ def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
         differences: one line per row, as :func:`.statistics.compute_differences` returns them.
         row: name of the row (a configuration). The cell of the reference itself is empty.
     """
-    # There is one line for a row, and none for the reference.
-    for line in differences[differences["row"] == row].to_dict("records"):
-        text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
-        interval = format_interval(line["low"], line["high"])
-        # The notes of the table begin with the mark that they explain.
-        mark = SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
-        return Cell(text, interval + mark)
-    return Cell()
+    lines = differences[differences["row"] == row].to_dict("records")
+    if not lines:  # the reference
+        return Cell()
+
+    line = lines[0]
+    text = format_number(line["difference"], sign=True) + ("*" if line["star"] else "")
+    interval = format_interval(line["low"], line["high"])
+    # Notes of the table explain the marks, and begin with them: "† one seed ...".
+    mark = SEED_NOISE_NOTES.get(line["seed_noise"], "")[:1] if interval else ""
+    return Cell(text, interval + mark)
 
 
 def _select_seed_noise_notes(differences: pd.DataFrame) -> list[str]:

@@ -236,6 +236,7 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
         is_cold = metric != base_metric
+        # ONE_BIN has all targets.
         bins = {metric: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
         means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
@@ -278,7 +279,8 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
 
     # A fit is a run that the plan asks for, of one row (configuration). Its digest (a hash) is the
-    # name of the run's folder, if it has one.
+    # name of the run's folder, if it has one. ``unmade`` has the reasons of fits that failed before
+    # they had one.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
         run_facts = folder.read_fit(digest)
@@ -287,7 +289,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
             if fit.name in facts.unmade and fit.trial is None:
                 failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
                 runs.append(({**identity, **failure}, None))
-        elif fit.trial is not None:
+        elif fit.trial is not None:  # the number of a trial of the row's search
             trials.setdefault((fit.row, fit.trial), []).append(run_facts)
         else:
             chosen[fit.row] = run_facts.get("searched")
@@ -348,7 +350,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     results = [read_result(RunFolder(path)) for path in paths]
     first_config, first_result = configs[0], results[0]
 
-    # Refuse runs whose metrics are not comparable.
+    # Refuse runs whose metrics are not comparable: if only some models know the time of the request
+    # (unless each has a twin without it), or rank other items, or have other data (_SHARED).
     require_twins(dict(zip(names, configs, strict=True)))
     require_same_candidates(
         {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
@@ -361,8 +364,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
-    # The facts of each run, with its row and seed. Ranks are kept by row and seed, so those of a
-    # second such run would replace the first's.
+    # The facts of each run, with its row and seed. Ranks are kept by row and seed, so two runs with
+    # the same are refused.
     runs: list[_Run] = []
     rows: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, int]] = set()
@@ -376,8 +379,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
         if config.get("item_vectors"):
             rows[name]["item_vectors"] = config["item_vectors"]
 
-    # Describe the runs as a study, so that tables and report are made as usual. The metric of early
-    # stopping comes first, if it can be computed from ranks.
+    # Describe the runs as a study, so that tables and report are made as usual. Its metrics are the
+    # usual ones (METRICS), but that of early stopping comes first, if it is computed from ranks.
     metric = str(first_config.get("valid_metric")).lower()
     dataset = str(first_config["dataset"])
     study: dict[str, Any] = {
@@ -525,6 +528,7 @@ def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:
     }
     if facts.get("stage") == "retest":  # another run has trained the model
         costs = dict.fromkeys(costs)
+    # KNOWN_FROM is the name of the packed study that the run was taken from.
     texts = ("candidates", "commit", "digest", KNOWN_FROM, "path")
     return {
         **{key: facts.get(key, "") for key in ("row", "seed", "status", "reason")},
@@ -549,10 +553,12 @@ def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> lis
         split: facts of the split by name, with the numbers of such targets; empty if unknown.
     """
     warnings = []
-    if rows := list(runs.loc[runs["request_time"] == "target", "row"].unique()):
+    rows = list(runs.loc[runs["request_time"] == "target", "row"].unique())
+    if rows:
         warnings.append(f"{', '.join(rows)}: {REQUEST_TIME_WARNING}")
-    for candidates in sorted(set(runs["candidates"]) - {""}) if split else ():
-        warnings += warn_of_repeats(split, candidates)
+    if split:
+        for candidates in sorted(set(runs["candidates"]) - {""}):
+            warnings += warn_of_repeats(split, candidates)  # none without such targets
     return warnings
 
 
@@ -564,7 +570,7 @@ def _warn_of_versions(runs: pd.DataFrame, versions: pd.DataFrame) -> list[str]:
         versions: the version of each package (a column) in the same runs; NaN if unknown.
     """
     warnings = []
-    for package in _VERSIONED:
+    for package in _VERSIONED:  # torch, RecBole and this package
         if package in versions and versions[package].nunique() > 1:
             rows = runs["row"].groupby(versions[package]).unique()  # version -> rows with it
             parts = [f"{version} ({', '.join(names)})" for version, names in rows.items()]

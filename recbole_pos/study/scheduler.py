@@ -102,15 +102,16 @@ class Scheduler:
         # A search has a trial for each combination of the options that a row tries.
         self.searches = {name: RowSearch(plan, name) for name in self.rows if plan.rows[name].grid}
 
-        # At first all fits wait, and nothing is known about them. The attributes are explained at
-        # the class.
+        # At first all fits wait, and nothing is known about them.
         self.waiting = list(self.fits)
+        # Name of a fit -> how it ended (done or failed), why it failed, and its run's folder
         self.status: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.digests: dict[str, str] = {}
+        # What has been made so far: configurations by digest, and datasets by their options
         self.configs: dict[str, PosConfig] = {}
         self.datasets: dict[str, Any] = {}
-        self.trains = True
+        self.trains = True  # False for a report
 
     # --- the next job ---
 
@@ -247,15 +248,16 @@ class Scheduler:
             best_trial = search.find_best()
             assert best_trial is not None  # else _explain_failure has a reason
             config = make_row_config(fit.options, search.points[best_trial])
-            # Look for the best trial with this seed; its weights may have been deleted since.
-            for trial in self.fits:
-                if (trial.row, trial.trial, trial.seed) == (fit.row, best_trial, fit.seed):
-                    digest = self.digests.get(trial.name, "")
+            # Look for the fit of the best trial with this seed. Its weights may have been deleted.
+            for other in self.fits:
+                if (other.row, other.trial, other.seed) == (fit.row, best_trial, fit.seed):
+                    digest = self.digests.get(other.name, "")
                     tested_run = digest if self.folder.has_weights(digest) else None
 
-        # A trial has no test interactions, so its run is another one than that of a final fit.
+        # A trial has no test interactions, so its run is another one than that of a final fit. For
+        # very many items adapt_loss replaces the loss CE by SCE, which is then in the digest.
         dataset = self.prepare(config)
-        config.adapt_loss(dataset.item_num - 1)  # the digest has the loss that the run trains with
+        config.adapt_loss(dataset.item_num - 1)  # without the item of padding
         digest = digest_run(config, dataset.identity, is_trial)
         return Job(fit, config, digest, tested_run)
 
@@ -322,8 +324,8 @@ class Scheduler:
     def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
 
-        A fit is a run that the plan asks for. ``next_job`` records those that are finished, and
-        returns one that is not; that one is recorded as untrained, until none is left.
+        A fit is a run that the plan asks for. ``next_job`` records the finished ones itself, and
+        returns the next that is not finished, which is recorded as untrained.
 
         Args:
             restore: whether finished runs of packed studies (``--known``) are copied into the
@@ -398,20 +400,23 @@ class RowSearch:
         """
         grid = plan.rows[name].grid
         assert grid is not None
-        # An option that is searched must not be given as well, in the base or in the row.
-        for path, layer in ((("base",), plan.base), (("rows", name), plan.rows[name])):
-            for option in grid.keys() & layer.options.keys():
+        # An option that is searched must not be given as well, in the base or in the row. The keys
+        # of ``given`` are paths in the study's file, by which the error names the line.
+        given = {("base",): plan.base.options, ("rows", name): plan.rows[name].options}
+        for path, options in given.items():
+            for option in grid.keys() & options.keys():
                 raise plan.source.error(
                     (*path, option),
                     f"{name}: {option} is given here, and its search tries it as well; take it out "
                     "of one (`search: false` for a configuration that is not searched)",
                 )
 
-        config = make_row_config(plan.make_first_options(name))
+        config = make_row_config(plan.make_first_options(name))  # of the first trial
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"
         self.points = list_points(grid)
+        # Number of a trial -> its best validation value for each seed that has ended.
         self.values: dict[int, list[float | None]] = {}
 
     def find_best(self) -> int | None:

@@ -289,7 +289,9 @@ def _require_lengths(plan: Plan, judged: Judged) -> None:
     """
     for (row, _), judgement in judged.items():
         for table in plan.tables:
-            for metric in table.metrics if row in table.rows else ():
+            if row not in table.rows:
+                continue
+            for metric in table.metrics:
                 if int(metric.partition("@")[2]) > judgement.length:  # the cutoff of ndcg@10 is 10
                     raise UsageError(
                         f"metrics: {metric}: {judgement.name} has {judgement.length} items a "

@@ -30,9 +30,9 @@ POWER = 0.8  # of the minimum detectable difference
 ALL = "all targets"  # the bin that has every target
 EVERY = slice(None)  # mask of all targets
 ONE_BIN = {ALL: EVERY}  # name of the bin -> its mask
-_FEW = 13  # up to so many units, all sign flips are tried, 2^13 at most
-_ROUNDS = 9_999  # number of random sign flips of more units
-_CELLS = 20_000_000  # most signs in memory at a time
+_MOST_UNITS_IN_FULL = 13  # up to so many units, all sign flips are tried, 2^13 at most
+_NUM_RANDOM_FLIPS = 9_999  # of more units
+_MOST_SIGNS = 20_000_000  # in memory at a time
 # Columns of a table of differences.
 DIFFERENCES = [
     *("row", "reference", "metric", "bin", "difference", "low", "high", "error", "df"),
@@ -70,8 +70,9 @@ def compute_gains(rank: np.ndarray, metric: str) -> np.ndarray:
     """
     name, _, cutoff = metric.lower().partition("@")
     rank, k = np.asarray(rank, dtype=float), int(cutoff)
+    compute_gain = _GAINS[name]  # function of ranks below k: 1 / log2(rank + 2) for ndcg
     with np.errstate(invalid="ignore"):  # of infinite ranks, whose gain is 0 whatever comes out
-        return np.where(rank < k, _GAINS[name](rank, k), 0.0)
+        return np.where(rank < k, compute_gain(rank, k), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,14 +205,16 @@ class SeedNoise:
         Args:
             values: [seeds, units] values of two seeds or more.
         """
-        # What is left of each value without the effects of its seed and of its unit (user).
+        # Residuals: what is left of each value without the effects of its seed and its unit (user).
+        # ``within`` is their variance, as it enters the mean of a run over all units.
         num_seeds, num_units = values.shape
         seed_means = values.mean(1, keepdims=True)
         unit_means = values.mean(0, keepdims=True)
         residuals = values - seed_means - unit_means + values.mean()
         df = num_seeds - 1
-        within = (residuals**2).sum() / (df * max(num_units - 1, 1)) / num_units
-        return cls(float(seed_means.var(ddof=1)), float(within), df, float(values.mean()))
+        between, level = float(seed_means.var(ddof=1)), float(values.mean())
+        within = float((residuals**2).sum() / (df * max(num_units - 1, 1)) / num_units)
+        return cls(between, within, df, level)
 
     @classmethod
     def pool(cls, rows: Iterable[np.ndarray]) -> SeedNoise | None:
@@ -324,7 +327,7 @@ def estimate_difference(
     if levels:
         seed_noise = "unknown" if pooled is None else "pooled"
     if levels and pooled is not None:
-        noises.append((sum(map(pooled.compute_factor, levels)), pooled))
+        noises.append((sum(pooled.compute_factor(level) for level in levels), pooled))
 
     unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1)) / num_units
     error, df = combine_noise(unit_variance, num_units, noises)
@@ -348,13 +351,13 @@ def combine_noise(
         noises: noise between the seeds of a side, each after its factor: 1 / n for n seeds.
 
     Returns:
-        error: the standard error; nan if nothing varies.
-        df: degrees of freedom; nan if nothing varies.
+        The standard error, and its degrees of freedom; both are nan if nothing varies.
     """
     seed_variance, lowest_df = 0.0, num_units - 1
     df_denominator = unit_variance**2 / (num_units - 1)
     for factor, noise in noises:
-        # ``within`` is the part of the noise that the variance between units covers already.
+        # ``between`` is the variance of the means of runs with different seeds, and ``within`` the
+        # part of it that the variance between units covers already.
         seed_variance += factor * (noise.between - noise.within)
         df_denominator += (factor * noise.between) ** 2 / noise.df
         lowest_df = min(lowest_df, noise.df)
@@ -387,7 +390,7 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     sampled = []  # comparisons with too many units to try all flips
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]  # a difference of 0 has no sign to flip
-        if len(values) > _FEW:
+        if len(values) > _MOST_UNITS_IN_FULL:
             sampled.append(comparison)
         elif len(values):
             # Row i has the bits of i: [0, 0], [1, 0], [0, 1], [1, 1] for two units.
@@ -403,9 +406,7 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
 
 
 def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return p-values [comparisons] of random sign flips.
-
-    The real signs count as one of the flips, so that no p-value is zero.
+    """Return p-values [comparisons] of random sign flips, of which the real signs are one.
 
     Args:
         values: [units, comparisons] values whose signs are flipped.
@@ -414,19 +415,19 @@ def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
     num_units, num_comparisons = values.shape
     num_reached = np.zeros(num_comparisons)
-    chunk_size = max(_CELLS // num_units, 1)  # flips at a time, to bound the memory
-    for start in range(0, _ROUNDS, chunk_size):
-        num_flips = min(chunk_size, _ROUNDS - start)
+    chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips at a time, to bound the memory
+    for start in range(0, _NUM_RANDOM_FLIPS, chunk_size):
+        num_flips = min(chunk_size, _NUM_RANDOM_FLIPS - start)
         num_signs = num_flips * num_units
-        # A random bit for each unit and flip says whether the unit keeps its sign.
-        bits = np.frombuffer(rng.bytes(math.ceil(num_signs / 8)), dtype=np.uint8)
-        signs = np.unpackbits(bits, count=num_signs).reshape(num_flips, num_units)
-        keeps_sign = signs.astype(np.float32)
+        # A random bit for each flip and unit says whether the unit keeps its sign.
+        random_bytes = np.frombuffer(rng.bytes(math.ceil(num_signs / 8)), dtype=np.uint8)
+        bits = np.unpackbits(random_bytes, count=num_signs).reshape(num_flips, num_units)
+        keeps_sign = bits.astype(np.float32)
         # With signs of +1 and -1, the sum is twice that of the values that keep their sign, less
         # the sum of all values.
         sums = 2 * (keeps_sign @ values.astype(np.float32)) - values.sum(0)
         num_reached += (np.abs(sums) >= thresholds).sum(0)
-    return (num_reached + 1) / (_ROUNDS + 1)
+    return (num_reached + 1) / (_NUM_RANDOM_FLIPS + 1)  # with the real signs: never zero
 
 
 def correct_by_holm(p: np.ndarray) -> np.ndarray:
@@ -507,8 +508,8 @@ def compute_differences(
             lines.append({**line, "metric": metric, "bin": bin_name})
     frame = pd.DataFrame(lines, columns=DIFFERENCES)
     frame["p_holm"] = correct_by_holm(frame["p"].to_numpy(dtype=float))
-    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)  # or no star
-    return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))
+    has_seeds = (frame["seeds"] > 1) & (frame["reference_seeds"] > 1)
+    return frame.assign(star=has_seeds & (frame["p_holm"] < 1 - LEVEL))  # LEVEL is 0.95
 
 
 def _compare_rows(
@@ -530,9 +531,8 @@ def _compare_rows(
         are_coupled: returns whether two rows share the noise of a seed (one starts from the other).
 
     Returns:
-        One line per row, with the columns that :func:`compute_differences` describes, but without
-        metric, bin, p_holm and star. If the bin has no target, the lines have only names and
-        counts.
+        One line per row with the columns of :func:`compute_differences`, but without metric, bin,
+        p_holm and star; with names and counts only, if the bin has no target.
     """
     units, targets = len(num_targets), int(num_targets.sum())
 
@@ -545,22 +545,20 @@ def _compare_rows(
             independent.append(row)
     pooled = SeedNoise.pool(values[row] for row in independent)
 
-    # Compare each row to the reference.
+    # Compare each row to the reference. The indices say which seeds of the two are compared.
     lines: list[dict[str, Any]] = []
     unit_differences = []
     for row in rows:
         is_coupled = are_coupled(row, reference)
         row_seeds, reference_seeds = table.list_seeds(row), table.list_seeds(reference)
         index, reference_index = _match_seeds(row_seeds, reference_seeds, is_coupled)
-        line: dict[str, Any] = {
-            **{"row": row, "reference": reference, "seeds": len(index)},
-            **{"reference_seeds": len(reference_index), "targets": targets, "units": units},
-        }
+        line: dict[str, Any] = {"row": row, "reference": reference, "targets": targets}
+        line |= {"units": units, "seeds": len(index), "reference_seeds": len(reference_index)}
         lines.append(line)
         if not units:  # no target is in the bin
             continue
 
-        result = estimate_difference(
+        estimate = estimate_difference(
             values[row][index], values[reference][reference_index], pooled, is_coupled
         )
         # [units] difference of the sums over a unit's targets, on average over the seeds.
@@ -569,11 +567,11 @@ def _compare_rows(
         difference = float(by_unit.sum() / targets)
         # The interval is around the mean of the jackknife's values, which is not quite the mean
         # over targets if users have different numbers of targets. So move it there.
-        shift = difference - result.difference
-        low, high = result.interval
+        shift = difference - estimate.difference
+        low, high = estimate.interval
         line |= {"difference": difference, "low": low + shift, "high": high + shift}
-        line |= {"error": result.error, "df": result.df, "p_t": result.p}
-        line |= {"detectable": result.detectable, "seed_noise": result.seed_noise}
+        line |= {"error": estimate.error, "df": estimate.df, "p_t": estimate.p}
+        line |= {"detectable": estimate.detectable, "seed_noise": estimate.seed_noise}
 
     # Add the p-values of sign flips, and take the larger one. fmax ignores nan, the p-value of a
     # t-test without an error.
@@ -596,5 +594,6 @@ def _match_seeds(
         is_coupled: whether they are coupled. Otherwise all seeds are compared.
     """
     if is_coupled and set(seeds) & set(reference_seeds):
-        return np.intersect1d(seeds, reference_seeds, return_indices=True)[1:]
+        _, index, reference_index = np.intersect1d(seeds, reference_seeds, return_indices=True)
+        return index, reference_index
     return np.arange(len(seeds)), np.arange(len(reference_seeds))

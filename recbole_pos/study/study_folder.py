@@ -217,6 +217,7 @@ class StudyFolder:
             digests: name of a fit -> digest of its run (the hash that names the run's folder). Fits
                 that are not among them keep their runs.
         """
+        # The file: name of a fit -> its run, and a hash of what the plan asks of it.
         current = read_json(self.path / "current.json")
         for name, request in digest_requests(plan).items():
             if name in digests:
@@ -271,12 +272,13 @@ class PackedStudy:
         self.path = Path(path)
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
-        # Mark the runs as finished and taken from here. All runs in such a folder are finished.
+        # The facts of each run by its digest (the hash that names its folder), marked as finished
+        # and taken from here. All runs in such a folder are finished.
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
         facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
         self.epochs = pd.read_parquet(self.path / _EPOCHS)
-        self.used: set[str] = set()
+        self.used: set[str] = set()  # digests of the runs that a study turns out to need
 
     def restore(self, digest: str, folder: StudyFolder, config: PosConfig, dataset: Any) -> None:
         """Write a run into a study's folder, as if it had been trained there, but without weights.
@@ -332,6 +334,7 @@ class PackedStudy:
         self.used.add(name)
         column = pd.read_parquet(self.path / _RANKS, columns=[name])[name]
         ranks = column.dropna().to_numpy(np.int64)
+        # _JUDGED are the other fields: lengths of the lists and the file, and counts of faults.
         counts = {key: facts[key] for key in _JUDGED}
         return Judgement(name=facts["file"], requests=requests, ranks=ranks, **counts)
 
@@ -385,7 +388,8 @@ def pack(
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
 
-    # The same of predictions of other systems, by a name that no digest has.
+    # The same of predictions of other systems, by a name that no digest has. _JUDGED are the length
+    # of the lists and of the file, and the counts of faults.
     for (row, seed), judgement in judged.items():
         name = f"{row}, seed {seed}"
         ranks[name] = pd.Series(judgement.ranks).astype("Int32")

@@ -98,10 +98,12 @@ def write_results(results: Results, folder: Path, latex: bool = False) -> list[P
     for name, text in texts.items():
         write_text(folder / name, text)
     files = [folder / name for name in texts]
+    if not latex:
+        return files
 
     # A comparison has the numbers of one table. Without a date, the same results give the same
     # bytes.
-    for number, comparison in enumerate(results.comparisons if latex else (), 1):
+    for number, comparison in enumerate(results.comparisons, 1):
         suffix = f"-{number}" if len(results.comparisons) > 1 else ""
         for chart in draw_charts(results, comparison):
             files.append(folder / f"{chart.kind}{suffix}.pdf")

@@ -101,11 +101,11 @@ class Search:
         """
         # STARTS are the options, such as init_from, that name a trained run to start from. Hash the
         # weights of that run, since its path may change and its weights must not.
-        path = next(filter(None, map(self.config.plain.get, STARTS)), None)
-        weights = RunFolder(path).checkpoint if path else None
+        paths = [self.config.plain[key] for key in STARTS if self.config.plain.get(key)]
+        weights = RunFolder(paths[0]).checkpoint if paths else None
         origin = [digest_file(weights)] if weights and weights.is_file() else []
 
-        # A hash of the options of all trials, the data, the code of a custom model and the weights.
+        # digest_run also hashes the options of all trials and the code of a custom model.
         inputs = digest_run(self.config, identity, *origin)
         if self.facts.inputs not in ("", inputs):  # empty for a new search
             raise UsageError(

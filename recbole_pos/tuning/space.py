@@ -100,7 +100,7 @@ class Parameter:
             num_steps = int((high - low) / step + _ROUNDING)
             values = [low + number * step for number in range(num_steps + 1)]
             # Twelve digits remove errors of rounding: 3 * 0.1 becomes 0.3.
-            return [x if isinstance(x, int) else float(f"{x:.12g}") for x in values]
+            return [value if isinstance(value, int) else float(f"{value:.12g}") for value in values]
         return None
 
     @property
@@ -201,7 +201,11 @@ class Space:
         ordered: list[Parameter] = []
         while waiting:
             # Take the first parameter whose condition names none of those that still wait.
-            ready = [p for p in waiting.values() if not p.when.keys() & waiting.keys()]
+            ready = [
+                parameter
+                for parameter in waiting.values()
+                if not parameter.when.keys() & waiting.keys()
+            ]
             if not ready:
                 first = next(iter(waiting.values()))
                 raise UsageError(f"{first.location}: {first.name}: its condition depends on itself")

@@ -211,9 +211,12 @@ def _parse_option(parameter: Parameter, cell: str) -> Any:
     # A choice was written as text, so look for the choice with that text.
     if parameter.kind == "choice":
         return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
-    # A number. The equal one among the values has the type that was sampled, such as int.
+    # Any number of a range.
     value = float(cell)
-    return value if parameter.choices is None else parameter.choices[parameter.encode(value)]
+    if parameter.choices is None:
+        return value
+    # One of a list of numbers, which may be int. ``encode`` returns the index of the equal one.
+    return parameter.choices[parameter.encode(value)]
 
 
 # --- training ---
@@ -236,7 +239,7 @@ def run_trial(
             not in a list by the data, in every process.
     """
 
-    # The options do not go together.
+    # The options do not go together. BEST is the value that Ray Tune optimises.
     plain, problem = config["plain"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
     if problem:
@@ -377,9 +380,9 @@ class TrialSearch(OptunaSearch):
             reporter: prints a line for each trial that ends.
         """
         self.search, self.table, self.folder, self.reporter = search, table, folder, reporter
-        self.active: dict[str, Trial] = {}
+        self.active: dict[str, Trial] = {}  # Ray's id of a trial in training -> the trial
         facts, space = search.facts, search.space
-        # A grid needs no sampler, since its points are queued; the class above wants one.
+        # A grid needs no sampler, since its points are queued; OptunaSearch, the base, wants one.
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
         # OptunaSearch finds the study again by its storage and name.
         shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
@@ -390,7 +393,9 @@ class TrialSearch(OptunaSearch):
             values = space.encode(trial.options)  # as Optuna samples them: indices or numbers
             if trial.has_result:
                 distributions: dict[str, Any] = {
-                    p.name: p.distribution for p in space.parameters if p.name in values
+                    parameter.name: parameter.distribution
+                    for parameter in space.parameters
+                    if parameter.name in values
                 }
                 study.add_trial(
                     optuna.trial.create_trial(

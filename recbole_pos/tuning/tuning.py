@@ -285,10 +285,10 @@ class _Runs:
     def train(self, reporter: Reporter) -> None:
         """Train the trials that have no result yet.
 
+        The results are in the table of trials, ``trials.csv``, which is written after each trial.
+
         Args:
             reporter: prints the progress, and a line for each trial that ends.
-
-        The results are in the table of trials, ``trials.csv``, which is written after each trial.
 
         Raises:
             TrainingError: if Ray Tune stops with an error, or if trials are lost, since a process,
@@ -362,7 +362,9 @@ class _Runs:
                 num_samples=self.num_left,
                 max_concurrent_trials=self.args.max_concurrent,
                 reuse_actors=True,  # a new process imports torch and RecBole first, for seconds
-                trial_dirname_creator=lambda t: f"trial_{t.config['number']:05d}-{t.trial_id}",
+                trial_dirname_creator=lambda trial: (
+                    f"trial_{trial.config['number']:05d}-{trial.trial_id}"
+                ),
             ),
             run_config=ray_tune.RunConfig(
                 name="trials",
