@@ -208,7 +208,7 @@ def _read_test(test: Mapping[str, Any], claim: Mapping[str, Any], results: Path)
     found = Test(claim["claim"] + named, test["data"], test["page"], paper, measured, "")
     verdict = judge(measured, found.effects, claim.get("expects", "better"))
     if measured.seed_noise != "own":
-        verdict += " (one seed)"
+        verdict += " (one seed each)" if measured.seed_noise == "unknown" else " (one seed)"
     if test.get("note"):
         verdict += f" {test['note']}"
     return found._replace(verdict=verdict)
