@@ -93,7 +93,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
         if group not in groups:
-            group_parser = commands.add_parser(group, help=_GROUPS[group])
+            group_parser = commands.add_parser(group, help=_GROUPS[group])  # group -> its help
             groups[group] = group_parser.add_subparsers(required=True, metavar="WHAT")
 
         # The help is the docstring of the function, and its first paragraph the summary.

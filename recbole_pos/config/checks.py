@@ -209,7 +209,7 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
     heads = config.get("n_heads")
     if not heads or model in _HEADS_OF_FULL_SIZE:
         return
-    for size in _SIZE_OPTIONS:
+    for size in _SIZE_OPTIONS:  # options that are sizes, such as hidden_size
         if config.get(size) and config[size] % heads:
             raise UsageError(f"{size} {config[size]} is not a multiple of n_heads {heads}")
 
@@ -230,6 +230,7 @@ def check_negatives(config: dict[str, Any], model: str) -> None:
     loss = config.get("loss_type")
     is_pairwise = config.get("MODEL_INPUT_TYPE") == InputType.PAIRWISE
 
+    # LOSSES are those of this package; of them, PARTIAL_LOSSES choose the items that they score.
     # Under CE, which compares with all items, check_together has refused the option already.
     if loss in PARTIAL_LOSSES and recbole_samples:
         how_many = "; negatives says how many" if "negatives" in config else ""

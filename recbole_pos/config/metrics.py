@@ -104,10 +104,10 @@ def add_metric(name: str, metric: CustomMetric) -> None:
             "that no metric of RecBole has"
         )
 
-    # RecBole's tables say which class computes a metric, what that needs of an evaluation (the best
-    # items are only collected if a metric needs them), that it ranks items, and whether a smaller
-    # value is better.
-    CUSTOM[key] = metric
+    # RecBole's tables say which class computes a metric, what that needs of an evaluation (RANK are
+    # the ranks of the targets; ITEMS, the best items, are only collected if a metric needs them),
+    # that it ranks items, and whether a smaller value is better.
+    CUSTOM[key] = metric  # all registered metrics
     needs = [RANK, ITEMS] if "lists" in metric.arguments else [RANK]
     register.metrics_dict[key] = type(name, (_EvaluatedFunction,), {"key": key})
     register.metric_information[key] = needs
@@ -122,7 +122,7 @@ def has_cutoff(name: str) -> bool:
     All of RecBole's ranking metrics do, except GAUC. A metric that a user has registered does if
     its function has an argument ``lists`` or ``k``, since only these depend on the cutoff.
     """
-    metric = CUSTOM.get(name.lower())
+    metric = CUSTOM.get(name.lower())  # CUSTOM: the metrics that users have registered
     if metric is None:  # it is one of RecBole's
         return name.lower() != "gauc"
     return not {"lists", "k"}.isdisjoint(metric.arguments)
@@ -147,16 +147,16 @@ class _EvaluatedFunction:
         """Call the user's function with what it asks for, and return the metric's value by name.
 
         Args:
-            dataobject: what RecBole's evaluator has collected over all batches: the rank of each
-                target (the item to predict) from 0, the target's interaction, the best items, and
-                the dataset.
+            dataobject: what RecBole's evaluator has collected over all batches: RANK, the rank of
+                each target (the item to predict) from 0; EVENT, the number of its interaction in
+                the log; ITEMS, the best items; and DATASET, the dataset.
 
         Returns:
             ``{"name@5": ..., "name@10": ...}`` for a metric with cutoffs, else ``{"name": ...}``.
         """
         # Collect the arguments that are the same for all cutoffs. The names of the function's own
         # arguments say what it asks for; any name that is not one of ours is an attribute of items.
-        metric = CUSTOM[self.key]
+        metric = CUSTOM[self.key]  # as it was registered
         asked_for = set(metric.arguments)
         arguments: dict[str, Any] = {"ranks": dataobject.get(RANK).numpy() + 1}
         if asked_for - {"ranks", "lists", "k"}:  # only these do without the dataset

@@ -149,6 +149,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
     """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)  # None if it has nothing of the name
+        # ADDED has the registered models.
         if name not in ADDED and isinstance(model, type):
             ensure_registered(model)
 
@@ -252,6 +253,7 @@ def unpack(packed: bytes) -> None:
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
             sys.path.append(folder)
 
+    # Enter the rest into the registries, of models (ADDED), schemes and metrics.
     for name, entry in models.items():
         ADDED.add(name, entry)
     for name, entry in schemes.items():

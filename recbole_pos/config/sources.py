@@ -122,6 +122,7 @@ def describe_readers(option: str) -> str:
     schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
     if schemes:
         return f"it is read with position: {listed(schemes)}"
+    # Each loss that has options has a yaml file, below ROOT.
     loss_files = {name: ROOT / "loss" / f"{name}.yaml" for name in models.PARTIAL_LOSSES}
     losses = [name for name, file in loss_files.items() if option in read_yaml(file)]
     if losses:

@@ -129,6 +129,7 @@ class MLflowLogger(MetricLogger):
             folder: folder of the run, whose name the run in the tracker gets.
             tags: texts by name that identify the run.
         """
+        # _require imports a module, or names the package to install.
         self.client = _require("mlflow", "mlflow-skinny").MlflowClient()
         title = config["dataset"]
         experiment = self.client.get_experiment_by_name(title)
@@ -157,6 +158,7 @@ class WandbLogger(MetricLogger):
             folder: folder of the run, in which W&B writes its files.
             tags: texts by name that identify the run.
         """
+        # _require imports a module, or names the package to install.
         self.run = _require("wandb", "wandb").init(
             project=config["wandb_project"],
             name=folder.name,

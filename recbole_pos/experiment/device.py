@@ -104,7 +104,8 @@ def _describe_cpu() -> str:
 
     Both decide how sums are rounded, so on another CPU the same run ends with other weights.
     """
-    # Linux names the model more precisely than Python. Other systems do not have this file.
+    # Linux names the model more precisely than Python. Other systems do not have this file
+    # (/proc/cpuinfo).
     model = platform.processor()
     with suppress(OSError):
         text = CPUINFO.read_text("utf-8", errors="replace")
@@ -204,6 +205,7 @@ def require_score_memory(config: Options, dataset: Dataset, num_items: int) -> N
         dataset: the dataset; a batch has no more rows than there are held-out targets.
         num_items: number of items that are scored at a time.
     """
+    # ``part`` has the phase of each interaction: training, validation or test.
     num_targets = int(np.count_nonzero(dataset.split.is_target & (dataset.part != TRAIN)))
     num_rows = min(config["eval_batch_size"], num_targets)
     num_bytes = 4 * num_rows * num_items  # float32

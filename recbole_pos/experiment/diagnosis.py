@@ -56,7 +56,7 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
         if custom and model.causal and not model.needs_events:
             with suppress(Exception):  # training will raise the same error, with a better message
                 change = looks_ahead(model)
-        if change > _MIN_CHANGE:
+        if change > _MIN_CHANGE:  # more than rounding
             notices.append(
                 f"{', '.join(custom)}: looks ahead. When only later interactions change, the "
                 f"states of earlier ones move by {change:.1g} of their size; trained at every "

@@ -128,6 +128,7 @@ class EvaluatingTrainer(Trainer):
             a large catalogue), and the targets as they came.
         """
         # Seen items are not ranked if an option says so: ``excluded``, pairs of example and item.
+        # The column TARGET_EVENT says which interaction of the log is the target of an example.
         self.task.advance()
         interaction, _, positive_u, positive_i = batched_data
         excluded: Any = None

@@ -302,7 +302,8 @@ def _process_group(backend: str) -> Iterator[int]:
     rank = int(os.environ["RANK"])
     try:
         # The store, by which processes find each other, outlives the group. A group that is made
-        # later, or after a restart, must not read the addresses of this one, so each has a prefix.
+        # later, or after a restart, must not read the addresses of this one, so each has a prefix:
+        # the number of the restart and a running number.
         store, _, size = next(dist.rendezvous("env://"))
         store = dist.PrefixStore(f"{_count_restarts()}/{next(_GROUP_NUMBERS)}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -310,7 +311,8 @@ def _process_group(backend: str) -> Iterator[int]:
     except Exception as error:
         # An error of the talk between processes means that another one was lost; gloo raises it as
         # a plain RuntimeError, which is known by its text. torch then ends this process, too, and
-        # reports the one that failed first, unless this one is faster.
+        # reports the one that failed first. So this one waits (_GRACE seconds), and does not fail
+        # first itself.
         if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
             time.sleep(_GRACE)
         raise

@@ -203,7 +203,7 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
     experiment.trainer.vocabulary_digest = vocabulary.digest
     folder.write_vocabulary(vocabulary, experiment.config)
 
-    source = getattr(experiment.model, "content_source", None)
+    source = getattr(experiment.model, "content_source", None)  # the content vectors that it reads
     if source is not None:
         names = dataset.field2id_token[dataset.iid_field]
         keep_vectors(source, names, dataset.iid_field, folder.path)

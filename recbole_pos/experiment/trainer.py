@@ -269,7 +269,7 @@ class PosTrainer(EvaluatingTrainer):
             loss_func = self._share_loss(loss_func, epoch_idx)
 
         train_data.set_epoch(epoch_idx)
-        reporter = self.reporter or Reporter(False)
+        reporter = self.reporter or Reporter(enabled=False)
         watch = LossWatch(self.model, epoch_idx, self.learning_rate)
         title = f"epoch {epoch_idx}/{self.epochs}"
         with (

@@ -67,7 +67,8 @@ def _freeze_all_but(model: nn.Module, names: list[str]) -> None:
     Raises:
         UsageError: if the model lacks one of them, or none of them has parameters.
     """
-    # Of each name, all modules of its class: a model may have one in every layer.
+    # Of each name, all modules of its class (SCHEMES: name -> class): a model may have one in every
+    # layer.
     trained: set[nn.Parameter] = set()
     missing = []
     for name in names:
@@ -111,7 +112,7 @@ def _load_init_weights(
         raise UsageError(f"init_from: {error}") from error
 
     # The run must have all weights but those of added schemes, whose names begin with the name of
-    # a module of such a scheme.
+    # a module of such a scheme. SCHEMES has the class of each scheme by name.
     present = scheme_names(earlier["position"])
     added = {SCHEMES[name] for name in scheme_names(config["position"]) if name not in present}
     added_modules = tuple(

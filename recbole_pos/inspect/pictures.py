@@ -81,7 +81,7 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
         UsageError: if the file cannot be written.
     """
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
-    num_chars = int(figure.get_figwidth() / CHARACTER)
+    num_chars = int(figure.get_figwidth() / CHARACTER)  # width of a character in inches
     title.set_text("\n".join(textwrap.fill(line, num_chars) for line in titles if line))
     try:
         figure.savefig(file, dpi=DPI)

@@ -184,6 +184,7 @@ class RayRuns:
         Returns:
             Ray's reference to the result of the task.
         """
+        # MOST_LOSSES: how often Ray may start the task again
         task = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=resources.cpus, num_gpus=resources.gpus
         )
@@ -245,7 +246,7 @@ def run_tasks(
         count_concurrent_runs(Resources(cpus=1))  # raises the UsageError of a cluster without CPUs
         task = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
 
-        # Keep Ray supplied with tasks, and yield each result as it comes.
+        # Keep Ray supplied with tasks, MOST_SUBMITTED at a time, and yield each result as it comes.
         waiting = deque(numbers)
         while waiting or running:
             while waiting and len(running) < MOST_SUBMITTED:
