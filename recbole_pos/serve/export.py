@@ -71,7 +71,7 @@ def export(
         UsageError: if the model cannot be exported, or the folder is in use.
         StorageError: if a file cannot be written.
     """
-    check_choice("format", format, tuple(SUFFIX))
+    check_choice("format", format, tuple(SUFFIX))  # format -> suffix of its files
     k = require_k(k)
     if format == "onnx":
         require_onnx()
@@ -116,6 +116,7 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
         tokens: dict[str, list[Any] | None] = {}
         for name, embed in encoder.fields.items():
             field = name.partition("_")[2]  # events_brand is the field brand
+            # None stands for numbers, which have no names.
             tokens[name] = None if embed.numeric else _list_tokens(dataset, field)
         _write_json(folder / "features.json", tokens)
 
@@ -323,6 +324,7 @@ class Encoder(nn.Module):
         """Freeze the model, and list the inputs that it reads."""
         super().__init__()
         self.model = model.eval().requires_grad_(False)
+        # ``events`` or ``user`` -> field -> the layer that embeds this feature
         tables = {} if model.event_features is None else model.event_features.by_table()
         self.fields = {
             f"{table}_{name}": embed

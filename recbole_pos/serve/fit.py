@@ -73,7 +73,7 @@ def fit(
         temporary = TemporaryFolder()
         resources.append(temporary)  # the folder is removed with its last reference
         run_dir = temporary.path / "run"
-        data = os.fspath(data)  # for the object, run warns that the run outlives its data
+        data = os.fspath(data)  # a path, since run warns of objects whose data are temporary
 
     # Train. A single process keeps the experiment (model, dataset and trainer) in memory for us:
     # the keeper is called when training ends. Callbacks of other processes cannot reach us.

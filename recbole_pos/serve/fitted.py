@@ -168,7 +168,7 @@ class FittedModel:
         """
         # Refuse a folder in use, and find the dataset.
         target = RunFolder(path)
-        if target.holds_run or (target.path / SEARCH).exists():
+        if target.holds_run or (target.path / SEARCH).exists():  # the file of a search for options
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
         dataset_folder = Path(self.config["data_path"])
@@ -375,7 +375,10 @@ def undone_on_error(*objects: Any) -> Iterator[None]:
     """
     # The attributes of each object as they are before the block.
     kept = [
-        {name: copy.copy(x) if isinstance(x, dict) else x for name, x in vars(one).items()}
+        {
+            name: copy.copy(value) if isinstance(value, dict) else value
+            for name, value in vars(one).items()
+        }
         for one in objects
     ]
     try:

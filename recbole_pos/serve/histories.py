@@ -152,7 +152,8 @@ def describe_invalid(error: ValidationError, location: str) -> str:
         error: the error of pydantic.
         location: what was validated, such as ``histories``; the place in it is appended.
     """
-    # Of several errors take a misspelt key, which explains the errors that follow from it.
+    # Of several errors take a misspelt key ("extra_forbidden": an unknown one), which explains the
+    # errors that follow from it.
     reasons = error.errors(include_url=False)
     misspelt = [reason for reason in reasons if reason["type"] == "extra_forbidden"]
     reason = (misspelt or reasons)[0]
@@ -392,6 +393,7 @@ def _read_column(
         UsageError: if a value has the wrong type, or interactions have too many or few values.
     """
     # Validate the values of each history, and put them one after the other.
+    # An adapter is pydantic's check of a type: lists of numbers, of names, or of lists of names.
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -440,7 +442,9 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
     Raises:
         UsageError: for anything else.
     """
-    original, time = time, time if isinstance(time, float) else _to_plain(_to_datetime(time))
+    original = time
+    if not isinstance(time, float):
+        time = _to_plain(_to_datetime(time))  # types of numpy become Python's, dates datetimes
     if isinstance(time, (float, int)) and not isinstance(time, bool):
         if abs(time) < _TIME_LIMIT:  # false for NaN
             return float(time)
@@ -473,7 +477,7 @@ def require_columns(names: list[str], location: Any) -> None:
         names: names of the columns.
         location: what has the columns, for the message: a file, or ``histories``.
     """
-    counts = {key: names.count(key) for key in KEYS}
+    counts = {key: names.count(key) for key in KEYS}  # the columns that are read
     hints = (suggest(name, KEYS) for name in names if name not in KEYS)
     hint = next(filter(None, hints), "")  # the first suggestion; empty if no name is like a key
     if hint or not counts["items"] or max(counts.values()) > 1:
@@ -499,6 +503,8 @@ def _read_columns(
         The histories; None if a column has nulls or another type than usual, or a number of times
         or a time is wrong: then the slower reading, row by row, must say what is wrong.
     """
+    # Lists must have no nulls (_is_full_list), and times be there if the model needs them. KEYS are
+    # the names of columns that are read.
     columns = {name: table[name].combine_chunks() for name in KEYS if name in table.column_names}
     lists = [columns[name] for name in ("items", "times") if name in columns]
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):

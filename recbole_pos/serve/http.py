@@ -243,6 +243,7 @@ def make_app(trained: Recommender, run_dir: str, num_threads: int = 1) -> FastAP
 
         Meanwhile the event loop is free for other requests.
         """
+        # SECONDS counts the seconds of requests by the name of the function, for /metrics.
         with SECONDS.labels(answer.__name__).time():
             return await asyncio.get_running_loop().run_in_executor(worker, answer, trained, body)
 
@@ -305,5 +306,5 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         port=settings.port,
         lifespan="off",  # nothing is started or closed with the application
         access_log=False,
-        timeout_graceful_shutdown=PATIENCE,
+        timeout_graceful_shutdown=PATIENCE,  # seconds for requests under way
     )

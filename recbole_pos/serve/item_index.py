@@ -77,12 +77,13 @@ def use_index(
         source = trained
         if isinstance(trained.dataset, Catalogue) and trained.folder is not None:
             source = Recommender.load(trained.folder.path, data_path, histories_only=False)
-        index = ItemIndex(vectors, *cluster_items(vectors))
+        centroids, lists = cluster_items(vectors)
+        index = ItemIndex(vectors, centroids, lists)
         index.measure_recall(encode_sample(source), trained.scorer.require_vectors())
         if file is not None:
             index.save(file, key)
 
-    index.choose_probes(recall)
+    index.choose_probes(recall)  # the fewest lists to read with this measured recall
     trained.scorer.index = index
     return (
         f"index: {index.num_probes:,} of {len(index.centroids):,} lists are read for a history; "
@@ -189,26 +190,33 @@ class ItemIndex:
     """
 
     def __init__(self, vectors: np.ndarray, centroids: np.ndarray, lists: np.ndarray) -> None:
-        """Fill the lists.
+        """Put the items into the lists that k-means has found for them.
 
         Args:
             vectors: [items + 1, d] float32 item vectors by id; faiss copies them.
-            centroids: see the attribute, and so is ``lists``.
+            centroids: [lists, d] mean vector of each list.
+            lists: [items] number of the list of each item, from id 1 on.
         """
         faiss = import_faiss()
         self.centroids = np.ascontiguousarray(centroids, np.float32)
         self.lists = lists.astype(np.int64)
-        self.probes, self.recalls = np.array([len(centroids)]), np.ones(1)
-        self.num_probes, self.recall = len(centroids), 1.0
 
-        # The items are put into the lists that k-means has found for them. The lists that a history
-        # reads are chosen by the product of its vector with the centroids.
+        # Until recall is measured: all lists are read (num_probes), which has a recall of 1.
+        # ``probes`` and ``recalls`` are the numbers of lists that were tried, with their recall.
+        self.num_probes, self.recall = len(centroids), 1.0
+        self.probes, self.recalls = np.array([len(centroids)]), np.ones(1)
+
+        # The lists that a history reads are those whose centroids have the largest products with
+        # its vector (_quantizer).
         d = self.centroids.shape[1]
         self._quantizer = faiss.IndexFlatIP(d)
         self._quantizer.add(self.centroids)
         metric = faiss.METRIC_INNER_PRODUCT
         self._faiss_index = faiss.IndexIVFFlat(self._quantizer, d, len(self.centroids), metric)
         self._faiss_index.is_trained = True
+
+        # add_core takes the list of each item as it is given; faiss's ``add`` would search for it.
+        # Arrays are passed by their addresses (swig_ptr).
         items, ids = np.ascontiguousarray(vectors[1:]), np.arange(1, len(vectors))
         pointers = (faiss.swig_ptr(array) for array in (items, ids, self.lists))
         self._faiss_index.add_core(len(items), *pointers)
@@ -246,7 +254,8 @@ class ItemIndex:
 
         probes: list[int] = []
         recalls: list[float] = []
-        # The fewest lists hold 100 items and more, the next numbers are twice as large each.
+        # The first number of lists is so small that they hold about twice k items. It is doubled
+        # until nearly all of the best items are found (ENOUGH), or all lists are read.
         num_probes = math.ceil(2 * k * len(self.centroids) / len(self.lists))
         while num_probes < len(self.centroids) and (not recalls or recalls[-1] < ENOUGH):
             _, items = self._search(queries, k, num_probes)
@@ -278,6 +287,7 @@ class ItemIndex:
             k: number of items for each.
             choice: the items that may be recommended.
         """
+        # ``bonus`` are the boosts; recall was measured on the best RECALL_AT items of histories.
         is_plain = choice.bonus is None and histories.allowed is None and k <= RECALL_AT
         return is_plain and 2 * len(choice.items) >= len(self.lists)
 
@@ -312,7 +322,8 @@ class ItemIndex:
             num_probes = math.ceil(num_probes * len(self.lists) / len(choice.items))
         found_scores, found = self._search(states.cpu().numpy(), number, num_probes, is_allowed)
 
-        # Bar items: a pair becomes one number, as 3,000,017 for history 3 and item 17 of a million.
+        # Bar items. To compare pairs, each becomes one number: with a base of 1,000,000, history 3
+        # and item 17 are 3,000,017.
         base = len(self.lists) + 1
         pair_found = np.arange(len(states))[:, None] * base + found
         found_scores[np.isin(pair_found, rows * base + items)] = -np.inf

@@ -95,7 +95,8 @@ def recommend_to_files(
     users = None if users == ["all"] else users
     if settings.index is not None:
         options = replace(options, index=IndexArguments(settings.index, settings.index_recall))
-    # One file, unless an argument of parts is given; those of the index are for both.
+    # One file, unless an argument of parts is given (differs from its default); those of the index
+    # are for both.
     if not set(list_changed(settings)) - {"index", "index_recall"}:
         return write_recommendations(options, out, users)
 
@@ -103,6 +104,7 @@ def recommend_to_files(
         raise UsageError("--workers, --part and --address need --part_rows, such as 100000")
     if out is None or users is not None:
         raise UsageError("--part_rows: needs the folder --out, and --users all or --histories")
+    # Other processes may have another working directory, so paths (_PATHS names them) are absolute.
     paths = {name: getattr(options, name) for name in _PATHS}
     absolute = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
     job = PartJob(replace(options, **absolute), os.path.abspath(out), settings.part_rows)
@@ -218,7 +220,7 @@ def try_part(job: PartJob, number: int) -> Counter[str] | PosError:
         would reach the command as text, with the stack of that process.
     """
     try:
-        return get_writer(job).write(number)
+        return get_writer(job).write(number)  # the model is loaded once in each process
     except PosError as error:
         return error
     except Exception as error:  # for example of the user's own model
@@ -370,11 +372,12 @@ class HistorySource:
                 f"histories: {path}: parts are read from parquet (a file .parquet or a folder), "
                 "which can be read from the middle"
             )
+        # of each row group: its file, its number in that file, and how many rows it has
         self.row_groups: list[tuple[str, int, int]] = []
         with name_read_errors(path):
             data = ds.dataset(path, format="parquet")
             require_columns(data.schema.names, path)
-            self.columns = [name for name in KEYS if name in data.schema.names]
+            self.columns = [name for name in KEYS if name in data.schema.names]  # that are read
             for file in data.files:
                 metadata = pq.read_metadata(file)
                 for group in range(metadata.num_row_groups):

@@ -120,7 +120,8 @@ def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, C
         The model, and its choice of items.
     """
     items, exclude = read_names(options.items), read_names(options.exclude)
-    trained = Recommender.load(options.run_dir, options.data_path, options.histories is not None)
+    has_histories = options.histories is not None  # then those of the dataset are not needed
+    trained = Recommender.load(options.run_dir, options.data_path, histories_only=has_histories)
     if options.item_vectors is not None:
         reporter.line(trained.add_items(options.item_vectors))
     if options.index is not None:
@@ -217,7 +218,8 @@ def write_lists(
             table = rename_fields(table, trained)
         write(table)
         counts["rows"] += len(table)
-        counts["popular"] += int(((table["rank"] == 1) & (table["by"] != MODEL)).sum())
+        is_popular = table["by"] != MODEL  # the first row of a user counts for the user
+        counts["popular"] += int(((table["rank"] == 1) & is_popular).sum())
     return counts
 
 
@@ -287,7 +289,7 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
     with name_read_errors(file):
         data = ds.dataset(str(file), format="parquet")
         require_columns(data.schema.names, file)
-        names = [name for name in KEYS if name in data.schema.names]
+        names = [name for name in KEYS if name in data.schema.names]  # columns of histories
         num_histories = 0
         for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
             batch.validate(full=True)  # a damaged file may hold invalid text
@@ -435,7 +437,7 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         def write_parquet(table: pd.DataFrame) -> None:
             """Append recommendations; the first table opens the file and gives it its columns."""
             nonlocal writer
-            # The columns of recommendations are followed by as many for each reason.
+            # A recommendation has columns of _TYPES, and for each reason of _REASON_TYPES.
             num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
             schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
             if writer is None:

@@ -95,7 +95,7 @@ class Recommender(FittedModel):
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
         self.unknown_users = dict.fromkeys(unknown_users)  # in the dataset, but not of the model
-        self._has_warned = False
+        self._has_warned = False  # that now is taken for requests without a time
 
     @classmethod
     def load(
@@ -156,9 +156,9 @@ class Recommender(FittedModel):
             if dataset.held_out is None:
                 return dataset
             by_user = reads_users(dataset.config["model"], dataset.config.model_class)
-            return extend_log(dataset, dataset.held_out, not by_user)
+            return extend_log(dataset, dataset.held_out, has_new_users=not by_user)
 
-        experiment = load(run_dir, add_held_out, grown=True, data_path=data_path)
+        experiment = load(run_dir, view=add_held_out, grown=True, data_path=data_path)
         held_out = experiment.dataset.held_out
         folder = find_run_folder(run_dir)
         if held_out is None:
@@ -189,7 +189,7 @@ class Recommender(FittedModel):
                 "train it with item_vectors and item_vectors_use: add or replace"
             )
 
-        # Give the new items the ids after the known ones; all of it is undone if a step fails.
+        # New ids follow the known ones. If a step fails, `undone_on_error` restores all attributes.
         names, vectors = read_new_vectors(to_file(item_vectors), self.ids, self.dataset.iid_field)
         with undone_on_error(self, *model.modules()):
             model.add_items(vectors)
@@ -202,8 +202,7 @@ class Recommender(FittedModel):
             for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
                 self.__dict__.pop(cached, None)
 
-            # Recommend once, to see whether the model can score the new items; if not, the block
-            # `undone_on_error` gives model and object their old attributes back.
+            # Recommend once, to see whether the model can score the new items.
             history = {"items": [names[0]], "times": [0.0], "at": 0.0}
             try:  # AttrFormer compares attributes of items, and a new item has none
                 self.rank_items(self.read([history]), k=1, hides_seen=False, choice=self._all_items)
@@ -376,7 +375,8 @@ class Recommender(FittedModel):
                 f"{shown(dataset.dataset_name)}: {listed(absent)}"
             )
 
-        # The log holds the interactions of each user from ``offsets`` on; take those of the users.
+        # Take the users' interactions from the log, where each user's begin at ``offsets``; and the
+        # features of these interactions and of these users (the two functions of ``map``).
         index = torch.from_numpy(gather_index(log.offsets[ids], lengths))
         features = read_history_features(dataset).map(
             lambda x: x[index], lambda x: x[torch.from_numpy(ids)]

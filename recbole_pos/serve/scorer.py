@@ -162,7 +162,8 @@ class Histories:
 
         index = torch.from_numpy(order)
         features = features.map(lambda x: x[index])
-        return cls(ids, items[order], num_known, times, lengths - num_known, None, at, features)
+        num_unknown = lengths - num_known
+        return cls(ids, items[order], num_known, times, num_unknown, at=at, features=features)
 
     @property
     def newest(self) -> np.ndarray:
@@ -170,7 +171,8 @@ class Histories:
         newest = np.full(len(self), -np.inf)
         if self.times is not None:
             not_empty = np.flatnonzero(self.lengths)
-            newest[not_empty] = self.times[np.cumsum(self.lengths)[not_empty] - 1]
+            ends = np.cumsum(self.lengths)  # where the interactions of each history end
+            newest[not_empty] = self.times[ends[not_empty] - 1]
         return newest
 
     def refuse(self, errors: Mapping[int, str]) -> Histories:
@@ -307,7 +309,8 @@ class Histories:
             steps_back: [b] which interaction to leave out of each history: 1 is the newest, 2 the
                 one before it; 0 leaves out none.
         """
-        index = np.flatnonzero(self._count_steps_back() != np.repeat(steps_back, self.lengths))
+        is_kept = self._count_steps_back() != np.repeat(steps_back, self.lengths)
+        index = np.flatnonzero(is_kept)
         return self._take_interactions(index, self.lengths - (steps_back > 0))
 
     def _count_steps_back(self) -> np.ndarray:
@@ -357,9 +360,10 @@ class Scorer:
         """
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
-        self.index: Any = None
+        self.index: Any = None  # an ItemIndex, if the best items are found approximately
         self.reads_request = bool(getattr(model, "reads_request", False))
-        # AttrFormer with ``chunking`` reads whole histories, as linked chunks.
+        # Number of newest interactions that are read; None for all, as AttrFormer with ``chunking``
+        # reads whole histories, as linked chunks.
         reads_all = getattr(model, "linked", False)
         self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
         features = getattr(model, "event_features", None)
