@@ -6,7 +6,7 @@ STUDY ?= studies/first.yaml
 NOTEBOOKS ?= examples/*.ipynb
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce results pages rhythm tune bench-attrformer clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale bench-quality
+.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce results pages rhythm tune bench-attrformer clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale toolkits
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -73,11 +73,11 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed  ## speed against RecBole; writes results/speed.md
 	$(BIN)/python benchmarks/speed.py
 
-bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed .venv-rechub/installed  ## speed against RecTools, RePlay and torch-rechub
+bench-peers: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## speed against RecTools and RePlay
 	$(BIN)/python benchmarks/peers.py $(ARGS)
 
-bench-quality: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## training until RecTools and RePlay are as good; writes results/quality_peers.md
-	$(BIN)/python benchmarks/quality.py $(ARGS)
+toolkits: $(VENV)/installed .venv-rectools/installed .venv-replay/installed  ## models of RecTools, RePlay and implicit on ml-100k beside PosSASRec; writes results/toolkits.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/toolkits.py $(ARGS)
 
 bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds and memory (ARGS="--events 20000000"); writes results/reading.md
 	$(BIN)/python benchmarks/reading.py $(ARGS)

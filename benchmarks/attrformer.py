@@ -12,20 +12,8 @@ import time
 from typing import Any
 
 import numpy as np
+import page
 import torch
-from page import (
-    HERE,
-    RESULTS,
-    in_turns,
-    least,
-    machine,
-    mark,
-    parse_options,
-    replace_section,
-    run_alone,
-    table,
-    time_call,
-)
 from training import build, make_step
 
 from recbole_pos.experiment.build import Experiment
@@ -93,7 +81,9 @@ def measure(side: str, args: argparse.Namespace) -> dict[str, float]:
     step = make_step(experiment.trainer, experiment.model.window_loss)
     for batch in batches[:5]:
         step(batch)
-    seconds = time_call(lambda: [step(batch) for batch in batches]) / len(batches) * len(loader)
+    seconds = (
+        page.time_call(lambda: [step(batch) for batch in batches]) / len(batches) * len(loader)
+    )
     figures = {"seconds": seconds, "memory": peak_rss_mb(), "setup": setup}
     return figures | (count_edges(experiment, batches) if side == "AttrFormer" else {})
 
@@ -150,15 +140,15 @@ def report(best: dict[str, dict[str, float]], args: argparse.Namespace) -> str:
         cells = f"{ours[f'edges@{k}']:,.0f}", f"{ours[f'events@{k}']:.1e}"
         lookup = f"{1e3 * ours[f'lookup@{k}']:.0f} ms"
         edges.append([f"{k}", *cells, f"{ours[f'slots@{k}']:.1e}", lookup])
-    reached = [mark(ours[key] / base[key] <= goal) for key, goal in GOALS.items()]
+    reached = [page.mark(ours[key] / base[key] <= goal) for key, goal in GOALS.items()]
     side_heads = ("model", "epoch", "ratio", "peak memory", "ratio")
     edge_heads = ("top-K", "E a batch", "E / interactions^2", "E / (B T)^2, padding included")
     parts = (
-        f"{args.dataset}, {machine()}; d = {args.hidden_size}, {args.n_layers} layers, 8 "
+        f"{args.dataset}, {page.machine()}; d = {args.hidden_size}, {args.n_layers} layers, 8 "
         f"heads, batches of 128 windows of 50; epochs, best of {args.rounds}.",
-        table((*side_heads, "setting up, relations included"), sides),
+        page.table((*side_heads, "setting up, relations included"), sides),
         f"Goals: epoch <= 4.6x {reached[0]}, memory <= 3x {reached[1]}.",
-        table((*edge_heads, "looking up"), edges),
+        page.table((*edge_heads, "looking up"), edges),
     )
     return "\n\n".join(parts)
 
@@ -166,11 +156,11 @@ def report(best: dict[str, dict[str, float]], args: argparse.Namespace) -> str:
 def main() -> None:
     """Measure, print, write."""
     options = {"hidden_size": 256, "n_layers": 3, "rounds": 3, "batches": 0}  # 0: whole epochs
-    data = {"data_path": str(HERE.parent / "dataset"), "dataset": "toyshop"}
-    args = parse_options(__doc__, **data, **options)
-    runs = in_turns(SIDES, args.rounds, lambda side: run_alone(measure, side, args))
-    best = {side: least(of_side) for side, of_side in runs.items()}
-    replace_section(RESULTS / "speed_attrformer.md", args.dataset, report(best, args))
+    data = {"data_path": str(page.HERE.parent / "dataset"), "dataset": "toyshop"}
+    args = page.parse_options(__doc__, **data, **options)
+    runs = page.in_turns(SIDES, args.rounds, lambda side: page.run_alone(measure, side, args))
+    best = {side: page.least(of_side) for side, of_side in runs.items()}
+    page.replace_section(page.RESULTS / "speed_attrformer.md", args.dataset, report(best, args))
 
 
 if __name__ == "__main__":

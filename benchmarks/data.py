@@ -116,20 +116,6 @@ def training_events(table: pd.DataFrame, length: int) -> pd.DataFrame:
     return table.assign(timestamp=table.groupby("user_id").cumcount())
 
 
-def next_events(table: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
-    """Return the interaction that follows those a user trains on, to measure what a model predicts.
-
-    It is the older of the two that are held out of each user.
-
-    Args:
-        table: all interactions.
-        events: those of :func:`training_events`; users without any are left out.
-    """
-    table = table.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
-    first = table.groupby("user_id").cumcount(ascending=False) == HELD_OUT - 1
-    return table[first & table["user_id"].isin(events["user_id"])]
-
-
 def count_targets(table: pd.DataFrame, length: int) -> int:
     """Return how many items are predicted in an epoch with one sequence of each user.
 

@@ -81,7 +81,7 @@ CASES = {
     "long-200": Case("long histories, L=200", long_histories, 200, 2.0),
 }
 OURS = Side("PosSASRec", "ours_worker")
-SAMPLED = (("loss", "sampled_softmax"), ("negatives", 256))
+SAMPLED = (("negatives", 256),)
 RELU = (("activation", "relu"),)  # what the side has
 REPLAY, FLAT = ("replay_worker", "replay"), ("rectools_flat_worker", "rectools")
 TRIMMED = "RePlay SasRec, trimmed"
@@ -96,12 +96,6 @@ PEERS = {
     },
     "rectools-sampled": Side("RecTools FlatSASRecNet, 256 negatives", *FLAT, settings=SAMPLED),
     "replay-sampled": Side(f"{TRIMMED}, 256 negatives", *REPLAY, settings=RELU + SAMPLED),
-    "rechub": Side(
-        "torch-rechub SASRec, 1 negative",
-        "rechub_worker",
-        "rechub",
-        settings=(*RELU, ("loss", "bce"), ("negatives", 1), ("inner_size", 64)),
-    ),
 }
 
 
@@ -145,21 +139,19 @@ def run_worker(side: Side, job: Job, folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def describe(job: Job, sides: Iterable[tuple[Side, Runs]], activation: str) -> str:
+def describe(job: Job, sides: Iterable[tuple[Side, Runs]]) -> str:
     """Return command, settings of all sides, machine and versions, as text of a page.
 
     Args:
         job: the settings.
         sides: the libraries with their runs, which tell versions.
-        activation: what to say of the activation function.
     """
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     settings = (
         f"Settings: d = {job.hidden_size}, {job.n_layers} layers, {job.n_heads} heads, "
-        f"feed-forward {job.inner_size} (against torch-rechub: d on both sides), "
-        f"dropout {job.dropout:g}, on attention weights {job.attention_dropout:g}, "
-        f"cross-entropy over all items where no negatives are named, {activation}, "
-        f"{job.batch_size} sequences a batch, Adam with learning rate "
+        f"feed-forward {job.inner_size}, dropout {job.dropout:g}, on attention weights "
+        f"{job.attention_dropout:g}, cross-entropy over all items where no negatives are named, "
+        f"the peer's activation, {job.batch_size} sequences a batch, Adam with learning rate "
         f"{job.learning_rate:g}, float32, cpu, {machine(job.threads)}."
     )
     versions = {  # without settings, each once
@@ -169,8 +161,6 @@ def describe(job: Job, sides: Iterable[tuple[Side, Runs]], activation: str) -> s
     lines = "\n".join(f"- {title}: {numbers}" for title, numbers in versions.items())
     return f"Command: `{command}`\n\n{settings}\n\n{lines}"
 
-
-# --- speed; quality.py measures the time to a level ---
 
 HEADS = ("data", "items", "targets an epoch", "peer", "ours, targets/s: best (least to most)")
 HEADS = (*HEADS, "theirs", "ratio: of the best (of single turns)", "goal")
@@ -237,10 +227,10 @@ def main() -> None:
                     found = compare(case, peer, job, runs[OURS], runs[peer])  # ratio and row
                     rows.append(found[1])
                     print(rows[-1], flush=True)
-                    key = case.title, own_job.loss
+                    key = case.title, own_job.negatives
                     fastest[key] = min(fastest.get(key, found), found)
 
-    settings = describe(job, measured.items(), "the peer's activation")
+    settings = describe(job, measured.items())
     timed = (
         f"Not timed: the first epoch or its first {job.warmup_seconds:g} s. Timed: at least "
         f"{job.min_seconds:g} s, at most {job.max_seconds:g} s."

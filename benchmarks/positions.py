@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from data import make_log, write_atomic
 from page import RESULTS, in_turns, machine, mark, replace_section, run_alone, table
-from training import build, time_epochs
+from training import SIZES, build, time_epochs
 
 ROUNDS, EPOCHS = 3, 5
 SCHEMES = "learned nope sinusoidal rope alibi t5 kerple cape kernel".split()
@@ -42,13 +42,6 @@ GOALS = {
     **{("rope", length): 1.15 for length in (200, 1000)},
     **{(name, 200): 1.2 for name in TIME if name.startswith("to_rope")},
 }
-SIZES = {
-    "hidden_size": 64,
-    "inner_size": 256,
-    "n_layers": 2,
-    "hidden_dropout_prob": 0.2,
-    "attn_dropout_prob": 0.0,
-}
 
 
 def time_scheme(scheme: str, length: int) -> list[float]:
@@ -58,7 +51,8 @@ def time_scheme(scheme: str, length: int) -> list[float]:
         scheme: name of a row in ORDER or TIME.
         length: longest window; 200 on ml-100k, 1000 on generated histories of two windows.
     """
-    options = {**SIZES, **{**ORDER, **TIME}[scheme], "MAX_ITEM_LIST_LENGTH": length}
+    options = {**SIZES, "attn_dropout_prob": 0.0, "MAX_ITEM_LIST_LENGTH": length}
+    options |= {**ORDER, **TIME}[scheme]
     if length == 200:
         return time_epochs(build("PosSASRec", "ml-100k", train_batch_size=32, **options), EPOCHS)
     with tempfile.TemporaryDirectory() as folder:

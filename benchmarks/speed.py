@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from data import short_histories, short_sessions, write_atomic
 from page import RESULTS, Report, in_turns, machine, replace_section, run_alone
-from training import build, epoch_flops, peak_flops
+from training import LAYERS, SIZES, D, build, epoch_flops, peak_flops
 
 from recbole_pos.experiment.folder import peak_rss_mb
 
@@ -25,13 +25,6 @@ CASES = (("ml-100k", 50), ("ml-100k", 200), ("short", 50))
 TARGETS, MEMORY = "{:,.0f} targets/s", "{:,.0f} MB"  # how figures are written
 # Side, data, longest window, and epochs; of RecBole's models batches, where 0 is two epochs.
 Turn = tuple[str, str, int, int]
-D, LAYERS = 64, 2
-SIZES = {
-    "hidden_size": D,
-    "inner_size": 4 * D,
-    "n_layers": LAYERS,
-    "hidden_dropout_prob": 0.2,
-}
 # model -> its options; FPARec has one head, and dropout only on attention
 MODELS: dict[str, dict[str, Any]] = {
     "PosSASRec": {**SIZES, "n_heads": 2, "attn_dropout_prob": 0.0},

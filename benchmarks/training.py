@@ -20,6 +20,9 @@ from recbole_pos.experiment.diagnosis import LossWatch
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.tables.storage import keep_freed_memory
 
+D, LAYERS = 64, 2
+# Options of most models that are timed.
+SIZES = {"hidden_size": D, "inner_size": 4 * D, "n_layers": LAYERS, "hidden_dropout_prob": 0.2}
 WARM = 30  # steps before timing starts: allocator, kernels and graphs of all sizes
 
 

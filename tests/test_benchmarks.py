@@ -5,21 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-TABLE = pd.DataFrame(
-    {
-        "user_id": [1] * 6 + [2] * 4 + [3] * 5,
-        "item_id": [10, 11, 12, 10, 13, 14, 11, 12, 99, 10, 13, 12, 11, 11, 12],
-        "timestamp": [*range(6), *range(4), *range(5)],
-    }
-)
 
 
 @pytest.fixture(autouse=True)
@@ -45,74 +39,30 @@ def test_every_section_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"<!-- begin {name} -->" in page and f"<!-- end {name} -->" in page
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Any:
-    import quality
+def test_training_of_a_toolkit_ends_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
+    """By NDCG@10 of its lists; the clock stands while they are made."""
+    from peer_workers.lists import StopEarly, Task
 
-    events = quality.training_events(TABLE, 3)
-    events.to_csv(tmp_path / "events.csv", index=False)
-    quality.next_events(TABLE, events).to_csv(tmp_path / "next.csv", index=False)
-    files = {"events": str(tmp_path / "events.csv"), "held_out": str(tmp_path / "next.csv")}
-    return quality.Job(**files, length=3, targets=4, patience=2)
+    targets = pd.DataFrame({"request": ["a", "b", "c"], "item": ["x", "y", "z"]})
+    targets.to_parquet(tmp_path / "valid_targets.parquet")
+    task = Task(str(tmp_path), "", "", 0, {}, max_epochs=9, patience=2)
+    # of each epoch the place of x in the list of a; c always misses, and y is below the tenth
+    places = iter([3, 1, 2, 7, 1])
 
+    def recommend() -> pd.DataFrame:
+        sum(range(10**6))  # takes time
+        lists = {"request": ["b", "a"], "item": ["y", "x"], "rank": [11, next(places)]}
+        return pd.DataFrame(lists)
 
-@pytest.mark.parametrize("padding", [0, 5])  # the side's number before or after those of the items
-def test_ndcg_by_hand(job: Any, padding: int) -> None:
-    from peer_workers.common import Curve
-
-    ids = {item: number + (padding == 0) for number, item in enumerate(range(10, 14))}
-    scores = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-    scores[:, padding] = 100.0
-    seen = []
-
-    def score(histories: torch.Tensor) -> torch.Tensor:
-        seen.extend(histories.tolist())
-        return scores
-
-    found = Curve(job, ids, torch.nn.Identity(), score, padding).ndcg()
-    assert seen == [
-        [ids[11], ids[12], ids[10]],
-        [padding, ids[11], ids[12]],
-        [ids[13], ids[12], ids[11]],
-    ]
-    want = 0.0
-    for row, item in ((0, 13), (2, 11)):  # 99 was never trained
-        own = scores[row, ids[item]]
-        rank = sum(bool(scores[row, n] > own) for n in range(6) if n != padding)
-        want += 1 / math.log2(rank + 2)
-    assert found == pytest.approx(want / 3, abs=1e-12)
-
-
-def test_the_clock_stands_during_evaluation(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peer_workers import common
-
-    now, values = [0.0], iter([0.1, 0.3, 0.2, 0.3, 0.9])
-    monkeypatch.setattr(common.time, "perf_counter", lambda: now[0])
-
-    def evaluate(_: Any) -> float:
-        now[0] += 100.0
-        return next(values)
-
-    monkeypatch.setattr(common.Curve, "ndcg", evaluate)
-    curve = common.Curve(
-        job, dict.fromkeys(range(10, 14), 1), torch.nn.Identity(), lambda _: None, 0
-    )
-    while not curve.done:
-        now[0] += 1.0
-        curve.tick(2)  # half an epoch
-    assert curve.points == [(2.0, 0.1), (4.0, 0.3), (6.0, 0.2), (8.0, 0.3)]
-
-
-def test_the_level_is_one_that_all_comparable_sides_reach() -> None:
-    import quality
-
-    fast = [{"points": [(1.0, 0.1), (2.0, 0.5)]}, {"points": [(1.0, 0.45), (2.0, 0.4)]}]
-    slow = [{"points": [(4.0, 0.1), (8.0, 0.2), (12.0, 0.4)]}, {"points": [(6.0, 0.41)]}]
-    low = [{"points": [(1.0, 0.1)]}] * 2
-    text = quality.table({"PosSASRec": fast, "peer": slow, "low": low})
-    assert "NDCG@10 of 0.3920" in text and "| low | not reached |  |  | 1.00 |" in text
-    assert "| peer | 9.0 (6.0 to 12.0) | 6.0 (6.0 to 6.0) | 3, 1 |" in text
-    assert "| PosSASRec | 1.5 (1.0 to 2.0) | 1.0 (1.0 to 1.0) | 2, 1 |" in text
+    trainer = SimpleNamespace(should_stop=False)
+    stop, epoch = StopEarly(task, recommend), 0
+    while not trainer.should_stop:
+        module = SimpleNamespace(train=lambda: None, state_dict=partial(dict, epoch=epoch))
+        stop.on_train_epoch_start(trainer, module)
+        stop.on_train_epoch_end(trainer, module)
+        epoch += 1
+    assert stop.scores == pytest.approx([0.5 / 3, 1 / 3, 1 / math.log2(3) / 3, 1 / 9])
+    assert stop.weights == {"epoch": 1} and stop.seconds < 0.01
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pandas as pd
 import torch
 from peer_workers import common
@@ -34,19 +36,21 @@ def main() -> None:
         len(items), job.hidden_size, job.n_layers, job.n_heads, job.length, job.dropout
     )
     common.set_attention_dropout(net, job.attention_dropout)
-    torch.backends.mha.set_fastpath_enabled(False)  # evaluation's returns NaN for padding
     optimizer = torch.optim.Adam(net.parameters(), lr=job.learning_rate)
-
-    def score(histories: torch.Tensor) -> torch.Tensor:
-        return net.encode_last(histories) @ net.item_emb.weight.T
-
-    ids = {int(item): number for number, item in enumerate(items, 1)}
-    clock = common.make_clock(job, ids, net, score, FlatSASRecNet.PADDING_IDX)
     loader = DataLoader(SequenceBatchDataset(x, y), batch_size=job.batch_size, shuffle=True)
+    clock = common.Clock(job)
     net.train()
-    common.train(
-        clock, optimizer, lambda: loader, lambda batch: compute_loss(net, batch, job.negatives)
-    )
+    while not clock.done:
+        for batch in loader:
+            loss, targets = compute_loss(net, batch, job.negatives)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            clock.tick(targets)
+            if clock.done:
+                break
+    if not loss.isfinite():
+        sys.exit("the loss is not finite")
     common.report(clock, len(items), "rectools")
 
 

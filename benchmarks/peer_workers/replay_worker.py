@@ -8,8 +8,8 @@ from pathlib import Path
 
 import lightning
 import pandas as pd
-import torch
 from peer_workers import common
+from peer_workers.lists import QUIET
 from replay.data import FeatureHint, FeatureSource, FeatureType
 from replay.data.nn import ParquetModule, TensorFeatureInfo, TensorFeatureSource, TensorSchema
 from replay.nn.lightning import LightningModule
@@ -32,29 +32,28 @@ def real_targets(batch: dict) -> int:
 class Timing(lightning.Callback):
     """Counts the targets of each step and stops the training when enough was timed."""
 
-    def __init__(self, job: common.Job, ids: dict[int, int]) -> None:
-        self.job, self.ids = job, ids
+    def __init__(self, job: common.Job) -> None:
+        self.job = job
 
     def on_train_start(self, trainer, pl_module) -> None:
         module = trainer.datamodule
         batches = map(module.compiled_transforms["train"], trainer.train_dataloader)
         common.check_targets(sum(map(real_targets, batches)), self.job)
         common.set_attention_dropout(pl_module, self.job.attention_dropout)
-        model, padding = pl_module.model, len(self.ids)
-
-        def score(histories: torch.Tensor) -> torch.Tensor:
-            mask = histories != padding
-            return model(feature_tensors={"item_id": histories}, padding_mask=mask)["logits"]
-
-        self.clock = common.make_clock(self.job, self.ids, model, score, padding)
+        self.clock = common.Clock(self.job)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.clock.tick(real_targets(batch))
         trainer.should_stop = self.clock.done
 
 
-def make_schema(items: int, job: common.Job) -> TensorSchema:
-    """Return the schema of sequences of item ids 0 .. items - 1, padded with ``items``."""
+def make_schema(items: int, size: int) -> TensorSchema:
+    """Return the schema of sequences of item ids 0 .. items - 1, padded with ``items``.
+
+    Args:
+        items: number of items.
+        size: size of their vectors.
+    """
     return TensorSchema(
         TensorFeatureInfo(
             "item_id",
@@ -64,7 +63,7 @@ def make_schema(items: int, job: common.Job) -> TensorSchema:
             feature_sources=[TensorFeatureSource(FeatureSource.INTERACTIONS, "item_id")],
             cardinality=items,
             padding_value=items,
-            embedding_dim=job.hidden_size,
+            embedding_dim=size,
         )
     )
 
@@ -79,6 +78,43 @@ def make_transforms(schema: TensorSchema, items: int, negatives: int) -> dict:
     return {"train": train}
 
 
+def fit(
+    module: LightningModule,
+    schema: TensorSchema,
+    sequences: pd.Series,
+    callback: lightning.Callback,
+    length: int,
+    batch_size: int,
+    negatives: int = 0,
+    max_epochs: int = -1,
+) -> None:
+    """Train a model until a callback stops it; there is no validation part.
+
+    Args:
+        module: the model with its optimiser.
+        schema: of :func:`make_schema`.
+        sequences: lists of item numbers, oldest first.
+        callback: is told of batches and epochs.
+        length: newest items of a sequence that are predicted.
+        batch_size: sequences of a batch.
+        negatives: items that a target is compared with; 0 for all.
+        max_epochs: most epochs; -1 for any number.
+    """
+    items = schema["item_id"].cardinality
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.parquet"
+        sequences.str[-length - 1 :].to_frame("item_id").to_parquet(file, index=False)
+        data = ParquetModule(
+            batch_size=batch_size,
+            metadata={"train": {"item_id": {"shape": length + 1, "padding": items}}},
+            transforms=make_transforms(schema, items, negatives),
+            train_path=str(file),
+        )
+        limits = {"max_epochs": max_epochs, "limit_val_batches": 0}
+        trainer = lightning.Trainer(callbacks=[callback], **limits, **QUIET)
+        trainer.fit(module, datamodule=data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job")
@@ -87,7 +123,7 @@ def main() -> None:
     events = pd.read_csv(job.events).sort_values(["user_id", "timestamp"])
     codes, items = pd.factorize(events["item_id"])
     sequences = events.assign(item_id=codes).groupby("user_id")["item_id"].agg(list)
-    schema = make_schema(len(items), job)
+    schema = make_schema(len(items), job.hidden_size)
     model = SasRec.from_params(
         schema=schema,
         embedding_dim=job.hidden_size,
@@ -102,29 +138,10 @@ def main() -> None:
     if job.negatives:
         model.loss = CESampled(ignore_index=len(items))
         model.loss.logits_callback = model.get_logits
-    timing = Timing(job, {item: number for number, item in enumerate(items)})
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "train.parquet"
-        sequences.str[-job.length - 1 :].reset_index().to_parquet(file)
-        data = ParquetModule(
-            batch_size=job.batch_size,
-            metadata={"train": {"item_id": {"shape": job.length + 1, "padding": len(items)}}},
-            transforms=make_transforms(schema, len(items), job.negatives),
-            train_path=str(file),
-        )
-        trainer = lightning.Trainer(
-            max_epochs=-1,
-            limit_val_batches=0,  # there is no validation part
-            accelerator="cpu",
-            devices=1,
-            callbacks=[timing],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
-        trainer.fit(LightningModule(model, optimizer_factory=optimizer), datamodule=data)
+    timing = Timing(job)
+    optimizer = OptimizerFactory(optimizer="adam", learning_rate=job.learning_rate)
+    module = LightningModule(model, optimizer_factory=optimizer)
+    fit(module, schema, sequences, timing, job.length, job.batch_size, job.negatives)
     common.report(timing.clock, len(items), "replay-rec", "lightning")
 
 
