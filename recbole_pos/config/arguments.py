@@ -99,6 +99,7 @@ def require_shares(args: ClusterArguments) -> None:
             choose, and is always allowed.
     """
     most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
+    # _SMALLEST_SHARE is the smallest fraction of a CPU or a GPU that Ray can count.
     is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST_SHARE <= gpus <= 1
     # One entry for each number: its name, its value, whether it is allowed, and what would be.
     for name, value, is_allowed, expected in (

@@ -103,7 +103,8 @@ def _make_type(text: str, option: Option) -> Any:
     if len(alternatives) > 1:
         return Union[tuple(_make_type(each, option) for each in alternatives)]  # noqa: UP007
 
-    # A list that must not be empty has one element at least.
+    # A list has exactly ``length`` elements, if the row says so, or else any number of them; at
+    # least one if it must not be empty.
     container, _, element = text.partition(" of ")
     shortest = option.length or int(option.nonempty)
     if container == "list":
@@ -113,8 +114,9 @@ def _make_type(text: str, option: Option) -> Any:
         mapping = dict[_TYPES["str"], _make_type(element, option)]  # type: ignore[misc, valid-type]
         return Annotated[mapping, Field(min_length=shortest)]
 
-    # Anything else is a number with bounds, or a type that has none. In pydantic's words, the range
-    # ("above 0", 1) is gt=0, le=1: greater than, and less or equal.
+    # Anything else is a number with bounds, or a type without bounds, whose annotation is in
+    # ``_TYPES``. In pydantic's words, the range ("above 0", 1) is gt=0, le=1: greater than, and
+    # less or equal.
     if text not in ("int", "float"):
         return _TYPES[text]
     bounds: dict[str, Any] = {}

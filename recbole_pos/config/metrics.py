@@ -75,7 +75,9 @@ def register_metric(name: str, function: Callable[..., Any], bigger: bool = True
         recbole_pos.register_metric("same_category", same_category)
         recbole_pos.run("FPARec", "shop", config_dict={"metrics": ["NDCG", "same_category"]})
     """
-    add_metric(name, CustomMetric(function, bigger, find_importing_module(sys._getframe(1))))
+    # The module that calls this function is kept: other processes import it to know the metric.
+    module = find_importing_module(sys._getframe(1))
+    add_metric(name, CustomMetric(function, bigger, module))
 
 
 def add_metric(name: str, metric: CustomMetric) -> None:

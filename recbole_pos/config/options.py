@@ -67,7 +67,7 @@ class Option:
         text = self.type.removesuffix(" or none").replace("interval", "interval such as [3,inf)")
         if self.length:
             text += f" ({self.length} of them)"
-        if self.allowed:
+        if self.allowed:  # the choices or the bounds, in words
             text += f", {self.allowed}"
         return text + ", not empty" if self.nonempty else text
 

@@ -194,10 +194,15 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
 def pack(model: str) -> bytes:
     """Return, as bytes, the custom models, schemes and metrics that child processes have to know.
 
-    A class or function of a script or notebook is pickled with its code (by cloudpickle), since no
-    other process can import it. Of a module only the name is sent, with the folder in which it was
-    found; the child imports it. Sent are modules that registered something, and those that the user
-    has allowed to be in the working directory (:func:`allow`).
+    Users register them by Python code, which a child process has not run. There are two ways:
+
+    - A class or function of a script or notebook, which no other process can import, is sent with
+      its code (by cloudpickle).
+    - Of a module that has registered something, only the name is sent, with the folder in which the
+      module was found. The child imports the module, and so registers the same.
+
+    Names of modules that the user has allowed to be in the working directory (:func:`allow`) are
+    sent, too.
 
     Args:
         model: name of the model that the other processes will train.
@@ -208,14 +213,15 @@ def pack(model: str) -> bytes:
     Raises:
         UsageError: if a class or function cannot be pickled.
     """
-    # ``ADDED.added``, ``SCHEMES.added`` and CUSTOM have the models, schemes and metrics that users
-    # have registered. What has no module is known to no other process, whatever it imports.
+    # All that users have registered is in ADDED (models), SCHEMES (position schemes) and CUSTOM
+    # (metrics). Of the models, only the one to train is needed. What no module registers (None) is
+    # sent with its code.
     registered_models = {name: entry for name, entry in ADDED.added.items() if name == model}
     models = {name: entry for name, entry in registered_models.items() if entry.module is None}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
 
-    # The others are found by name: module -> folder to add to ``sys.path``, None for none.
+    # Modules to send by name: name -> folder to add to ``sys.path``, None for none.
     folders = dict.fromkeys(_allowed)
     entries: list[Any] = [*registered_models.values(), *SCHEMES.added.values(), *CUSTOM.values()]
     for entry in entries:
@@ -253,7 +259,7 @@ def unpack(packed: bytes) -> None:
         if folder is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
             sys.path.append(folder)
 
-    # Enter the rest into the registries, of models (ADDED), schemes and metrics.
+    # Register the models, schemes and metrics that were sent with their code.
     for name, entry in models.items():
         ADDED.add(name, entry)
     for name, entry in schemes.items():

@@ -315,12 +315,12 @@ class PosConfig(Config):
                 raise UsageError(f"{file}: {PLUGINS} belong to a run, and not to a dataset")
 
     def _find_class(self) -> type:
-        """Return the class of the model ``self.model``, of the plugin, of RecBole or registered.
+        """Return the class of the model ``self.model``: of this package, RecBole, or the user.
 
         Raises:
             UsageError: if there is no such model; the message names the file that asks for it.
         """
-        if self.model in models.OURS:  # the plugin's and registered ones
+        if self.model in models.OURS:  # this package's, and those that the user has registered
             return models.OURS[self.model]
         if self.model in models.list_runnable():  # one of RecBole's
             return get_model(self.model)
@@ -330,10 +330,12 @@ class PosConfig(Config):
     def _merge_defaults(self) -> dict[str, Any]:
         """Return option -> value, of all options: what is given, and the defaults of the others.
 
-        Four defaults depend on other options. A loss that is given is not replaced for a large
-        catalogue, see :meth:`adapt_loss`. Under cross-entropy no negatives (items to contrast
-        with the target) are sampled; a batch of some models is counted in windows (a piece of a
-        user's history with all its targets); and the columns to read include the time.
+        Four defaults depend on other options:
+
+        - ``sce_above`` is None, so that the loss stays (:meth:`adapt_loss`), if a loss is given.
+        - No negatives (items to contrast with the target) are sampled under cross-entropy.
+        - ``train_batch_size`` of some models counts windows (pieces of a user's history).
+        - The columns to read include the time.
         """
         # RecBole's names for defaults, and for the options that are given.
         defaults, given = self.internal_config_dict, self.external_config_dict
@@ -378,8 +380,9 @@ class PosConfig(Config):
     def adapt_loss(self, num_items: int) -> None:
         """Replace the default loss, CE, by SCE if there are more items than ``sce_above``.
 
-        CE scores all items at every position of a batch, SCE only some; ``plain`` and so the run's
-        config.yaml name the new loss. It stays CE where a part of the model or trainer needs that.
+        CE scores all items at every position of a batch, SCE only some. CE stays where a part of
+        the model or trainer needs it. ``self.plain`` has the options as they are written to the
+        config.yaml of the run, which so names the new loss.
 
         Args:
             num_items: number of items of the dataset, which is read after the configuration.
@@ -391,7 +394,7 @@ class PosConfig(Config):
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
         defaults = read_yaml(ROOT / "loss" / "SCE.yaml")  # of the options that this loss reads
-        self.internal_config_dict.update(defaults)
+        self.internal_config_dict.update(defaults)  # RecBole's name for all defaults
         for options in (self.final_config_dict, self.plain):
             options.update(defaults, loss_type="SCE")
         self.loss_reason = f"loss SCE instead of CE for more than {limit:,} items (sce_above)"
@@ -487,7 +490,7 @@ class PosConfig(Config):
         final = self.final_config_dict
         plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         plain.update(model=self.model, dataset=self.dataset)
-        for key in ("item_vectors", *STARTS):  # files and folders
+        for key in ("item_vectors", *STARTS):  # a file, and folders of runs to start from
             plain[key] = make_absolute(plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # else the dataset is found in the installed RecBole
@@ -509,7 +512,7 @@ class PosConfig(Config):
         unread = models.find_unread_options(self.model)  # option -> reason
         defaults = option_table.flatten_options(self.internal_config_dict)
         config = option_table.flatten_options(self.plain)
-        config["mask_history"] = masks_history(self.final_config_dict)
+        config["mask_history"] = masks_history(self.final_config_dict)  # None means: by the model
 
         # Take each option that the user gave with another value than its default, and find why
         # nothing reads it: the model does not, or a condition of its row is not met.

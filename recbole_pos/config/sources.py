@@ -80,7 +80,7 @@ def plugin_defaults(
         for name in (*built_in, *custom):
             values = SCHEMES.defaults(name)
             if name in custom:
-                # A model may give the options of a scheme that it has by default other defaults.
+                # For a scheme that the model has by default, the model may set other defaults.
                 earlier = defaults if name in own_names else defaults | model_defaults
                 _require_own_options(name, values, earlier)
             defaults.update(values)
@@ -153,7 +153,8 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     Returns:
         Names of options; an empty set if model and schemes are all this package's or RecBole's.
     """
-    # Gather the options of custom classes, and those that schemes of this package have, too.
+    # Gather the options of custom classes (``free``), and those that schemes of this package have
+    # (``shared``), which are not free even if a custom class has them, too.
     custom = models.ADDED.added.get(model)  # None for a model of this package or RecBole's
     free: set[str] = set(custom.own_options) if custom is not None else set()
     shared = {"position"}
@@ -279,7 +280,7 @@ def list_positions(position: Any, model: str | None) -> list[str]:
     Args:
         position: the value. It need not be checked yet: what is no name is left out. None stands
             for the schemes that the model has by default.
-        model: name of the model; None if it has no defaults, or they do not count.
+        model: name of the model; None to take no schemes by default.
     """
     if position is None and model is not None:
         position = own_defaults(model).get("position")

@@ -85,6 +85,7 @@ def find_roles(source: Source, args: ConvertArguments) -> dict[str, str]:
         UsageError: if a given column is not there, or none or several may have a role.
     """
     # Take the columns that the user names. ``row_order`` as time says that there is no column.
+    # ``_USUAL_NAMES`` has each role, with the usual names of its column.
     roles = {}
     for role in _USUAL_NAMES:
         given = getattr(args, role)
@@ -128,7 +129,7 @@ def _find_by_name(role: str, names: Sequence[str]) -> list[str]:
 
     The usual names of a role are in groups, the surest first; only columns of the first group that
     has any are returned. Names are compared in lower case without ``_id``: ``boughtAt`` is
-    ``bought_at``. Of ``movie`` and ``movie_id``, which are then the same, it is the id.
+    ``bought_at``. If there are both ``movie`` and ``movie_id``, only ``movie_id`` is returned.
 
     Args:
         role: ``user``, ``item`` or ``time``.
@@ -204,7 +205,8 @@ def read_interactions(
         times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
         time_column = pa.chunked_array([pa.array(numbers)])
 
-    # Why a row cannot be used -> [rows] bool. A row has the code of its name; 0 is an empty cell.
+    # Reason why a row cannot be used -> [rows] bool, whether it holds. Each row has the code of its
+    # user and item, which is 0 where the cell is empty.
     has_no_time = time_column.is_null().to_numpy()
     faults = {
         EMPTY_LINE: has_no_time & (user.codes == 0) & (item.codes == 0),
@@ -320,7 +322,7 @@ class Builder:
         self.tables: dict[str, dict[str, Cells | np.ndarray]] = {name: {} for name in TABLES}
 
         # `as_kind` keeps the cells and sets their type: names are tokens. `EntityIndex` numbers all
-        # items (users). Their table begins with a row for each, which holds its name.
+        # items (users). Their table has a row for each of them, and its first field is the name.
         for role, cells in (("user", interactions.user), ("item", interactions.item)):
             field = self.fields[role]
             self._add(roles[role], source, "inter", cells.as_kind("token"), field)
@@ -338,9 +340,9 @@ class Builder:
         """Make a name for the field of a column, which no other field of the dataset has.
 
         It is made of the name that the user gives by ``rename``, or else of a default, or else of
-        that of the column. ``Prix (é)`` becomes ``Prix_e``. A name that RecBole uses itself, such
-        as ``label``, or that begins with a digit, gets the prefix ``column_``. A name that another
-        field has gets a number: ``name_2``.
+        the name of the column. ``Prix (é)`` becomes ``Prix_e``. A name that RecBole uses itself,
+        such as ``label``, or that begins with a digit, gets the prefix ``column_``. A name that
+        another field has gets a number: ``name_2``.
 
         Args:
             column: name of the column.
@@ -431,8 +433,9 @@ class Builder:
     def add_columns(self) -> None:
         """Make a field of every column of the interactions but user, item and time.
 
-        It goes into the table that the user sets for it, or else into that of items (users) if it
-        is the same in nearly all interactions of an item (user), or else stays where it is.
+        The field goes into the table that the user sets for it. Otherwise it goes into the table of
+        items (users) if it is the same in nearly all interactions of an item (user), and else into
+        that of interactions.
         """
         rows = self.interactions.rows  # those of the file that are kept
         for column in self.source.columns:

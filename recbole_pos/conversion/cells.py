@@ -166,11 +166,11 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
         UsageError: if the column has another type of Arrow.
     """
     # Turn times and lists into numbers and text.
-    kind = note = ""
+    kind = time_note = ""
     dtype, types = column.type, pa.types
     is_text = types.is_dictionary(dtype) and types.is_string(dtype.value_type)
     if types.is_timestamp(dtype):
-        kind, note = "float", "seconds since 1970, UTC"
+        kind, time_note = "float", "seconds since 1970, UTC"
         column = pa.chunked_array([pa.array(convert_ticks(column), from_pandas=True)])
     elif types.is_large_list(dtype):
         kind = "float_seq" if types.is_floating(dtype.value_type) else "token_seq"
@@ -185,17 +185,18 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
     text = format_numbers(values) if is_float else values.cast(pa.string()).fill_null("")
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) + np.int32(1)
 
-    # Count the cells whose text is a word for a missing value. Code 0, which stands before the
-    # codes of all texts, is that of empty cells: these need no note.
+    # Count the cells that hold a word for a missing value, such as NaN, for a note. ``is_word``
+    # says for each code whether its text is such a word; false for code 0, that of empty cells.
     is_missing = pc.is_in(text, pa.array([word for word in (*MISSING, *missing) if word]))
-    is_word_by_code = np.append(False, is_missing.to_numpy(zero_copy_only=False))
-    num_cells = is_word_by_code[codes].sum()
+    is_word = np.append(False, is_missing.to_numpy(zero_copy_only=False))
+    num_cells = is_word[codes].sum()
     examples = ", ".join(map(repr, text.filter(is_missing).to_pylist()[:4]))
     missing_note = f"{num_cells:,} cells {examples} read as missing" if examples else ""
 
-    # recode joins equal texts: 0.0 and -0.0 are both 0, and a frame's dictionary may repeat a text.
+    # Replace these words by empty texts: ``recode`` gives their cells the code 0. It also gives
+    # equal texts one code: 0.0 and -0.0 are both 0, and a frame's dictionary may repeat a text.
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]))
-    return cells.recode(pc.if_else(is_missing, "", text), kind, note, missing_note)
+    return cells.recode(pc.if_else(is_missing, "", text), kind, time_note, missing_note)
 
 
 def _join_lists(chunk: Any) -> pa.Array:
@@ -312,8 +313,8 @@ def convert_cells(cells: Cells, kind: str, column: str, decimal: str) -> Cells:
             raise UsageError(f"type: {column}=float: {wrong}; correct them or take token")
         return cells.recode(format_numbers(numbers), kind)
 
-    # A sequence. In cells of text, the surest separator that any of them has splits all: a pipe
-    # wins over blanks, and blanks win over commas.
+    # A sequence. All cells of text are split by the same separator: by pipes if any cell has one,
+    # else by blanks if any has one, else by commas.
     if not cells.kind.endswith("_seq"):
         found = [mark for mark in _SEQUENCE_SEPARATORS if _any_match(values, mark)]
         separator = found[0] if found else ","
@@ -361,8 +362,9 @@ def read_ids(cells: Cells) -> Cells:
     # Cut off the two characters ".0", and note how many cells that concerns.
     text = pc.if_else(is_float, pc.utf8_slice_codeunits(values, 0, -2), values)
     example = values.filter(is_float)[0].as_py()
-    is_float_by_code = np.append(False, is_float.to_numpy(zero_copy_only=False))
-    num_cells = int(is_float_by_code[cells.codes].sum())
+    # ``is_changed`` says it for each code; false for code 0, that of empty cells.
+    is_changed = np.append(False, is_float.to_numpy(zero_copy_only=False))
+    num_cells = int(is_changed[cells.codes].sum())
     note = f"{num_cells:,} cells such as {example} read as {example[:-2]}"
     return cells.recode(text, cells.kind, note)
 

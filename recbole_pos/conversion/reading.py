@@ -126,7 +126,7 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
 
     tables, broken_lines = [], []
     for file in files:
-        # A library may fail in its own way on each file, so that the message names the file.
+        # Libraries raise errors of many types, which do not name the file: our message does.
         try:
             if file_format == "csv":
                 source = _read_csv(file, args, given_names)
@@ -148,6 +148,7 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
                 f"{file} has {num_rows:,} rows of data and {num_broken:,} broken lines"
                 f"{''.join(places)}; if it has no header, give --columns"
             )
+        # Names of folders such as country=NO become columns, too.
         tables.append(_add_partitions(source.table, file))
         broken_lines += source.broken_lines
     return Source(path, _stack(tables), broken_lines)
@@ -253,7 +254,7 @@ def _read_csv(file: Path, args: ConvertArguments, given_names: list[str]) -> Sou
         table, broken_rows = _read_by_arrow(stream, names, separator, has_quotes)
 
     # Number the line where each row begins: a row of three lines moves the rows after it by two.
-    # Broken rows are counted like others here, and then get out of the numbers of good rows.
+    # Good and broken rows are numbered together, and then the numbers of their lines are separated.
     num_rows = table.num_rows + len(broken_rows)
     shift = np.zeros(num_rows + 1, np.int64)
     for row, count in num_further.items():
@@ -301,8 +302,8 @@ def _read_header(
             f"{len(given_names) or 'more'}; see --separator and --columns"
         )
 
-    # A file may have the header that the user gives; otherwise the first line is read again, as the
-    # first row.
+    # If the user gives names, and the first line does not have the same ones, it is no header: go
+    # back, so that it is read again as the first row.
     if given_names and names != given_names:
         names = given_names
         stream.seek(0)
@@ -484,7 +485,7 @@ def _add_partitions(table: pa.Table, file: Path) -> pa.Table:
 
 
 def read_frame(frame: Any, name: str) -> Source:
-    """Read a frame of pandas, polars, DuckDB, pyarrow, or what else has a stream of Arrow.
+    """Read a frame of pandas, polars, DuckDB, pyarrow, or of any library with streams of Arrow.
 
     Args:
         frame: the frame. The index of pandas is read only if it has a name.

@@ -97,8 +97,8 @@ class Lines:
         Args:
             source: the rows that were read, and the broken lines, which are dropped, too.
             dropped: reason -> [n] numbers of the rows of ``source.table`` dropped for it.
-            unused: the reason, if there is one, for which rows are dropped that are right but not
-                needed, so that they are not counted as lost.
+            unused: the reason of rows that are right but not needed, such as "item without an
+                interaction"; they count as dropped, but not as lost. Empty if there is none.
         """
         # Collect the places of broken lines by reason; empty lines are a reason of their own.
         places_by_reason: dict[str, list[str]] = {}

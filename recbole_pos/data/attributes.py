@@ -43,8 +43,7 @@ def is_strict(config: Options) -> bool:
 def require_values(field: str, dataset: Dataset, prefix: str = "") -> None:
     """Refuse a loaded field in which all cells are missing, since a model learns nothing from it.
 
-    It is accepted where the configuration is that of an existing run, which is only loaded
-    (``is_strict`` is false then).
+    An existing run, which is only loaded (``is_strict`` is false then), may have such a field.
 
     Args:
         field: the field.

@@ -82,8 +82,8 @@ class Cache:
         """Return the cache of a dataset, or None if it must not or cannot have one.
 
         That is so if the option ``cache`` is off; if the files are small, so that reading them
-        takes less than a second; if one was changed in the last two seconds, since another change
-        could leave the same time; or if the user has no home folder.
+        takes less than a second; if one was changed in the last two seconds, since a further change
+        might not show in its times; or if the user has no home folder.
 
         Args:
             config: configuration of the dataset.
@@ -162,8 +162,9 @@ def capture(dataset: Dataset) -> dict[str, Any]:
     split, names = dataset.split, dataset.field2id_token
 
     # Fields that share their names (as friends do with users) have the same array. It is stored
-    # once, under the first of these fields, to which ``sharing`` maps each of them. Later entries
-    # of a dict replace earlier ones, so that the first field stands last in the reversed order.
+    # once, under the first of these fields, to which ``sharing`` maps each of them. ``first_field``
+    # maps the identity of an array to this field. Since the last entry of a dict with the same key
+    # stays, fields are read in reverse.
     first_field = {id(column): field for field, column in reversed(names.items())}
     return {
         **{name: getattr(dataset, name) for name in _KEPT_ATTRIBUTES},

@@ -33,8 +33,8 @@ def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
 
     Args:
         excludes_seen: whether items of the user's past are not ranked.
-        repeated_targets: option: what happens to a target that is itself in the user's past.
-            ``miss``: it is not ranked either, so it counts as missed; ``candidate``: it is ranked.
+        repeated_targets: what happens to a target that is itself in the user's past. With ``miss``
+            it is not ranked, and so counts as missed; with any other value it is ranked.
     """
     if not excludes_seen:
         return ALL_ITEMS
@@ -55,7 +55,8 @@ def find_excluded_items(
         log: the interactions, sorted by user and time.
         target_event: [b] row in the log of the target of each example.
         target_items: [b] item of the target of each example.
-        repeated_targets: ``miss`` excludes a target that was seen as well; ``candidate`` ranks it.
+        repeated_targets: ``miss`` also excludes a target that is itself in the history; any other
+            value does not.
 
     Returns:
         examples: [n] int64 numbers of examples, from 0.
@@ -90,8 +91,7 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
-    # Under ``miss`` the seen target is not ranked; under ``candidate`` it is, without other seen
-    # items beside it.
+    # Either no seen item is ranked, or only the target is, without other seen items beside it.
     effect = "which makes them easy to hit: no other seen item is ranked"
     if candidates == WITHOUT_SEEN:
         effect = "which are excluded, so that no model can hit them"

@@ -189,8 +189,8 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
         for codes, is_listed, intervals in zip(inter_codes, has_row, allowed, strict=True):
             counts = np.bincount(codes, minlength=len(is_listed))
             is_wrong = (counts > 0) & ~_is_within(counts, intervals)
-            # A row of the table without any interaction goes, as in RecBole, if 0 is below the
-            # least count of the first interval.
+            # A user or item with a row in its table but no interaction (its count is 0) is left
+            # out, as in RecBole, if 0 is below the first interval.
             if intervals:
                 _, lowest, _, _ = intervals[0]
                 is_wrong |= is_listed & (counts < lowest)

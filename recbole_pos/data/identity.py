@@ -238,7 +238,8 @@ def divide_interactions(
     is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
     later = spell_out(table[~is_of_run])  # with names as text instead of categories
 
-    # New users have a later interaction with a known item, or only interactions that are left out.
+    # New users are of two kinds: those with a later interaction, which is with a known item, and
+    # those of whom all interactions are left out.
     known_users = known.tokens[user_field]
     new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
     left_out_users = pd.Series(left_out[user_field].astype(str).unique(), dtype=object)

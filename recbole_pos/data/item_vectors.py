@@ -148,6 +148,7 @@ def _read_lists(
     Raises:
         UsageError: if a vector has another size; the message counts rows from 1.
     """
+    # A block has _BLOCK_NUMBERS numbers, if a vector has 1,024 of them.
     first_row = 0
     for batch in file.iter_batches(max(1, _BLOCK_NUMBERS // 1024), columns=[column]):
         lists = batch.column(0)
@@ -311,8 +312,8 @@ def to_file(value: Any) -> Any:
             names as its index; or (names, matrix), where the matrix may be a tensor.
 
     Returns:
-        The path of the file as text. A value that is none of these is returned as it is, but a
-        path as text.
+        The path of the file as text. A value of another kind is returned as it is; if it is a path,
+        then as text.
 
     Raises:
         UsageError: if names and rows are not as many, or the frame cannot be written.
@@ -386,7 +387,7 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     Args:
         path: the file, for the message.
     """
-    # UsageError is raised before the other clause, since it may be of one of the types there.
+    # A UsageError is a ValueError, too, so its clause must come first.
     try:
         yield
     except UsageError:

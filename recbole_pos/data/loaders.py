@@ -75,8 +75,8 @@ class WindowLoader:
         self.seed, self.shuffle = config["seed"], config["shuffle"]
         self.max_inputs = config["train_batch_events"]  # of a batch; None for no limit
 
-        # A group is windows that come in the same batch: the numbers of the windows, group after
-        # group, and how many each group has.
+        # Windows that must come in the same batch form a group. ``grouped`` has the numbers of the
+        # windows, group after group, and ``group_sizes`` how many windows each group has.
         self.grouped, self.group_sizes = self._group_windows()
         self.num_targets = int(self.windows.num_targets.sum())  # in one epoch
         self.epoch = 0
@@ -144,7 +144,9 @@ class WindowLoader:
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
-        if not self.requirements.linked:  # a group is its window
+        # Replace the numbers of groups by those of their windows, which are the same if each group
+        # is one window. ``gather_index`` gives the places of all windows of a group in ``grouped``.
+        if not self.requirements.linked:
             return batches
         return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
 
@@ -188,7 +190,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[SequenceBatch]:
         """Yield the batches of this epoch or, with several processes, this one's share of each."""
         num_targets, batches = self.windows.num_targets, self._get_batches()
-        shares = [self.shard.take_rows(batch) for batch in batches]  # all of it, if it is alone
+        shares = [self.shard.take_rows(batch) for batch in batches]  # one process takes all
 
         # Copy the numbers of all windows to the device at once, rather than batch by batch.
         windows = torch.from_numpy(np.concatenate(shares))
@@ -299,9 +301,10 @@ class RowLoader(TrainDataLoader):
     def divide(self, shard: Shard) -> None:
         """Make only this process's share of the rows of every batch from now on.
 
-        A shard says which rows of a batch are those of this process. Nothing changes if there is
-        only one process, or if the loader was divided before: its ``collate_fn``, which makes a
-        batch of numbers of rows, must not be wrapped twice.
+        A shard says which rows of a batch are those of this process. RecBole's ``collate_fn`` makes
+        a batch of the numbers of its rows, so it is replaced by a function that gives it only the
+        numbers of this share. Nothing changes if there is only one process, or if the loader was
+        divided before.
         """
         if shard.is_alone or not self.shard.is_alone:
             return

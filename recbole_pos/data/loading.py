@@ -284,8 +284,8 @@ def _require_consistent(file: AtomicFile, table: pd.DataFrame, key: str) -> None
         table: a row for each user or item, or several.
         key: the column of their names.
     """
-    # Rows of users or items that have several, then these without exact copies. What still has two
-    # rows contradicts the first: such as an item with the brand A in one row and B in the other.
+    # Take all rows of users or items that have several rows, and drop exact copies of rows. If two
+    # rows of an item are left, they differ, such as the brand A in one row and B in the other.
     repeated = table[table[key].duplicated(keep=False) & table[key].notna()].astype(str)
     different = repeated.drop_duplicates()
     contradicting = different[different[key].duplicated()]

@@ -129,7 +129,8 @@ def require_dataset(name: str, folder: Path, parts: Sequence[str] | None) -> Non
         parts: names of the parts of the split that have files of their own
             (``benchmark_filename``); None for one file.
     """
-    # Without the folder, the advice about the dataset says more than a missing part does.
+    # If the folder does not exist, say that rather than which part is missing: with None for parts,
+    # ``list_interaction_files`` does not refuse a missing file.
     is_name = Path(name).name == name
     parts = parts if is_name and folder.is_dir() else None
     if is_name and list_interaction_files(folder, name, parts)[0].exists():

@@ -86,10 +86,10 @@ class RecBoleView(SequentialDataset):
             self.inter_feat = self._make_rows_without_history()
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the dataset that this view, RecBole's class, does not have.
+        """Return an attribute that this view does not have itself from the dataset, ``self.data``.
 
-        Before ``data`` is set (pickle and copy ask an empty object for special methods) there is
-        none.
+        Python calls this only for missing attributes. Those with names such as ``__deepcopy__`` are
+        not looked up, nor any while ``data`` is not set yet, as in an object that pickle fills.
         """
         if name.startswith("__") or "data" not in vars(self):
             raise AttributeError(name)
@@ -207,8 +207,8 @@ def make_views(data: Dataset) -> dict[str, RecBoleView]:
         UsageError: if there is no training target; or if a file of ``benchmark_filename`` has only
             users without earlier interactions, so that it has no target.
     """
-    # A row of a view is a target. Without one in training there is nothing to learn from. Of a file
-    # of validation or test without a target, the names are probably not written as in training.
+    # A row of a view is a target. Without a target in training there is nothing to learn from. If a
+    # file of validation or test gives no target, its names are probably written in another way.
     views = {phase: RecBoleView(data, phase) for phase in PHASES}
     summary = data.split.summary
     if not len(views["train"]):
@@ -251,8 +251,8 @@ class PrefixRows(Interaction):
             max_length: L, histories keep their last L interactions and are padded on the right.
             suffix: appended to a field's name for its history (RecBole's LIST_SUFFIX).
             length_field: name of the field with the length of the history.
-            features: columns that histories take from it instead of from the log (``events``), and
-                columns of users that rows have too (``users``).
+            features: columns of attributes of interactions (``events``), which histories take
+                instead of those in the log, and of users (``users``), which each row gets, too.
         """
         super().__init__({})
         self.log, self.max_length = log, max_length

@@ -39,8 +39,8 @@ def describe_split(summary: dict[str, Any]) -> str:
             if sessions and sessions["left_out"]:
                 remarks = [f"{sessions['left_out']:,} older sessions left out"]
         else:
-            # Counts by which fewer interactions are targets, or targets differ from the others, as
-            # "10 without history".
+            # Counts of interactions that are no targets (such as "10 without history"), and of
+            # unusual targets (such as "3 cold targets", of items that were never trained on).
             counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
             remarks = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
             is_unusual |= bool(remarks)
@@ -74,7 +74,7 @@ def make_warnings(summary: dict[str, Any]) -> list[str]:
             f"item, time), among them {' and '.join(phrases) or 'no held-out target'}; "
             "`rm_copies: True` leaves copies out"
         )
-    if "leaks" not in summary:  # which only parts that files give can have
+    if "leaks" not in summary:  # they are counted only if a file gives each part
         return warnings
 
     for phase in ("valid", "test"):

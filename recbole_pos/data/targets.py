@@ -391,8 +391,9 @@ def _assign_parts(
     if len(files) != 2:
         return given_part, []
 
-    # Cut validation from the first file. The default split would cut a test, too. What another
-    # split takes for a test belongs to validation, as the test has a file of its own.
+    # Cut validation from the first file, which has training and validation. In place of the default
+    # split, which would cut a test as well, take the last target of each user. If a split that the
+    # user has chosen cuts a test, this counts as validation, as the test has a file of its own.
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN

@@ -79,7 +79,7 @@ class Column:
         """
         # Arrow's ``unify_dictionaries`` merges the names of columns with codes. So make a column of
         # each list of names, in which every name occurs once: its codes are 0, 1, 2 and so on. In
-        # the merged columns, cell i is the new code of what had the code i.
+        # a merged column, cell i is then the new code of the name that had the code i.
         name_lists = [self.names, *(names for _, names in self.unmerged)]
         columns = []
         for names in name_lists:

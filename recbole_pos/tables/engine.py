@@ -77,10 +77,10 @@ def read_text(
         "quote": quote,
     }
 
-    # Read, and count the rows, and those whose last cell is empty: their lines end with a separator
-    # ("open" lines).
+    # Read, and count all rows, and "open" rows, whose last cell is empty, so that their line ends
+    # with a separator.
     num_rows = num_open = 0
-    connection = connect(memory_limit)  # which DuckDB 1 closes with its last reference
+    connection = connect(memory_limit)  # named, since DuckDB 1 closes one without a reference
     for block in _stream(connection.sql(query, params=parameters)):
         num_rows += len(block)
         num_open += block.columns[-1].null_count

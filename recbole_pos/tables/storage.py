@@ -47,8 +47,8 @@ class Storage:
             num_cells: number of cells of the whole dataset.
             limit: bytes of memory that reading and sorting them may take.
         """
-        # On disk if a cell of 24 bytes each, at the peak, would exceed the limit. Then as many rows
-        # are sorted at a time as fit into it.
+        # On disk if all cells, of 24 bytes each at the peak, would exceed the limit. Then as many
+        # rows are sorted at a time as fit into the limit.
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
         rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max

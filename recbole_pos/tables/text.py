@@ -35,7 +35,9 @@ class TextForm:
 
 
 def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
-    """Count the lines of a text file and the like, by which its reading by DuckDB is checked.
+    """Count what the lines of a text file are like, to check later what DuckDB has read from it.
+
+    Counted are all lines, blank lines, and "open" lines, which end with a separator.
 
     Args:
         path: the file.
@@ -66,7 +68,8 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
             num_returns += block.count(b"\r")
             last -= codes[last] == _RETURN  # one place further back
 
-        # The "last byte" of an empty line is the end of the line before, or before the block (-1).
+        # An empty line has no last byte: the place before its end is the newline of the line before
+        # or, in the first line of a block, -1.
         num_lines += len(newlines)
         num_blank += np.count_nonzero(last[1:] == newlines[:-1]) + int(last[0] < 0)
         num_open += np.count_nonzero(codes[last] == ord(separator))
