@@ -42,7 +42,7 @@ def test_relations_of_entities_equal_their_formula(opened) -> None:
         return [cells.of(table, n, field) if n else None for n in range(size)]
 
     heads = [relation for relation in declared if not relation.is_of_users]
-    for relation, compiled in zip(heads, lookup.heads, strict=True):
+    for relation, compiled in zip(heads, lookup.by_attribute, strict=True):
         if not hasattr(compiled, "table"):
             continue
         found = dense(compiled.table)
@@ -70,7 +70,7 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     cells, log = Cells(opened.dataset, tables()), opened.dataset.log
     declared = read_relations(RELATIONS, opened.dataset)
     names = [relation.field for relation in declared if not relation.is_of_users]
-    found = dict(zip(names, opened.model.lookup.heads, strict=True))
+    found = dict(zip(names, opened.model.lookup.by_attribute, strict=True))
     stars = [cells.of("inter", event, "stars") or np.nan for event in range(len(log))]
     assert np.isnan(stars).any()
     np.testing.assert_array_equal(found["stars"].values, stars)
@@ -79,7 +79,7 @@ def test_numbers_of_events(tmp_path: Path, opened) -> None:
     np.testing.assert_array_equal(found["position"].read_numbers(every, lookup), log.ranks)
     assert found["timestamp"].scales == (3600.0, 86400.0)  # appendix A.2
     days = open_shop(write(tmp_path, tables()), timestamp_unit="days").model.lookup
-    (by_days,) = (head for head in days.heads if getattr(head, "origin", "") == "time")
+    (by_days,) = (x for x in days.by_attribute if getattr(x, "origin", "") == "time")
     np.testing.assert_allclose(by_days.read_numbers(every, days), 86_400 * log.times.numpy())
 
 
@@ -187,7 +187,7 @@ def test_tables_too_large_are_refused(tmp_path: Path, monkeypatch) -> None:
     load = {**LOAD, "item": ["item_id", "title", "maker"]}
     monkeypatch.setattr(tables_module, "MAX_PAIRS", 3 * len(made["item"]))
     opened = open_shop(folder, load_col=load, relations=[{"field": "title", "within": "maker"}])
-    assert (opened.model.lookup.heads[0].table.values == 2).all()
+    assert (opened.model.lookup.by_attribute[0].table.values == 2).all()
     with pytest.raises(UsageError, match="^relations: title relates up to"):
         open_shop(folder, load_col=load, relations=["title"])
 
@@ -198,7 +198,7 @@ def test_infinite_cells_are_missing(tmp_path: Path) -> None:
     made = tables()
     made["item"]["price:float"] = [5.0, "inf", "-inf", "", *[2.0] * (len(made["item"]) - 4)]
     made = open_shop(write(tmp_path, made), relations=["price"])
-    missing, price = made.dataset.missing["price"], made.model.lookup.heads[0]
+    missing, price = made.dataset.missing["price"], made.model.lookup.by_attribute[0]
     assert missing.sum() == 3 + 2  # padding and the item without a row
     assert torch.isfinite(made.dataset.item_feat["price"]).all()
     is_related = np.diff(price.table.indptr)[price.table.group] > 0

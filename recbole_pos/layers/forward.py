@@ -357,8 +357,8 @@ class BlockOptions:
         """Return the options of a model's layers.
 
         Args:
-            config: RecBole's configuration, which has most options under their names here.
-            **fixed: options without a key there: ``bias``, ``output`` and, if False, ``causal``.
+            config: RecBole's configuration, which has most of the options, under the same names.
+            **fixed: options that it does not have: ``bias``, ``output`` and, if False, ``causal``.
         """
         keys = "hidden_size inner_size n_heads hidden_dropout_prob attn_dropout_prob hidden_act"
         keys += " norm layer_norm_eps"

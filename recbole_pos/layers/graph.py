@@ -182,9 +182,9 @@ def weigh_neighbours(graph: SessionGraph, edges: Tensor, anchors: Anchors | None
     weighted by edges, and from anchors: first, last and repeated items, which send to all nodes.
 
     The paper (Qiu et al., TOIS 2021) adds anchors to the neighbours of every node, "the distance"
-    being the weight between an anchor and other nodes. It leaves open an anchor that is a neighbour
-    by an edge, too, and the anchor itself. Here an anchor counts once, with its distance, and to
-    itself it sends what an edge from the node to itself would, mostly nothing.
+    being the weight between an anchor and other nodes. It does not say what an anchor sends to
+    itself, or to a neighbour by an edge. Here such a neighbour receives the distance, not the edge.
+    An anchor sends itself what an edge from the node to itself would, mostly nothing.
 
     Args:
         graph: graphs of b sessions.

@@ -146,8 +146,8 @@ class AttentionPosition(PositionScheme):
         """Compute what replaces dot-product attention; None, by default, replaces nothing.
 
         Args:
-            query, key, value: [m, h, e], history after history; a query or key that
-                ``projections`` leaves out is None, and such a value is the layer's input.
+            query, key, value: [m, h, e], history after history. If ``projections`` leaves them
+                out, query and key are None, and value is the layer's input, cut into heads.
             batch: the histories.
             dropout: dropout on the weights of attention.
 
@@ -174,8 +174,8 @@ def require_result(
 
     Args:
         found: the result.
-        dtype: type to which a float64 result is cast, as one that is made of times, which are
-            float64; a result of another type stays as it is.
+        dtype: type to which a float64 result is cast: times are float64, and so is what is made of
+            them. A result of another type stays as it is.
         shape: the sizes that the result must have; it may be broadcast to those of a bias.
         source: the scheme or model.
         method: name of the method.

@@ -296,7 +296,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Write the product of two matrices into a third, and return it.
 
     With automatic mixed precision the factors have a shorter type than the result, such as bfloat16
-    and float32: torch cannot always multiply such without copies in the longer type.
+    and float32. Where torch cannot mix these, the factors are copied in the longer type.
 
     Args:
         left, right: [a, b] and [b, c], both of the type of ``out`` or of a shorter one.
@@ -304,7 +304,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
-    # newer versions of torch can on a GPU
+    # newer versions of torch can mix them on a GPU
     if left.is_cuda and _CAN_SUM_LONGER and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly

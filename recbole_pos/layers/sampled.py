@@ -188,15 +188,16 @@ class SampledLoss:
         Returns:
             Scalar.
         """
+        # ``target_terms`` [m] are 1 / (1 - q_t) if the loss is binary, else a of the softmax, whose
+        # b are ``shifts`` [groups, n], None for zeros
         beta: float | None = None
         shifts: Tensor | None = None
         if self.loss_type in BINARY:
             rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
-            # 1 / (1 - q_t), for the terms of negatives; ``TINY`` against a division by zero
+            # expm1(log q) is q - 1; ``TINY`` against a division by zero
             target_terms = -1 / torch.expm1(self.log_q[targets]).clamp(max=-TINY)
         else:
-            # a and b of the softmax
             target_terms, shifts = self._compute_shifts(targets, items, log_repeats)
 
         # the rows of the item table that the gradient has, and the places of the items among them

@@ -130,7 +130,8 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
             # the last chunk, which has no whole groups
             top.defer(top.select_above(products), start)
         else:
-            # the groups whose maximum is good enough, then their members that are
+            # the groups whose maximum is above the k-th best, then their members above it;
+            # ``defer`` keeps these, to be merged into the best later
             bucket, group, _ = top.select_above(products.view(n, GROUP, num_groups).amax(1))
             columns = group[:, None] + offsets
             top.defer(top.select_above(products, bucket[:, None], columns), start)

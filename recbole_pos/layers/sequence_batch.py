@@ -37,10 +37,17 @@ class lazy_attribute:  # noqa: N801  (as ``property`` is written)
         self.name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Compute the value at its first reading, and keep it in the instance.
+        """Compute the value at its first reading, and keep it in the instance's ``__dict__``.
 
-        Python looks there first, so later readings do not come here. Read on the class itself, it
-        returns the descriptor.
+        Python looks into ``__dict__`` before it calls this method, so a second reading returns the
+        value that was kept.
+
+        Args:
+            instance: the object whose attribute is read; None if it is read on the class.
+            owner: the class.
+
+        Returns:
+            The value, or this descriptor if there is no instance.
         """
         if instance is None:
             return self

@@ -90,7 +90,8 @@ class AttrFormer(PosSASRec):
         """
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
-        self.reads_request = False  # neighbours in a batch would learn when a target happens
+        # no state may know when the next item is requested: related users would learn it, too
+        self.reads_request = False
 
         # linked: consecutive windows of a user come in one batch, later ones reading earlier ones
         self.linked = config["chunking"]
@@ -104,10 +105,11 @@ class AttrFormer(PosSASRec):
         self.inference = config["inference_relations"]
         self.seed = config["seed"]
         self.relates_times = any(relation.table == TIME for relation in self.declared)
-        # the interactions that are related and read
+        # builds ``lookup``, which relates the interactions of a batch
         self.attach(dataset, config)
 
-        # the loss: weights of the next items (betas), and the prior over all items
+        # The loss: weights of the next items (betas), which ``LaterTargets`` finds in the log after
+        # each query, and the prior over all items.
         betas, self.prior_weight = read_posterior(config)
         self.later_targets = LaterTargets(dataset.split, betas) if betas else None
         counts = torch.from_numpy(dataset.popularity)
@@ -117,11 +119,11 @@ class AttrFormer(PosSASRec):
         self.register_buffer("prior", prior.to(self.item_embedding.weight.dtype), persistent=False)
 
     def attach(self, dataset: Dataset, config: Options) -> None:
-        """Set the dataset whose interactions are related, and which predictions read.
+        """Build what relates interactions of a dataset, and sample the users of the bank.
 
-        Interactions of a batch are given by their rows in its log (``batch.log_rows``). Predictions
-        also read training interactions of other users, the bank; which users these are is sampled
-        here.
+        ``lookup`` relates the interactions of a batch, which are given by their rows in the
+        dataset's log (``batch.log_rows``). The bank is the training interactions of some users,
+        which predictions for other users read.
 
         Args:
             dataset: training part of a dataset.
@@ -143,8 +145,8 @@ class AttrFormer(PosSASRec):
         # Only the nearest interactions of a sequence are compared by time: times must not fall.
         if self.relates_times:
             require_order(dataset.log, "relations: time", "leave the time out of relations")
-        # ``check_clock`` refuses times from which nothing can be learned. The base class has called
-        # it already if a position scheme reads times.
+        # ``check_clock`` refuses times from which nothing can be learned, and returns warnings. The
+        # base class has called it already if a position scheme reads times (``needs_time``).
         unit = config["timestamp_unit"]
         if self.relates_times and not self.needs_time:
             instead = "leave the time out of relations"
@@ -195,8 +197,8 @@ class AttrFormer(PosSASRec):
         training interactions of other users that happened earlier.
         """
         # Earlier interactions of other users are found by their times if the lookup's ``clock`` is
-        # the real one. Not with ``inference_relations: batch``: users from outside have no training
-        # interactions.
+        # the real one. With ``inference_relations: batch`` there are none: users from outside have
+        # no training interactions.
         reads_bank_by_time = (
             self.lookup.clock == "time_respecting" and self.inference == "training_bank"
         )
@@ -232,16 +234,16 @@ class AttrFormer(PosSASRec):
         """Find the interactions of a batch in the dataset, and decide which ones others may read.
 
         To read an interaction is to add its state to one's own, weighted by how they are related.
-        Windows of a user may overlap, so an interaction may be read by other users only in the
-        window in which it is followed by a target (a query asks for what follows it). Without
-        targets no interaction may be read by other users.
+        An interaction that is in several overlapping windows must not be read several times. So
+        other users may read it in one of them only: the one with a query, and so a target, right
+        after it. Without targets no interaction may be read by other users.
 
         Args:
             batch: windows, parts of histories, with the row of each of their m interactions in the
                 dataset, which is sorted by user and time.
 
         Returns:
-            The windows as rows of the dataset's interactions.
+            The windows, and for each interaction whether other users may read it.
         """
         assert batch.log_rows is not None  # ``needs_events``
         events = batch.log_rows.cpu().numpy()
@@ -281,12 +283,14 @@ class AttrFormer(PosSASRec):
     def encode(self, batch: SequenceBatch) -> Tensor:
         """Encode the histories of a batch, and return the states [k, d] of its queries.
 
-        A query asks for the next item after an interaction. A batch that has relations
-        (``extras``), as in training, is encoded as it is. For any other one the whole histories up
-        to its newest interactions are looked up in the log, and with ``inference_relations`` they
-        read the bank: training interactions of other users, all older than a held-out target of
-        their user. Histories that end within the training part have no such guarantee, and read
-        each other as in training. Histories that are not in the log are appended to it.
+        A query asks for the next item after an interaction. A training batch comes with the
+        relations of its interactions (``extras``). For a batch without them there are three cases:
+
+        1. A history ends within the training part: histories read each other, as in training.
+        2. All end later: each reads the bank, training interactions of other users (unless
+           ``inference_relations`` is none), all older than the held-out targets of their users.
+        3. Histories are not in the log, the dataset's interactions: they are appended to a copy of
+           it, and then read the bank, too.
 
         Args:
             batch: histories with queries.
@@ -300,12 +304,12 @@ class AttrFormer(PosSASRec):
         newest_index = batch.last.cpu().numpy()
         if batch.log_rows is not None:
             newest = batch.log_rows.cpu().numpy()[newest_index]
-            # some end within the training part: relations as in training (``prepare``)
+            # case 1; ``prepare`` adds the relations
             if self.lookup.is_followed_in_training(newest).any():
                 return super().encode(self.prepare(batch))
             return self._encode_histories(newest, self.lookup)
 
-        # histories that are not in the log come after it
+        # case 3: the new histories get rows behind the last one of the log
         times = None if batch.times is None else batch.times.cpu().numpy()
         items, lengths = batch.items.cpu().numpy(), batch.lengths.cpu().numpy()
         lookup = self.lookup.with_histories(items, lengths, times)
@@ -339,7 +343,8 @@ class AttrFormer(PosSASRec):
             packed = lookup.pack_histories(start[histories], target[histories], is_bank=False)
             # a query after the last interaction of each history
             queries = np.cumsum(target[histories] - start[histories]) - 1
-            packed = packed if bank is None else packed + bank
+            if bank is not None:
+                packed = packed + bank  # the bank's interactions come last, without a query
             states.append(super().encode(self.gather(packed, torch.from_numpy(queries), lookup)))
         return torch.cat(states)
 
@@ -389,6 +394,7 @@ class AttrFormer(PosSASRec):
         Returns:
             The histories; None if predictions read no other users.
         """
+        # with the clock none (``cross_sequence: none``) nobody reads another user's interactions
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
         if self.inference == "training_bank":
@@ -478,15 +484,14 @@ class RelationAttention(MultiHeadAttention):
         """Return H_RAH, the outputs of the heads of relations (AttrFormer, equations 6 to 8).
 
         A head sums the values of related interactions, by a learned mixture W^R of M relations.
-        Equation 6 normalises the relation of each attribute, equation 7 reads as if it were their
-        mixture. Here it is each attribute's, or one of many large relations would leave little of
-        the others. W^R is linear, so the mixture need not be formed: with V_h the value of head h,
+        Each relation R_r is normalised before they are mixed (equation 6): if the mixture were, as
+        equation 7 can be read, a large relation would leave little of the others. The mixture need
+        not be formed, since it is linear. With V_h the value of head h,
 
             ( sum_r W^R_rh Norm(R_r) ) V_h  =  sum_r W^R_rh (Norm(R_r) V_h)
 
-        one sparse product for all heads, E M' e' multiplications, and a small dense one. The
-        relations have no gradient; W^R gets its own from the dense part. Heads have values V_h of
-        their own, as "relation dimension" (B.3) suggests.
+        is one sparse product for all heads, then a small dense one, from which W^R gets its
+        gradient. Every head has values V_h of its own, as "relation dimension" (B.3) suggests.
 
         Args:
             x: [m, d] inputs.
@@ -560,7 +565,7 @@ class RelationLayer(TransformerLayer):
 
         Users are related if they share attributes, such as their age. The aggregate, a sum of
         states weighted by these relations, is added to a state with a learned weight, or replaces
-        it. Layers that do not aggregate end before.
+        it. A layer without ``aggregates`` ends before that.
 
         Args:
             x: [m, d] states of all interactions.

@@ -65,6 +65,7 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
     counts = np.ones(dataset.item_num)
     if has_log(dataset):
+        # in_batch takes the targets of a batch as negatives, so it needs the counts of targets
         is_in_batch = "in_batch" in (kind, options.get("negative_sampler"))
         counts = dataset.target_counts if is_in_batch else dataset.popularity
     counts = counts if candidates is None else counts[candidates.numpy()]
@@ -121,9 +122,10 @@ class PosRecommender(SequentialRecommender):
 
         # item vectors; content vectors may be added to them or take their place
         self.item_embedding = ItemTable(self.n_items, config["hidden_size"])
-        self.register_buffer("candidates", None, persistent=False)  # ``add_content`` may set it
+        # ids of the items that the loss chooses among; None for all, unless ``add_content`` sets it
+        self.register_buffer("candidates", None, persistent=False)
         self.content_source: Any = None  # files of content that a run needs to be loaded
-        self.item_attributes: list[str] = []  # fields of items that schemes read
+        self.item_attributes: list[str] = []  # fields of items that position schemes read
         # ``add_content`` adds vectors of texts or images, if the options give any
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
@@ -218,8 +220,9 @@ class PosRecommender(SequentialRecommender):
         """Add items by their content vectors [k, c]; their ids follow the existing ones.
 
         Raises:
-            UsageError: if the vectors are not of the run's size, or items have other features, too;
-                some items may be added by then, so the caller drops or restores the model.
+            UsageError: if the vectors are not as long as those of training, or a position scheme
+                reads a field of items. Parts of the model may have the new items by then, and
+                others not, so the caller must drop or restore the model.
         """
         if self.item_attributes:
             raise UsageError(
@@ -306,8 +309,8 @@ class PosRecommender(SequentialRecommender):
         index = torch.arange(items.size(1), device=items.device)
         is_real = index < lengths[:, None]
         log_rows = None
-        # a target (``TARGET_EVENT``, its row of the log) follows its history there: before one at
-        # row 9, 3 interactions have the rows 6, 7, 8
+        # ``TARGET_EVENT`` is the row of the target in the log, in which its history stands right
+        # before it: for a target at row 9, a history of 3 has the rows 6, 7, 8
         if self.needs_events:
             log_rows = ((rows[TARGET_EVENT] - lengths)[:, None] + index)[is_real]
 

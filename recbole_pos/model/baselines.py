@@ -63,7 +63,10 @@ class SPop(Untrained):
     (Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016)."""
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Rank all items by their training interactions, which decides between equal counts.
+        """Rank all items by their number of training interactions.
+
+        An item's score is how often it is in the session, times the number of items, plus its rank:
+        of items that are there equally often, the more popular one wins.
 
         Args:
             config: options of the model.
@@ -387,7 +390,7 @@ class TALE(Untrained):
         """Return [B, items] scores of all items after each history: x B.
 
         x has the weight exp(-p / tau_inf) for the item at position p from the end, 0 for the
-        newest; of an item that occurs several times the largest one.
+        newest. An item that occurs several times has the largest of its weights.
 
         Args:
             interaction: RecBole's batch, with histories [B, L] padded with 0 on the right.
@@ -399,10 +402,10 @@ class TALE(Untrained):
         position = torch.arange(history.size(1), device=history.device)
         from_end = length[:, None] - 1 - position  # negative for padding, whose item is 0
         weight = torch.exp(-from_end.clamp(min=0) / self.tau_inference)
-        query = weight.new_zeros(len(history), self.n_items)
-        query.scatter_reduce_(1, history, weight, "amax")
-        query[:, 0] = 0  # padding
-        return query @ self.weights
+        x = weight.new_zeros(len(history), self.n_items)
+        x.scatter_reduce_(1, history, weight, "amax")
+        x[:, 0] = 0  # padding
+        return x @ self.weights  # B
 
 
 def count_recent(items: np.ndarray, times: np.ndarray, span: float) -> np.ndarray:

@@ -130,7 +130,8 @@ class Statistics:
     def transform(self, values: np.ndarray) -> np.ndarray:
         """Scale or whiten content vectors of items: (values - mean) @ matrix.
 
-        A part of the rows is transformed at a time, which bounds the memory in float64.
+        Where ``matrix`` is a number it scales: (values - mean) * matrix. Only some rows are
+        transformed at a time, which bounds the memory in float64.
 
         Args:
             values: [n, c] content vectors. They are overwritten if their size stays c. A row of
@@ -157,9 +158,12 @@ class Statistics:
     ) -> Statistics:
         """Measure the mean of content vectors, and the matrix that scales or whitens them.
 
-        ``matrix`` is one scale for all components, 1 / standard deviation. With ``whiten`` it is
-        the ZCA matrix [c, c], which leaves variance 1 and no correlation; with ``size`` the first
-        principal axes [c, size]; with both these axes, whitened.
+        ``matrix`` has one of four forms:
+
+        - by default a number, 1 / standard deviation of all components;
+        - with ``whiten`` the ZCA matrix [c, c], which leaves variance 1 and no correlation;
+        - with ``size`` the first principal axes, the columns of a matrix [c, size];
+        - with both these axes, each divided by its standard deviation.
 
         Args:
             values: [n, c] content vectors of all items.
@@ -192,12 +196,14 @@ class Statistics:
         variances, axes = variances[::-1].clip(0), axes[:, ::-1]  # the largest first
         # ``_SHRINK`` of the mean variance is added, so that directions without any are not blown up
         scale = 1 / np.sqrt(variances + _SHRINK * variances.mean() + _TINY)
-        if not size:
-            return cls(mean, (axes * scale) @ axes.T)
+        if not size:  # whiten alone
+            zca_matrix = (axes * scale) @ axes.T
+            return cls(mean, zca_matrix)
 
         # the sign of an eigenvector is arbitrary: make its largest entry positive
         axes = axes * np.sign(axes[abs(axes).argmax(0), range(c)])
-        return cls(mean, (axes * scale if whiten else axes)[:, :size])
+        columns = axes * scale if whiten else axes
+        return cls(mean, columns[:, :size])
 
 
 def add_content(model: Any, config: Options, dataset: Dataset) -> None:
@@ -226,27 +232,41 @@ def add_content(model: Any, config: Options, dataset: Dataset) -> None:
     if not config["item_vectors"]:
         return
 
-    # the loss chooses among padding and the items that occur in training
-    is_trained = dataset.popularity > 0  # [n]
-    if not is_trained[1:].all():
-        model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
-        rows = torch.zeros(len(is_trained), dtype=torch.int64)
-        rows[model.candidates] = torch.arange(len(model.candidates))
-        model.register_buffer("candidate_rows", rows, persistent=False)
+    is_trained = dataset.popularity > 0  # [n], whether an item occurs in training
+    _limit_candidates(model, is_trained)
 
-    # other items have no vector of their id; with ``replace`` no item has one
+    # A vector is an item's row of the table, to which the modules in ``parts`` add. With ``add``
+    # items that do not occur in training have no row, with ``replace`` no item has one.
     if use == "add":
         table.parts["trained"] = TrainedItemMask(torch.from_numpy(is_trained))
     else:
         table.drop_ids()
 
-    # the function of the content, which is scaled or whitened by the items that occur in training
+    # the content, scaled or whitened by the items that occur in training, and its trained function
     model.content_source = config["item_vectors"]
     values = _read_content(model, config, dataset)
     statistics = Statistics.from_vectors(values, is_trained, config["item_vectors_whiten"])
     values = statistics.transform(values)
     is_trainable = bool(config["item_vectors_train"])
     table.parts["content"] = Content(statistics, values, config["hidden_size"], is_trainable)
+
+
+def _limit_candidates(model: Any, is_trained: np.ndarray) -> None:
+    """Let the loss of a model choose among padding and the items that occur in training only.
+
+    The loss leaves out other rows of the item vectors, and looks a target up in ``candidate_rows``:
+    with the candidates 0, 2, 5 item 5 is row 2.
+
+    Args:
+        model: its ``candidates`` and ``candidate_rows`` are set, unless all items occur.
+        is_trained: [n] bool, whether an item occurs in training.
+    """
+    if is_trained[1:].all():
+        return
+    model.candidates = torch.from_numpy(np.append(0, np.flatnonzero(is_trained)))
+    rows = torch.zeros(len(is_trained), dtype=torch.int64)
+    rows[model.candidates] = torch.arange(len(model.candidates))
+    model.register_buffer("candidate_rows", rows, persistent=False)
 
 
 def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
@@ -270,12 +290,13 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
+        # scaled by the deviation of trained items; by that of all if these are too few, or equal
         measured = values[has_content & is_trained]
-        if not measured.size or measured.var() < _TINY:  # fewer than two different vectors
+        if not measured.size or measured.var() < _TINY:
             measured = values[has_content]
         values *= config["initializer_range"] / max(float(measured.std()), _TINY)
 
-    # kept to be written once more after the model initialises its weights
+    # ``start`` is kept: ``write_start`` writes it again after the model initialises its weights
     vectors = torch.from_numpy(values[has_content]).to(torch.get_default_dtype())
     table.start = torch.from_numpy(np.flatnonzero(has_content)), vectors
     table.write_start()

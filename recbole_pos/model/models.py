@@ -156,15 +156,16 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     Args:
         model: name of the model.
         model_type: RecBole's ``ModelType`` of its class.
-        schemes: names of its position schemes, of which time-aware ones read when a request comes.
+        schemes: names of its position schemes.
 
     Returns:
         Kinds, such as "the plugin's models".
     """
     # ``ADDED`` are the models of users; "ours" are all that extend ``PosRecommender``
     is_custom, is_ours = model in ADDED, is_on_our_base(model)
+    # time-aware schemes have an attribute ``reads_request``: they read when a request comes
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
-    # models that only count have no gradients
+    # models that only count, such as those in ``UNTRAINED``, have no gradients
     is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
     kinds = {
         "custom models": is_custom,
@@ -217,7 +218,8 @@ def register_model(model: type, defaults: Defaults | None = None, name: str | No
 
     A :class:`~recbole_pos.model.base.PosRecommender` trains, is tested and searched as the plugin's
     models are. Any other sequential or general recommender in RecBole's form (``calculate_loss``,
-    ``predict`` or ``full_sort_predict``) trains on rows as RecBole's models do.
+    ``predict`` or ``full_sort_predict``) trains as RecBole's models do, on histories with one
+    target each.
 
     Args:
         model: the class. It inherits the defaults of the model that it extends, such as all options
@@ -282,26 +284,27 @@ def ensure_registered(model: type) -> str:
     return model.__name__
 
 
-def _register(model: type, registered: Defaults | None, name: str, module: str | None) -> None:
+def _register(model: type, given_defaults: Defaults | None, name: str, module: str | None) -> None:
     """Check a model of a user's and add it to the registry with the defaults of its options.
 
     Args:
         model: the class.
-        registered: the defaults that the user has given, or None.
+        given_defaults: the defaults that the user has given, or None.
         name: the name to register it under.
         module: module that registers it when another process imports it; None if there is none.
 
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # one of the plugin's own models (``US``) is there already
+    # a model of the plugin's own is registered already; ``US`` owns the names of these
     has_our_name = _find_owner(name) == US
     is_ours = has_our_name and import_path(OURS[name]) == import_path(model)
-    if is_ours and registered is None:
+    if is_ours and given_defaults is None:
         return
     # the defaults of the classes that it extends, as ``_read_shipped`` reads them, then its own
-    defaults, own_options = ADDED.gather_defaults(model, registered, _read_shipped)
-    ADDED.add(name, Registration(model, registered, defaults, own_options, module))
+    defaults, own_options = ADDED.gather_defaults(model, given_defaults, _read_shipped)
+    # ``ADDED`` is the registry of users' models
+    ADDED.add(name, Registration(model, given_defaults, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:

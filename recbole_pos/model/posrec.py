@@ -114,9 +114,12 @@ class PosRec(GraphRecommender):
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         self.trm_encoder = TransformerEncoder(
-            build_transformer_layer(options, Compose({})) for _ in range(config["n_layers"])
+            # no position scheme inside attention
+            build_transformer_layer(options, Compose({}))
+            for _ in range(config["n_layers"])
         )
         self.dropout = Dropout(options.hidden_dropout_prob)
+        # weights of the three states that make the session's, in ``encode``
         self.mixture = [config[f"lambda_{i}"] for i in range(3)]
         self.init_weights()
 

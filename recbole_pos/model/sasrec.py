@@ -55,6 +55,8 @@ class PosSASRec(PosRecommender):
             config, bias=config["attention_bias"], output=config["attention_output"]
         )
         d = options.hidden_size
+        # what schemes are built by; ``attribute`` is a function that reads a field of items, such
+        # as their brand, from the dataset, and notes its name in ``item_attributes``
         dimensions = Dimensions(
             max_length=self.max_seq_length,
             hidden_size=d,
@@ -82,10 +84,13 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones
+        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones,
+        # such as times too coarse for schemes that turn vectors by an angle proportional to time:
+        # ``find_shortest_period`` returns the seconds of the fastest full turn
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
             period = find_shortest_period(self)
             self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
+            # ``assume_order`` names the schemes that need times which never fall along a history
             if schemes.assume_order:
                 readers = f"position: {', '.join(schemes.assume_order)}"
                 require_order(dataset.log, readers, "take a scheme such as time_rope")

@@ -60,9 +60,10 @@ class NativeAdapter(RecBoleAdapter):
 
         A window is a part of a history, without padding, in which many items are targets. Windows
         have times, requests (when the next item is asked for) or rows of the log where the model
-        reads them. ``prepare`` and ``pack`` are functions that the loader calls on the host, while
-        the device trains on the batch before: the first computes what a model reads beside the
-        batch, such as graphs, the second makes batches of RecBole's rows.
+        reads them, and where it is ``linked`` the windows of a user come together in one batch. Two
+        functions are called by the loader on the host, while the device trains on another batch:
+        ``prepare`` computes what a model reads beside the batch, such as graphs, and ``pack`` makes
+        batches of RecBole's rows.
         """
         model = self.model
         # a user's loss of rows may read fields that a packed batch does not have

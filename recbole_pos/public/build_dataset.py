@@ -147,7 +147,7 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
     with reporter.task(f"reading {names}"):
         try:
             return RECIPES[public.recipe](*files)
-        except Exception as error:  # of any kind, where a file is damaged or another one
+        except Exception as error:  # a damaged or wrong file may raise any kind
             raise UsageError(
                 f"data: {names} cannot be read as {' '.join(public.files)}: {type(error).__name__} "
                 f"{str(error)[:200]}"

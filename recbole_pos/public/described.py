@@ -68,7 +68,7 @@ def find_public_dataset(name: str) -> PublicDataset:
         name: name of the dataset here, such as ``ml-1m``.
 
     Raises:
-        UsageError: if there is none; the message has similar names, and all.
+        UsageError: if there is none; the message suggests similar names, and lists all.
     """
     datasets = read_public_datasets()
     if name not in datasets:

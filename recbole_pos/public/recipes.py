@@ -83,6 +83,7 @@ def read_movielens(file: Path) -> Tables:
         genre=items["genres"].replace("(no genres listed)", "").str.split("|"),
     ).drop(columns="genres")
 
+    # RecBole's types of the fields: a token, several tokens, or a number
     kinds = dict.fromkeys(["title", "release_year", *columns["users"][1:]], "token")
     kinds |= {"genre": "token_seq", "rating": "float"}
     return Tables(ratings[[*_USER_ITEM_TIME, "rating"]], items, users, kinds)
@@ -124,6 +125,7 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
             item[name] = [asin for asin in related.get(name) or [] if asin in reviewed]
         items.append(item)
 
+    # RecBole's types of the fields: a token, a number, or several tokens
     kinds = {"brand": "token", "price": "float"}
     kinds |= dict.fromkeys(("categories", *_RELATED_LISTS), "token_seq")
     return Tables(interactions, pd.DataFrame(items), kinds=kinds)

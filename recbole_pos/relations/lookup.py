@@ -76,10 +76,11 @@ class PackedSequences:
     is_predicted: np.ndarray
 
     def __add__(self, other: PackedSequences) -> PackedSequences:
-        """Return the rows of this batch followed by those of ``other``.
+        """Return the windows of this batch followed by those of ``other``.
 
-        The chains of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1 become
-        0, 0, 1, 2, 3, so that no row of one is taken for the past of a row of the other.
+        Windows with the same chain, a number, are of one sequence, and later ones read earlier
+        ones. The chains of ``other`` are numbered on from the last one here: 0, 0, 1 and 0, 1
+        become 0, 0, 1, 2, 3, so that no window of one is taken for the past of the other.
         """
         next_chain = self.chain.max(initial=-1) + 1
         return PackedSequences(
@@ -121,6 +122,7 @@ class TableRelation:
         # and the index of its interactions is past the last one of the log
         entities = lookup.items[events] if self.is_of_items else events
         group = take_or_fill(self.table.group, entities, 0)
+        # both the relation's ``scope`` and the option ``cross_sequence`` must allow it
         across_users = self.across_users and lookup.across_users
         return top_relations(self.table, group, order, lookup.top_k, across_users)
 
@@ -237,10 +239,11 @@ class RelationLookup:
         seconds: float,
         default_self_relation: float,
     ) -> None:
-        """Keep the columns of the dataset's log, and build a table for each declared relation.
+        """Keep the columns of the dataset's log, and build what looks up each declared relation.
 
-        Relations of items and interactions go into attention heads (``heads``), those of users
-        into one table (``user_table``, None without them).
+        A relation is a field by which interactions are related. Those of items and interactions
+        are kept one by one (``by_attribute``), for heads of attention to mix. Those of users are
+        averaged into one table (``user_table``, None without them).
 
         Args:
             relations: the entries of the option ``relations``: fields by which two interactions,
@@ -276,8 +279,8 @@ class RelationLookup:
         self.train_end = self.offsets[:-1] + num_trained
 
         of_users = [relation for relation in relations if relation.is_of_users]
-        of_heads = [relation for relation in relations if not relation.is_of_users]
-        self.heads = [self._build_relation(relation, dataset) for relation in of_heads]
+        others = [relation for relation in relations if not relation.is_of_users]
+        self.by_attribute = [self._build_relation(relation, dataset) for relation in others]
         self.user_table = build_user_table(of_users, dataset)
 
     def _build_relation(
@@ -501,7 +504,7 @@ class RelationLookup:
         """Find the ``top_k`` strongest relations of every interaction, by each attribute.
 
         A relation connects two interactions, with a weight: by an attribute that their items or
-        they themselves share (one of ``heads``), or by all attributes of their users
+        they themselves share (one of ``by_attribute``), or by all attributes of their users
         (``user_table``). Only interactions that each one may read are searched, so that nothing
         leaks from the future.
 
@@ -510,20 +513,20 @@ class RelationLookup:
             order: which interactions each one may read, see :meth:`make_order`.
 
         Returns:
-            A list with the relations of each head, and those by users; None if no relation of
-            users is declared.
+            A list with the relations by each attribute of items or interactions; and the relations
+            by users, None if no relation of users is declared.
         """
-        by_head = [relation.find_top(rows.events, self, order) for relation in self.heads]
+        edges = [relation.find_top(rows.events, self, order) for relation in self.by_attribute]
         if self.user_table is None:
-            return by_head, None
+            return edges, None
 
         # the class of each interaction's user, 0 for a user without attributes or from outside
         group = take_or_fill(self.user_table.group, order.user, 0)
         # users relate only interactions at the same place (column) of their windows
-        by_users = top_relations(
+        user_edges = top_relations(
             self.user_table, group, order, self.top_k, self.across_users, same_column=True
         )
-        return by_head, by_users
+        return edges, user_edges
 
     def build_relations(
         self,
@@ -534,28 +537,34 @@ class RelationLookup:
     ) -> BatchRelations:
         """Compute the relations among the m interactions of a batch as sparse matrices.
 
+        An edge is one relation of two interactions: the state of one is added to that of the other.
+
         Args:
             rows: the sequences of the batch.
-            rng: generator of the random order of interactions across users.
+            rng: generator of the arrival times that ``make_order`` may draw.
             device, dtype: of the sparse matrices.
 
         Returns:
-            The normalised relations by M attributes of items and interactions, one matrix [M m, m],
-            those by users [m, m], and how many relations the former are. A matrix is None if no
-            such attribute is declared.
+            A matrix [M m, m], the normalised relations by each of M attributes of items and
+            interactions, and their number; and a matrix [m, m], the relations by users. A matrix is
+            None if no such attribute is declared.
         """
+        # an interaction reads those of other users that arrive earlier
         order = self.make_order(rows, rng)
-        heads, users = self.find(rows, order)
-
+        edges_by_attribute, user_edges = self.find(rows, order)
         m = len(order)
-        head_product = stack_relations(heads, m, device, dtype) if heads else None
-        user_product = None
-        if users is not None:
+
+        attribute_matrix = None
+        if edges_by_attribute:
+            attribute_matrix = stack_relations(edges_by_attribute, m, device, dtype)
+        user_matrix = None
+        if user_edges is not None:
             # interactions are related to themselves by their user, too, but by no other attribute
-            users = self._add_self_relations(users, order)
-            user_product = stack_relations([users], m, device, dtype)
-        num_edges = sum(len(edges.value) for edges in heads)
-        return BatchRelations(head_product, user_product, num_edges)
+            user_edges = self._add_self_relations(user_edges, order)
+            user_matrix = stack_relations([user_edges], m, device, dtype)
+
+        num_edges = sum(len(edges.value) for edges in edges_by_attribute)
+        return BatchRelations(attribute_matrix, user_matrix, num_edges)
 
     def _add_self_relations(self, edges: Edges, order: EventOrder) -> Edges:
         """Add the relation of every interaction to itself to those by users (AttrFormer, 3.1.3).

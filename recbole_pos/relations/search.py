@@ -178,8 +178,8 @@ class _ReadableRuns:
                 sequence) end in ``self.own``, and how many they are.
             shared_end, shared_size: [n] the same in ``self.shared``, for the interactions of all
                 users whose rank, the order across users, is lower than the reader's.
-            num_own_user: [n] how many of the latter are of the reader's own user. They must be
-                skipped: of its own user a reader reads its own chain only.
+            num_own_user: [n] how many of those in ``self.shared`` are of the reader's own user.
+                They must be skipped: of its own user a reader reads its own chain only.
         """
         # a run begins at the code of its first possible interaction, and ends before the reader's
         chain_code = (cell * self.num_chains + self.order.chain[reader]) * len(self.order)

@@ -56,6 +56,7 @@ class SparseProduct:
         Returns:
             The entries by row, for the product, and once more by column, for its gradient.
         """
+        # ``major`` is the sorted index, the row and then the column, ``minor`` the other one
         by_col = np.argsort(col, kind="stable")
         sorted_entries = (row, col, weight), (col[by_col], row[by_col], weight[by_col])
         parts = []
@@ -116,7 +117,7 @@ def normalise(edges: Edges, m: int) -> np.ndarray:
 
 
 def stack_relations(
-    heads: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
+    by_attribute: Sequence[Edges], m: int, device: torch.device, dtype: torch.dtype
 ) -> SparseProduct:
     """Stack the normalised relations of M attributes into one sparse matrix [M * m, m].
 
@@ -124,14 +125,14 @@ def stack_relations(
     attribute 1 from interaction 3 to 2 is the entry at row m + 3 and column 2.
 
     Args:
-        heads: the relations of each attribute.
+        by_attribute: the relations of each attribute.
         m: number of interactions in the batch.
         device, dtype: of the matrix.
 
     Returns:
         The matrix, which multiplies states [m, d] to weighted sums of related states [M * m, d].
     """
-    reader = np.concatenate([head * m + edges.reader for head, edges in enumerate(heads)])
-    source = np.concatenate([edges.source for edges in heads])
-    weight = np.concatenate([normalise(edges, m) for edges in heads])
-    return SparseProduct.build(reader, source, weight, (len(heads) * m, m), device, dtype)
+    row = np.concatenate([index * m + edges.reader for index, edges in enumerate(by_attribute)])
+    column = np.concatenate([edges.source for edges in by_attribute])
+    weight = np.concatenate([normalise(edges, m) for edges in by_attribute])
+    return SparseProduct.build(row, column, weight, (len(by_attribute) * m, m), device, dtype)

@@ -97,7 +97,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
     Args:
         entry: the name of a field, or a mapping with the keys of ``KEYS``, of which only ``field``
             must be there. Without ``scope`` a field of items or users relates the interactions of
-            the whole batch, any other those of one sequence.
+            the whole batch, a field of interactions only those of one sequence.
         dataset: says which fields exist, and of which type.
 
     Returns:
@@ -121,7 +121,7 @@ def _read_entry(entry: Any, dataset: Dataset) -> Relation:
 
     scope = entry.get("scope", "batch" if table in TABLES else "sequence")
     check_choice(f"{location}: scope", scope, ("sequence", "batch"))
-    # ``TABLES`` are item and user: a number of any other is one of an interaction
+    # ``TABLES`` are item and user; all other numbers are of interactions
     is_of_numbers = table not in TABLES and kind == "numerical"
     if (table == "user" and scope != "batch") or (is_of_numbers and scope != "sequence"):
         raise UsageError(
@@ -328,6 +328,7 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     Returns:
         Sparse matrix [classes, classes].
     """
+    # a token that c classes have relates c * c pairs of them
     token_counts = np.bincount(hot.indices).astype(float)
     _require_few_pairs(float(token_counts @ token_counts), name)
     return (hot @ hot.T).tocsr()
@@ -428,24 +429,25 @@ def join_classes(groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread_matrix(classes: np.ndarray, matrix: sp.csr_matrix, name: str) -> sp.csr_matrix:
-    """Return the relations of joint classes that the classes of one attribute give.
+    """Return how combinations of attributes are related by one of these attributes.
 
-    A joint class is a combination, such as of a brand and a price. Two combinations are related by
-    brand as their brands are.
+    Two combinations of a brand and a price, for example, are related by brand as their brands are.
+    With the brands 1, 1, 2 of three combinations, row 0 of the result is ``matrix[1, [1, 1, 2]]``.
 
     Args:
-        classes: [joint classes] class of each joint class, here its brand; class 0 has no relation.
-        matrix: [classes, classes] relations.
-        name: field, for the message.
+        classes: [combinations] class of each, here its brand; class 0 has no relation.
+        matrix: [classes, classes] relations, here of brands.
+        name: field, for the message if there are too many pairs.
 
     Returns:
-        Sparse matrix [joint classes, joint classes].
+        Sparse matrix [combinations, combinations].
 
     Raises:
         UsageError: if there are too many pairs.
     """
+    # how many combinations have each class, and how many pairs of combinations are related
     sizes = np.bincount(classes, minlength=matrix.shape[0]).astype(float)
-    num_pairs = sizes @ ((matrix > 0) @ sizes)  # related pairs of joint classes
+    num_pairs = sizes @ ((matrix > 0) @ sizes)
     _require_few_pairs(float(num_pairs), name)
     return matrix[classes][:, classes]
 
@@ -466,10 +468,10 @@ def _require_few_pairs(pairs: float, name: str) -> None:
 
 
 def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> RelationTable | None:
-    """Return the table of R^U, the mean of all relations of users (AttrFormer, section 3.1.3).
+    """Return how strongly users are related: the mean over their attributes, such as age.
 
-    Users that agree in all attributes are one class, so that the mean is one matrix over classes. A
-    missing attribute is 0 in the mean.
+    That is R^U (AttrFormer, section 3.1.3). Users that agree in all attributes are one class, so
+    the table relates classes, not users. A missing attribute counts as a relation of 0.
 
     Args:
         relations: the entries of the option ``relations`` that are of users, such as gender, age.
@@ -482,7 +484,7 @@ def build_user_table(relations: Sequence[Relation], dataset: Dataset) -> Relatio
         return None
     # classes [users] and relations [classes, classes] by each attribute
     by_attribute = [relate_classes(relation, dataset) for relation in relations]
-    # classes by all attributes together
+    # the class of each user by all attributes together, and of what classes each one is made
     group, joint = join_classes([classes for classes, _ in by_attribute])
 
     # two joint classes are related by an attribute as their classes of this attribute are
