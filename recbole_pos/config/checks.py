@@ -152,14 +152,16 @@ def check_together(config: dict[str, Any], model: str) -> None:
         check_given_parts(config["benchmark_filename"], config["eval_args"]["split"])
     read_ties(config["eval_args"]["ties"])
 
-    # The losses that this model may have, and those for which negatives (items to contrast with the
-    # target) are sampled. ``is_ours`` is also true of a custom model that extends our base class.
+    # The losses that this model may have; and, as words for a message, how to have negatives (items
+    # to contrast with the target) sampled. ``is_ours`` is also true of a custom model that extends
+    # our base class.
     is_ours = is_on_our_base(model)
     losses = LOSSES if is_ours else ("CE", "BPR")
     sampled = "sampled_softmax and negatives" if is_ours else "BPR"
     loss = config.get("loss_type", "CE")
     sampling = config["train_neg_sample_args"]
-    # RecBole's models of single interactions have no such loss, whatever ``loss_type`` says.
+    # CE compares the target with all items. RecBole's models of single interactions, which are not
+    # SEQUENTIAL, never do that, whatever ``loss_type`` says.
     is_over_all_items = (
         config.get("loss_type") == "CE" and config["MODEL_TYPE"] == ModelType.SEQUENTIAL
     )

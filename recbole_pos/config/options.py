@@ -135,8 +135,8 @@ def flatten_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     ``{"eval_args": {"target": "last"}}`` gives ``{"eval_args": {"target": "last"},
     "eval_args.target": "last", "eval_args.mode": ..., ...}``: one more entry for each key that has
-    a row in the table of options. A key that the mapping lacks gets the default of its row. So
-    conditions on such keys are looked up as those on options.
+    a row in the table of options. A key that the mapping lacks gets the default of its row. So a
+    condition on such a key is looked up in the same way as a condition on an option.
 
     Args:
         options: option -> value.

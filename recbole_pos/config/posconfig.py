@@ -427,7 +427,7 @@ class PosConfig(Config):
         for key, value in list(options.items()):
             location = self.sources.get(key, _NO_FILE)  # the file that gave it, if one did
             # The config.yaml of a former run has all options, also those of a scheme or loss that
-            # this run replaces by another: they are dropped.
+            # this run replaces by another (``describe_readers`` names it). They are dropped.
             if location in run_files and key not in known and sources.describe_readers(key):
                 del options[key]
                 continue

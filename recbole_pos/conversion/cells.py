@@ -261,7 +261,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
         return cells
     if not len(values):
         return cells.as_kind("token")
-    # Numbers that are names, such as a shop_id of 17 or a postal code of 01234.
+    # Numbers that are names, such as a shop_id of 17 or a postal code of 01234. ``read_ids`` makes
+    # 17 of an id 17.0.
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
 

@@ -172,7 +172,8 @@ def _require_field(dataset: Dataset, option: str, field: str, table: str) -> Non
     if field in (dataset.uid_field, dataset.iid_field, dataset.time_field):
         problem = "is an id or the time, which are read anyhow; leave it out"
     elif actual != table:
-        # Each such option is of one table: name the option for the table that the field is of.
+        # ``SIDE_FEATURES`` maps each option for attributes, such as item_features, to its table.
+        # Name the option for the table that has this field.
         option_by_table = {read: name for name, read in SIDE_FEATURES.items()}
         problem = f"is a field of {dataset.dataset_name}.{actual}; see {option_by_table[actual]}"
     elif dataset.kinds[field] == "float_seq" and is_strict(dataset.config):

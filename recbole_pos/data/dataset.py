@@ -255,8 +255,8 @@ class Dataset:
         """Return a copy without the test interactions.
 
         Training and validation stay as they are: no history has an interaction of a later part. The
-        copy has the identity of the whole, so that weights trained on it are accepted for the
-        whole.
+        copy has the identity of the whole dataset, for which weights that are trained on the copy
+        are then accepted.
         """
         # The identity (digests of the data) is computed before rows are left out.
         split = self.split

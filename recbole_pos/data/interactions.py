@@ -49,7 +49,8 @@ class EventLog:
             rows: the rows of the chunk in this log.
             log: the log of these rows only, with the chunk's users numbered from 0 in ``offsets``.
         """
-        # A user begins a chunk if another multiple of CHUNK_INTERACTIONS lies before its first row.
+        # Where the chunks begin: at each user whose first row, divided by CHUNK_INTERACTIONS, gives
+        # a larger whole number than that of the user before.
         first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
         for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
@@ -180,7 +181,7 @@ def sort_interactions(
     trim_heap()  # the sort leaves 200 MB of gaps at 20 million interactions
 
     # Sort one column after the other, each taken out of ``fields`` so that its memory is freed. The
-    # users go first and come back last, since sorted users follow from the offsets.
+    # column of users is only taken out: sorted users follow from the offsets, and are made below.
     names = list(fields)
     users_type = fields.pop(user_field).numpy().dtype
     columns = {}
@@ -345,7 +346,8 @@ def check_clock(
             f"no more from it than from order; {advice}"
         ]
 
-    # Dates that are unlikely, as milliseconds that are read as seconds.
+    # Dates that are unlikely, as milliseconds that are read as seconds. ``SECONDS`` has the number
+    # of seconds in each unit, and YEAR that in a year.
     messages = []
     first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
     if first < 1971 or last > 2100:

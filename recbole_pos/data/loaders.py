@@ -468,8 +468,8 @@ def _make_sampler(config: Options, train: RecBoleView) -> Any:
 
     Negatives are items that a user has not had; a loss compares the target with them.
 
-    It is made of training interactions only. RecBole itself makes it of all parts, so that an
-    item's popularity would count held-out interactions.
+    The sampler knows training interactions only. RecBole itself would make it of all parts, so that
+    held-out interactions would count in the popularity of items.
 
     Args:
         config: configuration; ``train_neg_sample_args`` says from which distribution items are

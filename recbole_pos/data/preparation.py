@@ -210,6 +210,7 @@ def number_tables(tables: Tables, config: Options, known: Vocabulary | None = No
                 column = _convert_lists(cells, rows, field, kind, config)
             columns[table_name][field] = column
             kinds[field] = kind
+    # Keep only the names of fields that a table has.
     names = {field: names_by_id for field, names_by_id in names.items() if field in kinds}
     return Numbers(names, columns, missing, kinds)
 

@@ -299,7 +299,7 @@ class PrefixRows(Interaction):
         """Compute some rows: the interactions to be predicted, each with the history before it.
 
         For example, for a target in row 7 of the log, whose user begins in row 5, the history is
-        the rows [5, 6], followed by padding (0) up to L cells.
+        the rows [5, 6], followed by padding (0) up to L (``max_length``) cells.
 
         Args:
             index: a slice, or an array of n numbers of rows.

@@ -85,7 +85,9 @@ def split_log(
     if kind == "ST":
         return split_sessions(log, value)
 
-    # Both other kinds split each user alone, so that a chunk of users at a time saves memory.
+    # Both other kinds split each user alone, so that a chunk of users at a time saves memory. For
+    # each interaction, ``count_targets`` gives how many possible targets its user has: in all, and
+    # up to the interaction.
     split_users = leave_last_out if kind == "LS" else split_by_ratio
     part = np.empty(len(log), dtype=np.int8)
     for rows, chunk in log.iterate_chunks():
