@@ -292,6 +292,7 @@ def _make_plan_and_folder(
     if isinstance(models_or_study, (list, tuple)):
         if not dataset:
             raise UsageError("no dataset (-d) given")
+        # A model may be given as the user's class, which is registered under its own name.
         models = [
             model if isinstance(model, str) else register_model(model).__name__
             for model in models_or_study
@@ -304,7 +305,7 @@ def _make_plan_and_folder(
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
-    study, folder = models_or_study, None
+    study, folder = models_or_study, None  # only the folder of an earlier call exists already
     if isinstance(study, dict):
         plan = make_plan(Source("study", study))
     elif Path(study).is_dir():
@@ -353,7 +354,8 @@ def _check_configurations(plan: Plan) -> set[str]:
     # predictions of another system have no options, and are checked when the files are read.
     candidates = {}  # name of a configuration -> which items it ranks, in words
     for row, config in configs.items():
-        # None if neither user nor model sets the option, and then all items are ranked.
+        # mask_history: whether items of the user's past are left out; None (not set) means no.
+        # repeated_targets: whether a target that is itself in the user's past is ranked.
         excludes_seen = bool(config["mask_history"])
         candidates[row] = describe_candidates(excludes_seen, config["repeated_targets"])
     for table in plan.tables:
@@ -427,7 +429,7 @@ def _print_preview(scheduler: Scheduler, reporter: Reporter) -> None:
         num_done = sum(scheduler.status[fit.name] == DONE for fit in fits)
         reporter.line(f"In {folder.path}: {num_done} of {len(fits)} runs are finished")
     for study in scheduler.packed:
-        reporter.line(str(study))
+        reporter.line(str(study))  # how many of its runs belong to this study
 
 
 def _train_missing(
@@ -446,8 +448,8 @@ def _train_missing(
     """
     folder = scheduler.folder
     with ExitStack() as stack:  # unlocks the folder and leaves the cluster in the end
-        # Connect before the folder is made: the cluster may not answer, and no folder should be
-        # left then.
+        # Connect before the folder is made, so that a cluster that does not answer leaves no folder
+        # behind. ``stop`` is called in the end.
         if args.address is not None and not args.report:
             from recbole_pos.runs.cluster import connect, stop  # imports Ray, for a second
 
@@ -483,8 +485,8 @@ def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: 
     # The table of the returned object has only the lines over ALL targets, without those of bins.
     all_lines = tabulate(results.comparisons)
     table_frame = all_lines[all_lines["bin"] == ALL].drop(columns="bin").reset_index(drop=True)
-    pairs = concatenate([comparison.differences for comparison in results.comparisons])
-    return Compared(results.runs, pairs, folder, table_frame, tables, results)
+    differences = concatenate([comparison.differences for comparison in results.comparisons])
+    return Compared(results.runs, differences, folder, table_frame, tables, results)
 
 
 def _warn_of_failures(runs: pd.DataFrame) -> None:

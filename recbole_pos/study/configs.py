@@ -75,7 +75,8 @@ def make_row_config(
     model, dataset = merged.pop("model", None), merged.pop("dataset", None)
     files = list(merged.pop("config_files", ()))
 
-    # Attach schemes to those of the model, which are known only from a configuration without them.
+    # Attach schemes to the model's own, which a first configuration without ``attach`` tells.
+    # ``plain`` has the complete options as given, before RecBole derives values from them.
     if schemes := merged.pop("attach", None):
         config = PosConfig(model, dataset, files, merged, strict=False)
         if "position" not in config.plain:
@@ -85,8 +86,8 @@ def make_row_config(
     merged |= QUIET  # no progress bars
     config = PosConfig(model, dataset, files, merged, strict=strict)
 
-    # For general models (not sequential ones) RecBole excludes seen items by default. All rows of a
-    # table must rank the same items, so the default is here that of sequential models: all items.
+    # All rows of a table must rank the same items. But if ``mask_history`` is not set, RecBole
+    # excludes seen items for general models, and none for sequential models. So set it to False.
     if config["mask_history"] is None and masks_history(config):
         merged["mask_history"] = False
         config = PosConfig(model, dataset, files, merged, strict=strict)
@@ -107,6 +108,7 @@ def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
         UsageError: for a name that is not a position scheme.
     """
     model_schemes = [name for name in scheme_names(position) if name != "nope"]
+    # A message on a wrong name begins with "attach", the option that it was given in.
     return [*model_schemes, *scheme_names(list(schemes), "attach")]
 
 
@@ -120,21 +122,22 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
         options: model, dataset and options of a row (a configuration of the study).
 
     Returns:
-        Option -> value, as plain values; ``data_path`` is absolute.
+        Option -> value, as given or by default; ``data_path`` is the folder of the dataset itself.
 
     Raises:
-        UsageError: for an option that is wrong, or for weights to start from, which a study sets
-            itself (``init_from`` and the like).
+        UsageError: for an option that is wrong, or for one that names weights to start from.
     """
     config = make_row_config(options, strict=True)
-    # These options name a trained run whose weights training starts from. In a study only a row
-    # with `attach` does that, and the study then sets the option itself.
+    # The options STARTS (such as ``init_from``) name a trained run, from whose weights training
+    # starts. A user does not set them in a study: a row with ``attach`` adds position schemes to
+    # the trained models of another row, and the study then sets ``init_from`` itself.
     for key in STARTS:
         if config.plain.get(key):
             raise UsageError(
                 f"{key}: a configuration begins with fresh weights or another's: "
                 "`attach: {to: ROW, schemes: [...]}`"
             )
+    # ``plain`` has the options before RecBole derives values from them, such as this folder.
     return {**config.plain, "data_path": config["data_path"]}
 
 
@@ -160,8 +163,8 @@ def exclude_unread(plan: Plan) -> None:
         while key := _find_unread_option(plan, name):
             row.unread = (*row.unread, key)
 
-    # Restore the options that no row reads. A row that starts from another row's trained models
-    # (its parent) does not count, since it has that row's options.
+    # Restore the options that no row reads. Rows with a parent (the row whose trained models they
+    # start from) do not count, since they take the options of the parent.
     unread_by_all = set.intersection(*(set(row.unread) for row in trained_rows if not row.parent))
     for row in trained_rows:
         row.unread = tuple(key for key in row.unread if key not in unread_by_all)
@@ -233,15 +236,15 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UsageError: naming a model that knows the time and has no twin.
     """
-    # Group the configurations by a hash of all options in which twins are equal: those that change
-    # results, but for the seed and the request time.
-    twins: dict[str, dict[str, str]] = {}  # hash -> value of request_time -> name
+    # Twins are equal in all options but the seed, the request time and those that do not change
+    # results (INDIFFERENT). So group the configurations by a hash of the other options.
+    twins: dict[str, dict[str, str]] = {}  # hash -> {value of request_time: name}
     ignored = {*INDIFFERENT, "seed", "request_time"}
     for name, config in configs.items():
         shared = digest({key: value for key, value in config.items() if key not in ignored})
         twins.setdefault(shared, {})[config.get("request_time", "none")] = name
 
-    # A group with only the value "target" has no twin.
+    # A group with only the value "target" is a configuration that knows the time and has no twin.
     without_twin = [names["target"] for names in twins.values() if set(names) == {"target"}]
     if without_twin and any("none" in names for names in twins.values()):
         raise UsageError(
@@ -290,20 +293,20 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
     """Return the digest of a run: a hash of what decides its results, and the name of its folder.
 
     A study finds a finished run again by this name, and trains it again if the digest is another.
-    Hashed are the options, the data, the code of custom models and schemes, and ``origin``. Options
-    at the default of their model are left out, so that an option that the package gains or loses
-    changes no digest. If a default changes, ``REVISION`` is raised instead.
+    The hash is of the options, the data, the code of custom models and schemes, and ``origin``. It
+    leaves out options that have their default value, so that a new option of the package changes no
+    digest. A developer who changes a default raises the number ``REVISION`` instead.
 
     Args:
         config: configuration of the run.
         identity: hashes of the data and the split that the run reads.
-        origin: True for a trial of a search and False for another run, which tests as well; or the
-            digest of the run whose weights this run starts from.
+        origin: where the run comes from, usually one value: True for a trial of a search, which is
+            not tested; a digest of the run or weights that it starts from; or False for neither.
 
     Returns:
         16 hex digits.
     """
-    defaults = config.internal_config_dict
+    defaults = config.internal_config_dict  # RecBole's name: option -> default of the model
     # INDIFFERENT are options without an effect on results, such as paths and what is printed.
     options = {
         key: value
@@ -337,10 +340,10 @@ def digest_data_options(config: PosConfig) -> str:
 def digest_requests(plan: Plan) -> dict[str, str]:
     """Return, for each training run of a plan, a hash of everything that the plan asks of it.
 
-    The study's folder keeps this hash with each run. When the plan changes and with it the hash,
-    the run no longer belongs to the study. The hash covers the seed, the options of all rows but
-    ``data_path``, and those of the row (the configuration of the run). It also covers the row's
-    search, which decides later runs.
+    The study's folder keeps this hash with each run. When a change of the plan changes the hash,
+    the run no longer belongs to the study. The hash covers the dataset, the seed, the base (options
+    of all rows) without ``data_path``, and the options and the search of the run's own row (its
+    configuration).
 
     Returns:
         Name of a run (such as ``SASRec, seed 2020``) -> hash of 16 hex digits.
@@ -359,8 +362,8 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
 
     Returns:
         Dataset, options, config files, and the search of the row, if any: its grid (option ->
-        values to try) and its seeds. A row that starts from the models of another row (its parent)
-        also has the request of that one.
+        values to try) and its seeds. If the row starts from the trained models of another row (its
+        parent), the request of the parent is included.
     """
     row = plan.rows[name]
     request: dict[str, Any] = {
@@ -369,7 +372,7 @@ def _collect_request(plan: Plan, name: str) -> dict[str, Any]:
         "row": row.options,
         "config_files": [*plan.base.config_files, *row.config_files],
     }
-    if row.parent:  # ``attach`` or ``retest``: it is made of the models of that row
+    if row.parent:  # with ``schemes`` to attach to the parent's models; without, only test them
         request |= {"to": _collect_request(plan, row.parent), "schemes": row.schemes}
     if row.grid:
         request["search"] = [row.grid, plan.trial_seeds]
@@ -394,13 +397,13 @@ def digest_code(config: PosConfig) -> list[str]:
     """
     # SCHEMES has the class of each scheme by its name. Hash the class of the model and those of its
     # schemes, if the user has written them.
-    names = list_positions(config.plain.get("position"), None)
+    names = list_positions(config.plain.get("position"), model=None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []
     for cls in (config.model_class, *schemes):
         if cls.__module__.partition(".")[0] in ("recbole_pos", "recbole"):
             continue  # not custom
-        # Without a file, the process and the address of the class stand for the code.
+        # For code without a file, hash random text of this process and the address of the class.
         contents = _read_code(cls) or [f"{_PROCESS}{id(cls)}".encode()]
         digests += [hashlib.sha256(content).hexdigest()[:16] for content in contents]
     return digests
@@ -427,7 +430,7 @@ def _read_code(cls: type) -> list[bytes]:
         file = _find_file(name)
         if file is not None and name not in contents:
             contents[name] = file.read_bytes()
-            # Relative imports count from the package: a package itself, or that of the module.
+            # Relative imports start at a package: this module if it is one, else the one around it.
             package = name if file.name == "__init__.py" else name.rpartition(".")[0]
             waiting += _list_imports(contents[name], package)
     return [contents[name] for name in sorted(contents)]
@@ -449,11 +452,11 @@ def _find_file(name: str) -> Path | None:
     if top in _VERSIONED:
         return None
 
-    # For models.mine look for models first. If it is installed we stop there, because to look for a
-    # module within a package would import the package, and run its code.
+    # For models.mine look for models first, and stop if that package is installed: to look for
+    # models.mine would import the package, and run its code.
     for searched in (top, name):
-        # The file of the module, and the folders of a package. _INSTALLED has names of
-        # folders such as site-packages.
+        # places: the file of the module; of a package its folders, too. Those of an installed
+        # package are below site-packages or the like (_INSTALLED).
         places = [getattr(sys.modules.get(searched), "__file__", None)]
         if places == [None]:  # not imported yet
             with suppress(ImportError, ValueError):  # the name is not of a module

@@ -64,7 +64,8 @@ class ActiveRuns:
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
         self.commit = find_commit()
-        # Until it is known where runs are trained: on this machine, or on a cluster of Ray.
+        # ``train`` sets both: CPUs and GPUs of a run, and what starts the processes of runs, on
+        # this machine or on a cluster of Ray.
         self.resources = Resources()
         self.processes: Any = None
         # Process or Ray task of a run in progress -> its job and its start time
@@ -76,13 +77,13 @@ class ActiveRuns:
     def train(self) -> None:
         """Train all unfinished runs of the study, as many at a time as the machines allow.
 
-        The scheduler says which run is next. A run that needs another (its weights, or the result
-        of a search) only comes after that has ended.
+        The scheduler says which run is next. A run that starts from the weights of another run, or
+        needs the result of a search, comes after the runs that it needs.
 
         Raises:
             KeyboardInterrupt: if it was interrupted; the message has the command that resumes.
         """
-        job = self.scheduler.next_job()  # records runs that are finished already, on the way
+        job = self.scheduler.next_job()  # also records the runs that are finished already
         write_state(self.scheduler)
         if job is None:
             return
@@ -106,12 +107,12 @@ class ActiveRuns:
 
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
-                    # Start runs until the machines are full, or the others wait for these.
+                    # Start runs until the machines are full, or all others need these to end first.
                     while job is not None and len(self.running) < max_running:
                         self.start(job)
                         job = self._next_job()
 
-                    # Record those that have ended; others may only be possible now.
+                    # Record the runs that have ended. Runs that needed them can start now.
                     for task, facts in self.processes.wait(self.running):
                         self.end(task, facts)
                     job = job or self._next_job()
@@ -153,8 +154,9 @@ class ActiveRuns:
             dataset = self.scheduler.prepare(job.config)  # read once for all runs of the same data
             self.shared[data_key] = self.processes.share(SharedData(dataset, includes_test))
 
-        # The arguments are those of train_run, in its order; the last is the folder of a trained
-        # run whose weights are only tested.
+        # The first argument says which resources the process gets. The others are passed on to
+        # train_run, with the resources once more; the last is the folder of a trained run, if this
+        # run only tests its weights.
         task = self.processes.start(
             self.resources,
             job.config.plain,
@@ -255,8 +257,8 @@ def write_state(scheduler: Scheduler) -> None:
         summary = dataset.split.summary
         checksum = dataset.identity["data"][:_CHECKSUM_DIGITS]
         facts.data = {**count_dataset(dataset), "checksum": checksum}
-        facts.warnings = make_warnings(summary)
-        facts.split = add_sample(summary, dataset.config)
+        facts.warnings = make_warnings(summary)  # of copied interactions, for example
+        facts.split = add_sample(summary, dataset.config)  # with the size of a sample of users
     write_outcomes(scheduler, facts)
 
 
@@ -271,7 +273,7 @@ def write_outcomes(scheduler: Scheduler, facts: StudyFacts) -> None:
     """
     # Each search chooses its best trial by the validation metric of the row's model.
     metrics = {row: search.metric for row, search in scheduler.searches.items()}
-    # Metrics of earlier calls stay, since this call may be asked for some configurations only.
+    # This call may be for some configurations only, so keep the metrics that earlier calls wrote.
     facts.chosen_by = {**scheduler.folder.read_facts().chosen_by, **metrics}
     facts.unmade = scheduler.explain_failures_without_run()
     scheduler.folder.write_facts(facts)

@@ -57,10 +57,10 @@ class Source:
 
         Args:
             path: keys and list indices that lead to the value, such as ``("tables", 0, "rows")``.
-                If its line is not known, that of the nearest value around it is named.
+                If the line of the value is not known, the line of what contains it is named.
             problem: what is wrong, the rest of the message.
         """
-        # Try what is around the value, then the value itself: ("tables",), then ("tables", 0).
+        # Go from the outside in: ("tables",), then ("tables", 0). The last known line is kept.
         location = self.name
         for end in range(1, len(path) + 1):
             location = self.lines.get(path[:end], location)
@@ -198,10 +198,11 @@ def _parse_grid(value: Any) -> Grid | Literal[True] | None:
 
 
 def _parse_predictions(value: Any) -> Any:
-    """Return the files of another system's predictions by seed; one file is that of one seed.
+    """Return seed -> file, of the predictions of another system.
 
     Args:
-        value: a file; or seed -> file, where seeds are text in a study that json has stored.
+        value: a single file, which is taken for the first seed; or seed -> file. A study that was
+            stored as json has the seeds as text, which become numbers.
     """
     if isinstance(value, str):
         return {FIRST_SEED: value}
@@ -363,11 +364,11 @@ class Plan(_Layout):
 
         Returns:
             Model, dataset, config_files and further options; those of the row win over those of the
-            base. A row that starts from the models of another row has only its own options, and
-            under ``attach`` the position schemes to add.
+            base. If the row starts from the models of another row (its parent), only its own
+            options, and under ``attach`` the position schemes to add.
         """
         row = self.rows[name]
-        if row.parent:  # the row whose models it starts from; its options are added later
+        if row.parent:  # callers add the options of the parent
             return {**row.options, "attach": list(row.schemes)}
         files = [*self.base.config_files, *row.config_files]
         # The base has options for all rows; those that this row's model does not read are left out.
@@ -464,12 +465,12 @@ class Fit:
 def list_fits(plan: Plan) -> list[Fit]:
     """Return all fits (training runs) of a plan, each after the fits it depends on.
 
-    A row (a configuration) has a fit for each seed. A searched row has its trials before, and its
-    fits then take the options of the best trial. The fits of a row that starts from another row's
-    models come after the fits of that row.
+    A row (a configuration) has a final fit for each seed. A searched row also has trials, which are
+    fits that try options, and its final fits take the options of the best trial. The fits of a row
+    that starts from another row's models come after the fits of that row.
 
-    The trials of all searches come first. Then all rows have their first seed before any has its
-    second, so that an interrupted study has all rows with the same seeds.
+    The trials of all searches come first. Then come the final fits: the first seed of all rows, the
+    second seed of all rows, and so on, so that an interrupted study has equal seeds for all rows.
 
     Args:
         plan: the study.
@@ -478,9 +479,9 @@ def list_fits(plan: Plan) -> list[Fit]:
     trials = {name: _list_trials(plan, name) for name in row_names}
     fits = list(itertools.chain.from_iterable(trials.values()))
     for seed, name in itertools.product(plan.seeds, row_names):
-        # A fit waits for the trials of its row, if it has a search. Or it waits for the fit of the
-        # same seed whose weights it starts from: to add position schemes to that model (attach), or
-        # only to test it with other options (retest).
+        # ``after`` names the fits that this fit waits for: the trials of its row, if any; or
+        # the fit of the same seed whose weights it starts from, to add position schemes to that
+        # model (attach), or only to test that model with other options (retest).
         row = plan.rows[name]
         stage, after = "final", tuple(trial.name for trial in trials[name])
         if row.parent:

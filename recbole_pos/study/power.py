@@ -63,8 +63,9 @@ class PairNoise:
         sides = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         pooled = SeedNoise.pool([row] if row is reference else [row, reference])
 
-        # What units differ by truly: a mean over seeds still has a part of the variance within
-        # seeds, which is subtracted. ``within`` is of a mean over units, hence their number.
+        # Variance of the units' true differences. The mean of a unit over n seeds also has 1/n of
+        # the noise of that unit within a seed, which is subtracted. ``within`` is this noise in a
+        # mean over all units, so it is multiplied by the number of units.
         _, num_units = row.shape
         unit_variance = float((row.mean(0) - reference.mean(0)).var(ddof=1))
         seed_part = sides[0].within / len(row) + sides[1].within / len(reference)
@@ -84,7 +85,7 @@ class PairNoise:
         Returns:
             The difference; nan if nothing varies.
         """
-        # The noise between seeds, with the factor by which it adds to the variance.
+        # (factor, noise between seeds): the variance of the difference grows by factor * noise.
         if num_seeds > 1:
             noises = [(1 / num_seeds, replace(side, df=num_seeds - 1)) for side in self.sides]
         elif self.pooled is None:
@@ -184,10 +185,10 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
     # is the mean over targets, also if users have different numbers of targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
-    own = values[reference]
+    reference_values = values[reference]
     # A row that has not been trained is assumed to be as noisy as the reference itself.
-    noises = {f"like {reference}": PairNoise.from_values(own, own)}
+    noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
     for row, row_values in values.items():
         if row != reference and len(row_values) > 1 and len(noises) <= _MOST_ROWS:
-            noises[row] = PairNoise.from_values(row_values, own)
+            noises[row] = PairNoise.from_values(row_values, reference_values)
     return noises

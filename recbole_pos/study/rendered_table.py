@@ -238,7 +238,7 @@ def format_duration(seconds: float) -> str:
     """
     if math.isnan(seconds):
         return ""
-    # From the largest unit to the smallest, each with its length in seconds and the next smaller.
+    # From the largest unit to the smallest: length in seconds and name, of it and the next smaller.
     for unit, name, smaller_unit, smaller_name in _TIME_UNITS:
         # Round to the smaller unit first, so that 59.7 s become 1 min and not 60 s.
         number, remainder = divmod(round(seconds / smaller_unit), unit // smaller_unit)
@@ -288,10 +288,13 @@ def format_options(options: Mapping[str, Any]) -> str:
     """
     texts = []
     for name, value in options.items():
-        # ``shown`` shortens a value for messages, and puts quotes around text.
-        is_short_text = isinstance(value, str) and len(value) < 100
-        text = f"{value:.3g}" if isinstance(value, float) else shown(value)
-        texts.append(f"{name} {value if is_short_text else text}")
+        if isinstance(value, float):
+            text = f"{value:.3g}"
+        elif isinstance(value, str) and len(value) < 100:
+            text = value
+        else:
+            text = shown(value)  # shortened, as in messages; text in quotes
+        texts.append(f"{name} {text}")
     return "  ".join(texts)
 
 

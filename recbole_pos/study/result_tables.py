@@ -71,9 +71,9 @@ def make_comparison_tables(results: Results, comparison: Comparison) -> list[Ren
 def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTable:
     """Return the main table of a comparison, one line per row (a configuration of the study).
 
-    Units are users, or sessions where the dataset has those: one's targets are not independent.
-    Its columns are the number of seeds; the metrics, with their deviation over seeds and the values
+    The columns are the number of seeds; the metrics, with their deviation over seeds and the values
     of the paper; the difference from the reference with its interval; and the costs of training.
+    The interval is over units: users, or sessions if the dataset has sessions.
 
     Args:
         results: results of the study.
@@ -111,7 +111,7 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
             f"Differences are paired by target, with 95% intervals over {unit}s and seeds; "
             "* is below 0.05 after Holm's correction over the table."
         )
-    notes += _select_seed_noise_notes(differences)  # of the marks that intervals can have
+    notes += _select_seed_noise_notes(differences)  # on intervals marked by † or ‡
     for metric in cold_metrics:
         num_targets = int(means.loc[means["metric"] == metric, "targets"].max())
         notes.append(f"Cold targets: {num_targets:,}, whose items have no interaction in training.")
@@ -124,10 +124,10 @@ def make_metrics_table(results: Results, comparison: Comparison) -> RenderedTabl
 def describe_targets(results: Results, table: TablePlan) -> list[str]:
     """Return sentences on what was predicted in a table, and among which items it was ranked.
 
-    The first sentence is on the split and the number of test targets. It also names the candidates,
-    which are the items that are ranked, and counts targets that their user has had before. The
-    others, if any, are on a sample of users for validation, and on targets whose order is
-    arbitrary, since another interaction of the user has the same time.
+    The first sentence is on the split and the number of test targets. It also names the candidates
+    (the items that are ranked), and counts targets that their user has had before. There may be two
+    more sentences: on a sample of users for validation, and on targets whose order is arbitrary,
+    since another interaction of the user has the same time.
 
     Args:
         results: results of the study, with the summary of its split.
@@ -169,7 +169,7 @@ def _make_seeds_cell(results: Results, row: str) -> Cell:
     """Return a cell with the number of finished runs of a row (a configuration of the study).
 
     If runs are missing, the text is ``3 of 5``. The detail is the number of failed runs, if any.
-    Results without a plan (of any run folders) have no number of runs to reach.
+    Results that were collected from single run folders have no plan, so no run is missing.
 
     Args:
         results: results of the study, with a line for each run.
@@ -332,6 +332,7 @@ def make_bins_table(comparison: Comparison, kind: str, unit: str = "user") -> Re
             difference = _make_difference_cell(bin_differences, row)
             detail = f"{difference.text} {difference.detail}".strip()
             cells.append(Cell(text, detail, bool(text) and text == best))
+        # The title has the size of the bin, which is the same for all rows.
         columns[f"{name} ({_describe_size(bin_means.iloc[0], unit)})"] = cells
 
     grouping = "of cold and of other items" if kind == "cold" else f"by {kind}"
@@ -422,7 +423,8 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
     Returns:
         One line per table, row (configuration), metric and bin. Metrics over all test targets have
-        the bin ``all targets``. Lines without a difference have no values in its columns.
+        the bin ``all targets``. Differences are of a table's first metric; their columns are empty
+        in lines of other metrics and of the reference.
     """
     keys = ["row", "metric", "bin"]
     frames = []
@@ -430,7 +432,7 @@ def tabulate(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         overall = comparison.means.assign(bin=ALL), comparison.differences
         # Put the differences beside the means, first over all targets, then for each kind of bins.
         for means, differences in [overall, *comparison.bins.values()]:
-            if not differences.empty:  # both count seeds and targets; keep the numbers of the means
+            if not differences.empty:  # both frames have these counts; keep those of the means
                 differences = differences.drop(columns=["seeds", "targets", "units"])
                 means = means.merge(differences, on=keys, how="left")
             frames.append(means.assign(table=comparison.table.title))

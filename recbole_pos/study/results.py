@@ -154,14 +154,14 @@ def compare_rows(results: Results, table: TablePlan) -> Comparison:
     if ranks is None or table.reference not in rows or not is_from_ranks(main):
         return Comparison(table, means, pd.DataFrame(columns=DIFFERENCES), {})
     others = [row for row in rows if row != table.reference]
-    compared = (ranks, main, table.reference, others)  # what all differences of the table are of
-    are_coupled = results.plan.are_coupled
+    compared = (ranks, main, table.reference, others)  # the same for all bins
+    are_coupled = results.plan.are_coupled  # whether two rows start from the same trained models
     differences = compute_differences(*compared, are_coupled=are_coupled)
 
     # Means and differences of the first metric in each bin of targets.
     bins = {}  # masks: name of a bin -> [targets] whether a target is in it
     for kind, masks in assign_bins(ranks.targets, results.plan.bins).items():
-        # The ranks are of all rows of the study, this table may have fewer.
+        # compute_means returns all rows of the study; keep those of this table.
         bin_means = compute_means(ranks, main, masks)
         bin_means = bin_means[bin_means["row"].isin(rows)].reset_index(drop=True)
         bins[kind] = bin_means, compute_differences(*compared, masks, are_coupled)
@@ -231,12 +231,12 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
     """
     frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
 
-    # Rows whose runs have ranks. Cold targets (items that are not in training) are a bin.
+    # Rows whose runs have ranks. Cold targets are items without interactions in training.
     base_metric = metric.removesuffix(COLD_TARGETS)
     ranked = [row for row in table.rows if is_from_ranks(base_metric) and results.is_ranked(row)]
     if results.ranks is not None and ranked:
         is_cold = metric != base_metric
-        # ONE_BIN has all targets.
+        # A single bin: the cold targets, or all targets (ONE_BIN).
         bins = {metric: results.ranks.targets["popularity"] == 0} if is_cold else ONE_BIN
         means = compute_means(results.ranks, base_metric, bins)
         frames.append(means.set_index("row").loc[ranked].reset_index())
@@ -279,13 +279,13 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
     chosen: dict[str, Any] = {}  # row -> options that its search has chosen for the final fits
 
     # A fit is a run that the plan asks for, of one row (configuration). Its digest (a hash) is the
-    # name of the run's folder, if it has one. ``unmade`` has the reasons of fits that failed before
-    # they had one.
+    # name of the run's folder; it is empty without a folder. ``unmade`` says why a fit without a
+    # folder failed.
     for fit in list_fits(plan):
         digest = digests.get(fit.name, "")
         run_facts = folder.read_fit(digest)
         identity: dict[str, Any] = {"row": fit.row, "seed": fit.seed}
-        if not run_facts:  # no folder: not trained yet, or failed before it had one
+        if not run_facts:  # no folder: the fit is not trained yet, or failed very early
             if fit.name in facts.unmade and fit.trial is None:
                 failure = {"status": FAILED, "reason": facts.unmade[fit.name]}
                 runs.append(({**identity, **failure}, None))
@@ -350,8 +350,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
     results = [read_result(RunFolder(path)) for path in paths]
     first_config, first_result = configs[0], results[0]
 
-    # Refuse runs whose metrics are not comparable: if only some models know the time of the request
-    # (unless each has a twin without it), or rank other items, or have other data (_SHARED).
+    # Refuse runs whose metrics are not comparable, since only some models know the time of the
+    # request, since they rank different items, or since options of the data (_SHARED) differ.
     require_twins(dict(zip(names, configs, strict=True)))
     require_same_candidates(
         {str(path): result.candidates for path, result in zip(paths, results, strict=True)}
@@ -364,8 +364,8 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
                     f"{config.get(key)} and {first_config.get(key)}"
                 )
 
-    # The facts of each run, with its row and seed. Ranks are kept by row and seed, so two runs with
-    # the same are refused.
+    # The facts of each run, with its row and seed. Two runs of one row and seed are refused, since
+    # ranks are kept by row and seed.
     runs: list[_Run] = []
     rows: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, int]] = set()
@@ -380,7 +380,7 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
             rows[name]["item_vectors"] = config["item_vectors"]
 
     # Describe the runs as a study, so that tables and report are made as usual. Its metrics are the
-    # usual ones (METRICS), but that of early stopping comes first, if it is computed from ranks.
+    # default ones (METRICS). The metric of early stopping comes first, if ranks are enough for it.
     metric = str(first_config.get("valid_metric")).lower()
     dataset = str(first_config["dataset"])
     study: dict[str, Any] = {
@@ -432,16 +432,16 @@ def _name_rows(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         configs: options of each run.
     """
-    # Options that may be part of a name: not those that never change results (INDIFFERENT). For
-    # weights to start from (STARTS: init_from and the like), it only matters whether there are any,
-    # since runs with different seeds start from different ones.
+    # Options that may be part of a name: all but the seed and those that do not change results
+    # (INDIFFERENT). The options STARTS, such as init_from, name a run whose weights training starts
+    # from. Each seed starts from another run, so the name only says whether there is one.
     unnamed = {*INDIFFERENT, "seed"}
-    named = []
+    named = []  # options of each run that may be part of its name
     for config in configs:
         options = {key: value for key, value in config.items() if key not in unnamed}
         named.append(options | {key: "a run" if config.get(key) else None for key in STARTS})
 
-    # Name those that differ between runs of the same model.
+    # Name the options that differ between runs of the same model.
     names = []
     for options in named:
         same_model = [other for other in named if other["model"] == options["model"]]
@@ -479,7 +479,7 @@ def _make_results(
         row, seed = run_facts["row"], run_facts["seed"]
         if folder is not None and run_facts["status"] == DONE and folder.ranks.is_file():
             ranks[row, seed] = pd.read_parquet(folder.ranks)
-        # A retest only tests a model that another run has trained, whose epochs it has copied.
+        # A retest only tests a model of another run. Its epochs are a copy, so leave them out.
         if folder is not None and run_facts.get("stage") != "retest":
             for epoch, value in read_curve(folder, metric).items():
                 curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
@@ -545,12 +545,12 @@ def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> lis
     """Return warnings about what makes the metrics of some runs better than those of others.
 
     Some models know the time of the interaction that they predict. And some runs do not rank items
-    that the user has had before, so that they cannot find a target that is such an item.
+    that the user has had before, so that they cannot find targets that the user has had before.
 
     Args:
         runs: one line per run; ``request_time`` is ``target`` if its model knows that time, and
             ``candidates`` says which items it ranks.
-        split: facts of the split by name, with the numbers of such targets; empty if unknown.
+        split: facts of the split by name, with the numbers of repeated targets; empty if unknown.
     """
     warnings = []
     rows = list(runs.loc[runs["request_time"] == "target", "row"].unique())

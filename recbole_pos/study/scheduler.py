@@ -122,8 +122,8 @@ class Scheduler:
         (``fit.after``) have ended: the trials of its search, or the fit whose weights it starts
         from. Its job is the fit with its complete configuration and its digest.
 
-        Fits that are passed on the way are recorded as ended: those that an earlier call has
-        finished as done, and those that cannot be trained as failed.
+        Until one is found that has to be trained, fits are recorded as ended: as done if an earlier
+        call has trained them, as failed if they cannot be trained.
 
         Args:
             running: digests (hashes that name run folders) of the runs in training. Two fits can
@@ -153,8 +153,8 @@ class Scheduler:
             self.waiting.remove(fit)
             self.digests[fit.name] = job.digest
             self.configs[job.digest] = job.config
-            # A fit without a finished run is returned to be trained, also if its run has failed
-            # before; others are recorded as done.
+            # Return a fit without a finished run, also if an earlier call has failed to train it.
+            # Record one with a finished run as done.
             facts = self._find_facts(job, restore)
             if facts.get("status") != DONE:
                 return job
@@ -166,8 +166,8 @@ class Scheduler:
 
         A fit with a parent depends on the run whose weights it starts from. The final fit of a row
         (a configuration) that is searched depends on all trials, the combinations of options that
-        the search tries. A report trains nothing, and records missing runs as failed because
-        untrained.
+        the search tries. A report (``--report``) trains nothing, and records missing runs as failed
+        for the reason ``_UNTRAINED``.
 
         Args:
             fit: a training run of the plan. All fits that it depends on (``fit.after``) have ended.
@@ -181,15 +181,14 @@ class Scheduler:
         if fit.has_parent and failed:
             (parent,) = fit.after
             reason = self.reasons[parent]
-            # _UNTRAINED: a report has not tried it.
             return reason if reason == _UNTRAINED else f"{parent} failed: {reason}"
 
         # A trial has not been trained, so that the best trial is not known.
         if any(self.reasons[name] == _UNTRAINED for name in failed):
             return _UNTRAINED
 
-        # It needs the best trial of a search, and none has a value. If only some failed, the best
-        # of the others is taken.
+        # It needs the best trial of a search, and no trial has a validation value. If only some
+        # trials failed, the best of the others is taken.
         if fit.after and not fit.has_parent and self.searches[fit.row].find_best() is None:
             first_reason = self.reasons.get(fit.after[0], "no trial has a validation value")
             return f"all trials failed; the first one: {first_reason}"
@@ -254,8 +253,8 @@ class Scheduler:
                     digest = self.digests.get(other.name, "")
                     tested_run = digest if self.folder.has_weights(digest) else None
 
-        # A trial has no test interactions, so its run is another one than that of a final fit. For
-        # very many items adapt_loss replaces the loss CE by SCE, which is then in the digest.
+        # A trial is not tested, so its digest differs from that of a final fit with equal options.
+        # For very many items adapt_loss replaces the loss CE by SCE, before the digest is made.
         dataset = self.prepare(config)
         config.adapt_loss(dataset.item_num - 1)  # without the item of padding
         digest = digest_run(config, dataset.identity, is_trial)
@@ -265,8 +264,8 @@ class Scheduler:
         """Return the job of a fit that starts from the weights of its parent, a run of another row.
 
         If the fit attaches position schemes, they are added to the model of the parent, and only
-        their parameters are trained. Otherwise the parent's weights are tested again with other
-        options.
+        their parameters are trained. Otherwise the fit is a retest: the parent's weights are tested
+        again with other options.
 
         Args:
             fit: a training run of the plan, whose parent has been trained.
@@ -324,8 +323,8 @@ class Scheduler:
     def record_finished(self, restore: bool = True) -> None:
         """Record all finished runs without training any; the other fits count as failed.
 
-        A fit is a run that the plan asks for. ``next_job`` records the finished ones itself, and
-        returns the next that is not finished, which is recorded as untrained.
+        A fit is a run that the plan asks for. ``next_job`` records finished fits itself. It returns
+        the next unfinished fit, which is recorded here as untrained.
 
         Args:
             restore: whether finished runs of packed studies (``--known``) are copied into the

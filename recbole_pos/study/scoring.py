@@ -222,7 +222,8 @@ def judge_rows(plan: Plan, packed: Sequence[PackedStudy] = ()) -> Judged:
     if not files:
         return {}
 
-    # The split is the same for all rows, so read it with the options of the first.
+    # The requests are the questions of the test split: a user's history, and the target to find in
+    # it. They are the same for all rows, so read the data with the options of the first.
     first_row, _ = next(iter(files))
     requests = make_requests(read_plan_data(plan.make_options(first_row)))
     judged = {}
@@ -262,6 +263,7 @@ def add_judged(results: Results, judged: Judged) -> Results:
     for (row, seed), judgement in judged.items():
         frames[row, seed] = judgement.requests.make_rank_table(judgement.ranks)
         line = {"row": row, "seed": seed, "status": DONE, "path": judgement.name}
+        # Candidates are the items that were ranked, in words. Other columns of runs stay empty.
         line |= {"candidates": judgement.requests.candidates, "request_time": "none"}
         lines.append({**line, **dict.fromkeys(("reason", "device", "commit", "digest"), "")})
         warnings += judgement.warnings
@@ -281,8 +283,8 @@ def _require_lengths(plan: Plan, judged: Judged) -> None:
 
     Args:
         plan: the study.
-        judged: (row, seed), where a row is a configuration -> judgement of the lists, with their
-            length.
+        judged: (row, seed) -> judgement of the lists of predictions, with their length. A row is a
+            configuration.
 
     Raises:
         UsageError: naming the metric and the file with shorter lists.

@@ -206,7 +206,7 @@ class SeedNoise:
             values: [seeds, units] values of two seeds or more.
         """
         # Residuals: what is left of each value without the effects of its seed and its unit (user).
-        # ``within`` is their variance, as it enters the mean of a run over all units.
+        # ``within`` is the part that they have in the variance of a run's mean over all units.
         num_seeds, num_units = values.shape
         seed_means = values.mean(1, keepdims=True)
         unit_means = values.mean(0, keepdims=True)
@@ -320,8 +320,8 @@ def estimate_difference(
     # The noise between the seeds of each side. The mean of n seeds has 1 / n of its variance.
     noises = [(1 / len(side), SeedNoise.from_values(side)) for side in sides if len(side) > 1]
 
-    # Sides with one seed take the noise of other rows, scaled to their level. It is the same
-    # estimate for both sides, so it counts once, with the sum of their factors.
+    # Sides with one seed take the noise of other rows, scaled to their mean metric. If both sides
+    # do, it is one estimate, not two, so it is added once, with the sum of their factors.
     seed_noise = "own"
     levels = [float(side.mean()) for side in sides if len(side) == 1]
     if levels:
@@ -591,7 +591,7 @@ def _match_seeds(
 
     Args:
         seeds, reference_seeds: seeds of the row and of the reference.
-        is_coupled: whether they are coupled. Otherwise all seeds are compared.
+        is_coupled: whether the two rows are coupled. Otherwise all seeds are compared.
     """
     if is_coupled and set(seeds) & set(reference_seeds):
         _, index, reference_index = np.intersect1d(seeds, reference_seeds, return_indices=True)

@@ -75,7 +75,7 @@ def _inherit(source: Source, inherited: dict[str, Any]) -> dict[str, Any]:
 
     If ``rows`` is a list of names, only these inherited rows stay. Then the inherited ``reference``
     (the row that others are compared to), ``tables`` (which rows stand together) and ``paper``
-    (values to show beside a row) are reduced to what is about them.
+    (values to show beside a row) lose what is about other rows.
 
     Args:
         source: the study.
@@ -241,7 +241,8 @@ def _check_row(plan: Plan, name: str) -> None:
     # is given as `attach` (schemes are added) or as `retest` (it is tested with other options).
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
-    # These keys are decided by the parent, so the row must not have them.
+    # The parent decides these keys, so the row must not have them: neither among its options, nor
+    # among the keys that the file gives for the row itself (pydantic's model_fields_set).
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
     if not row.attach:  # a retest, which only takes options that a trained model can be tested with
         refused |= set(row.options) - set(_RETEST_OPTIONS)
@@ -305,8 +306,8 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
         plan: the study.
         changes: keys of a study file with their new values. A number of seeds selects the first of
             the study's list of seeds; if it has fewer, the seeds after its largest are added.
-        base: options that win over those in the base of the study. Its ``config_files`` are read
-            after those of the base, and what they set wins over the base as well.
+        base: options that win over those in the base of the study. So do the options in its
+            ``config_files``, which are read after the files of the study's base.
 
     Raises:
         UsageError: if the changed study is wrong, as for :func:`read_plan`.

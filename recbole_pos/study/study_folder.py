@@ -214,8 +214,8 @@ class StudyFolder:
 
         Args:
             plan: the study.
-            digests: name of a fit -> digest of its run (the hash that names the run's folder). Fits
-                that are not among them keep their runs.
+            digests: name of a fit -> digest of its run (the hash that names the run's folder). What
+                the file says of other fits stays.
         """
         # The file: name of a fit -> its run, and a hash of what the plan asks of it.
         current = read_json(self.path / "current.json")
@@ -316,12 +316,13 @@ class PackedStudy:
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
 
     def read_judgement(self, row: str, seed: int, requests: Requests) -> Judgement | None:
-        """Return what the predictions of another system were found to be worth when they were kept.
+        """Return ranks and faults of another system's predictions, as ``compare --pack`` kept them.
 
         Args:
             row: row of the study (a configuration) that names the predictions.
             seed: seed of the predictions.
-            requests: the questions of the split at hand, which the predictions must have answered.
+            requests: the questions of the present split, each a user's history and the target to
+                find. The predictions must have answered the same ones.
 
         Returns:
             The ranks of the targets and the counts of faults; None if there are no predictions of
@@ -388,8 +389,8 @@ def pack(
         if run.ranks.is_file():
             ranks[digest] = pd.read_parquet(run.ranks, columns=["rank"])["rank"].astype("Int32")
 
-    # The same of predictions of other systems, by a name that no digest has. _JUDGED are the length
-    # of the lists and of the file, and the counts of faults.
+    # Collect facts and ranks of predictions of other systems, by row and seed in place of a digest.
+    # _JUDGED are the length of the lists and of the file, and the counts of faults.
     for (row, seed), judgement in judged.items():
         name = f"{row}, seed {seed}"
         ranks[name] = pd.Series(judgement.ranks).astype("Int32")

@@ -186,7 +186,7 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
     value = f"{best['row']}, {format_number(best['mean'])} (mean of {seeds})"
     findings = [f"Highest {format_metric(main)}: {value}."]
 
-    # How many runs are missing. Results without a plan, of any run folders, lack none.
+    # How many runs are missing. Results of single run folders have no plan, so no run is missing.
     num_runs = sum(map(results.plan.count_runs, table.rows))
     status = results.runs.loc[results.runs["row"].isin(table.rows), "status"]
     num_unfinished = num_runs - int(status.isin((DONE, FAILED)).sum())
@@ -203,15 +203,15 @@ def write_findings(results: Results, comparison: Comparison) -> list[str]:
 def _describe_differences(comparison: Comparison) -> list[str]:
     """Return sentences on which differences from the reference are significant.
 
-    The first sentence names the rows (configurations) that differ significantly. Where they apply,
-    others say how small a difference could be found, and which rows have too few seeds.
+    The first sentence names the rows (configurations) that differ significantly. If some do not, a
+    second one says how small a difference could be found. A last one names rows with too few seeds.
 
     Args:
         comparison: the numbers of one table of the study, with one line per row but the reference.
     """
     differences, reference = comparison.differences, comparison.table.reference
 
-    # Which rows differ significantly. Those have a star.
+    # Which rows differ significantly: the column ``star`` is true for them.
     significant = [
         f"{line['row']} ({format_number(line['difference'], sign=True)})"
         for line in differences[differences["star"]].to_dict("records")
@@ -386,7 +386,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     if len(points) < 2:
         return None
 
-    cost_name, format_cost = _COSTS[column]
+    cost_name, format_cost = _COSTS[column]  # for example "training time" and format_duration
     metric = format_metric(table.metrics[0])
 
     # Colour and marker of a row are the same in all charts of the study.
@@ -468,7 +468,7 @@ def _make_style(results: Results, row: Any) -> dict[str, Any]:
         Arguments of matplotlib's ``plot``.
     """
     index = list(results.plan.rows).index(row)  # the same in all charts, whatever a table selects
-    # Colours and markers are as many, so after the last of both the next rows get another dash.
+    # There are as many markers as colours. When all are used up, start again with another dash.
     return {
         "color": _COLORS[index % len(_COLORS)],
         "marker": _MARKERS[index % len(_MARKERS)],
