@@ -66,7 +66,7 @@ def compute_in_chunks(
     if torch.compiler.is_compiling() or len(rows) <= rows_per_chunk:
         return function(*tensors)
 
-    # the chunks of each tensor; one that all rows share, or None, is the same in every chunk
+    # the chunks of each tensor; a tensor that all rows share, or None, is the same in every chunk
     num_chunks = -(-len(rows) // rows_per_chunk)  # rounded up
     chunks = [
         (x,) * num_chunks if x is None or len(x) == 1 else x.split(rows_per_chunk) for x in tensors

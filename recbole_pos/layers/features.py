@@ -178,8 +178,8 @@ class EventFeatures(nn.Module):
 
         Args:
             x: [m, d] vector of each interaction's item.
-            batch: has the values of the fields; one that it does not have counts as missing, with
-                the vector zero.
+            batch: has the values of the fields. A field without values in the batch counts as
+                missing, with the vector zero.
 
         Returns:
             [m, d].

@@ -218,9 +218,9 @@ def takes_rows(weight: Tensor) -> bool:
 def index_rows(weight: Tensor, *ids: Tensor) -> tuple[Tensor | None, list[Tensor]]:
     """Return the rows that the gradient of a table has, and the indices of ``ids`` among them.
 
-    A loss sums its gradient of the table by these indices. In a :func:`kept_gradient` block
-    (``takes_rows``) the gradient has only the rows that a step touches, which saves time and memory
-    where the table is large; otherwise it has all.
+    A loss sums its gradient of the table by these indices. In a :func:`kept_gradient` block, as
+    ``takes_rows`` says, the gradient has only the rows that a step touches, which saves time and
+    memory where the table is large. Outside of such a block the gradient has all rows.
 
     Args:
         weight: [rows, d] the table.

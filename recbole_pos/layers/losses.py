@@ -169,8 +169,8 @@ class EarlyGradients(torch.autograd.Function):
             grad: scalar gradient to the loss.
 
         Returns:
-            [m, d] and [items, d], the latter sparse if only some rows have one, and None for each
-            further argument of ``forward``.
+            To states [m, d], and to item vectors [items, d], sparse if only some rows have a
+            gradient; None for each further argument of ``forward``.
         """
         grads = ctx.saved_tensors
         # Scaling copies gradients. On a CPU it is cheap to read the factor, and 1 needs no copy.

@@ -339,7 +339,7 @@ def _compute_logits(
 
     Returns:
         States [c, x, d], item vectors [c, y, d] and logits [c, x, y]. A logit is -inf where the
-        item is the target of the position, whose logit is computed elsewhere.
+        item is the target of the position: the caller computes the logits of targets itself.
     """
     bucket_states = F.embedding(positions, states)
     bucket_vectors = F.embedding(items, vectors)

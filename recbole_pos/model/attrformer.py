@@ -320,12 +320,12 @@ class AttrFormer(PosSASRec):
 
         Args:
             newest: [b] int64 row of the log with the newest interaction of each history.
-            lookup: the log and its relations, with histories from outside appended.
+            lookup: the dataset's log and its relations, with histories from outside appended.
 
         Returns:
             [b, d], in the order of ``newest``.
         """
-        # a history is the rows from ``start`` to ``target``, without the latter
+        # a history is the rows ``start`` to ``target - 1``
         target = newest + 1
         # Whole histories are read if training linked a user's windows, else the newest window only.
         # ``ranks`` say how many interactions of the user are older.

@@ -129,7 +129,7 @@ class PosRecommender(SequentialRecommender):
         # ``add_content`` adds vectors of texts or images, if the options give any
         add_content(self, config, dataset)
         self.loss = build_loss(config, dataset, self.candidates)
-        # whether the loss of a target depends on the others of its batch
+        # whether the loss of a target depends on the other targets of its batch
         is_in_batch = getattr(self.loss, "negative_sampler", None) == "in_batch"
         self.targets_meet = config["loss_type"] == "SCE" or is_in_batch
         if (item_features := build_item_features(config, dataset)) is not None:
@@ -282,8 +282,8 @@ class PosRecommender(SequentialRecommender):
         if self.loss is full_cross_entropy:
             return weighted_cross_entropy(states, vectors, targets, target_weights, prior=None)
 
-        # Other losses take each pair of state and target as one more position. Their mean is over
-        # pairs, so it is scaled by the sum of weights per state.
+        # Other losses get each pair of a state and a target as if it were a state of its own. They
+        # return the mean over pairs, which is scaled by the sum of weights per state.
         state, column = target_weights.nonzero(as_tuple=True)
         mean = self.loss(states[state], vectors, targets[state, column])
         return mean * (target_weights.sum() / len(target_weights)).to(mean.dtype)

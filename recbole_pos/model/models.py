@@ -151,7 +151,7 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     """Return of which kinds a model is, which decides the options that it can read.
 
     The table of options (``options.yaml``) says of an option by which kinds of models it is read. A
-    model that a user has registered counts as one that reads histories and times: it may.
+    model that a user has registered may read histories and times, so it counts as of both kinds.
 
     Args:
         model: name of the model.
@@ -190,8 +190,8 @@ def find_unread_options(model: str) -> Mapping[str, str]:
     Returns:
         Name of each such option -> the reason, as a sentence for the user.
     """
-    # classes of the plugin and of users (``OURS``) say so themselves, in an attribute that they may
-    # lack; for those of RecBole a table does
+    # classes of the plugin and of users (``OURS``) may have the attribute ``refuses``; the options
+    # that models of RecBole do not read are listed in ``RECBOLE_UNREAD``
     if model in OURS:
         return getattr(OURS[model], "refuses", {})
     return RECBOLE_UNREAD.get(model, {})

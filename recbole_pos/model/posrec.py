@@ -61,7 +61,7 @@ class GraphRecommender(PosRecommender):
         none. In training the host calls this before the step.
 
         Args:
-            batch: sessions; one that is prepared already is returned as it is.
+            batch: sessions; a batch that has ``extras`` already is returned as it is.
         """
         if batch.extras is not None:
             return batch

@@ -96,7 +96,9 @@ class _Encoded(_Trimmed):
     item_embedding: nn.Embedding
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
-        """Build RecBole's model, then wrap its item vectors in one that adds encodings.
+        """Build RecBole's model, then wrap its item vectors in a module that adds encodings.
+
+        An encoding is a vector for the place of an interaction in its session.
 
         Args:
             config: options of the model; ``position`` names the encodings.

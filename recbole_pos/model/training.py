@@ -186,7 +186,8 @@ def compute_every_state(model: Any, batch: SequenceBatch) -> Tensor:
     """Return the states after every interaction of a batch, by a causal model of RecBole.
 
     RecBole's models return the state after the newest interaction only, which they select by their
-    method ``gather_indexes``. For this call it is replaced by one that returns all states.
+    method ``gather_indexes``. For this call another function replaces that method and returns the
+    states at all queries, which ask for the item after an interaction.
 
     Args:
         model: one of ``CAUSAL_BUILTINS``.

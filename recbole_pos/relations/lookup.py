@@ -353,10 +353,10 @@ class RelationLookup:
     ) -> PackedSequences:
         """Describe the training windows of a batch: what may read what in and across them.
 
-        An interaction reads another one by adding its state to its own. A chain is a run of windows
-        in which later interactions read all earlier ones. Without ``linked`` each window is its own
-        chain. With it a window that begins right after the end of the one before, in the history
-        of the same user, continues that one's chain.
+        An interaction reads another one by adding its state to its own. A chain is a series of
+        windows in which later interactions read all earlier ones. Without ``linked`` each window is
+        its own chain. With ``linked`` a window continues the chain of the window before if both are
+        of the same user and it begins where the other ended.
 
         Args:
             events: [m] int64 rows of the interactions in the dataset, which is sorted by user and

@@ -165,8 +165,9 @@ class _ReadableRuns:
     def find(self, cell: np.ndarray, reader: np.ndarray) -> tuple[np.ndarray, ...]:
         """Find the interactions of a cell that a reader may read, for n pairs of reader and cell.
 
-        ``__init__`` has sorted the interactions, so those that may be read are a run, a stretch of
-        neighbours. ``locate`` returns the end and the size of a run by bisection.
+        To read an interaction is to add its state to one's own. ``__init__`` has sorted all
+        interactions, so the readable ones are a run, a stretch of neighbours. ``locate`` returns
+        the end and the size of a run by bisection.
 
         Args:
             cell: [n] cell to look in: a class (such as a brand) and a place in a window as one

@@ -111,7 +111,8 @@ def normalise(edges: Edges, m: int) -> np.ndarray:
         [E] float64 normalised entries.
     """
     # The paper counts the relations that an interaction reads. Here D sums their values, as strong
-    # and weak ones differ. It is at least 1, since one that is read may read nothing itself.
+    # and weak ones differ. The sum may be 0, as an interaction may be read, but read nothing; it is
+    # made 1 at least, so that no value is divided by 0.
     degree = np.maximum(np.bincount(edges.reader, edges.value, minlength=m), 1)
     return edges.value / np.sqrt(degree[edges.reader] * degree[edges.source])
 

@@ -523,7 +523,7 @@ def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp
             return group, relate_categorical(tokens, relation.field)
         return group, relate_numerical(numbers, relation.scales, relation.field)
 
-    # with one, a joint class is a combination of a price and categories, for example
+    # with a condition, a joint class is a combination of a price and categories, for example
     condition = read_column(relation.within, relation.table, dataset)
     condition_group, condition_tokens = number_token_sets(condition)
     group, joint = join_classes([group, condition_group])
@@ -535,7 +535,7 @@ def relate_classes(relation: Relation, dataset: Dataset) -> tuple[np.ndarray, sp
     is_known = (i > 0) & (j > 0)
     i, j = i[is_known], j[is_known]
 
-    # and how their prices are related
+    # how the prices of each pair are related
     if is_categorical:
         strength = count_shared_tokens(tokens, i, j)
     else:
