@@ -30,10 +30,10 @@ _NUMPY_ALIASES = {
 
 
 def patch_module(module_name: str) -> Callable[[Patch], Patch]:
-    """Decorate a function that changes a module of RecBole: it is called once that is imported.
+    """Decorate a function that changes a module of RecBole, to fix an error in it for example.
 
-    The function gets the module, and is called a *patch*. ``PATCHES`` keeps the patches of each
-    module until :func:`install` has them called.
+    Such a function is a *patch*. It is called with the module as soon as the module has been
+    imported. Here it is only noted in ``PATCHES``, the list of each module's patches.
 
     Args:
         module_name: full name of the module to change, such as ``recbole.trainer``.
@@ -65,6 +65,7 @@ def wrap_function(module_name: str, path: str) -> Callable[[Callable], Callable]
     """
 
     def register(around: Callable) -> Callable:
+        # called with the module once that is imported
         PATCHES[module_name].append(functools.partial(_replace_function, path=path, around=around))
         return around
 
@@ -212,7 +213,8 @@ def embed_several_numbers(embed: Callable[..., Any], self: Any, values: Any, *ar
     Args:
         embed: RecBole's method, which gets the corrected values.
         self: the embedding layer.
-        values: [..., 1, 2 * num_fields]; each attribute has two entries. None without attributes.
+        values: [..., 1, 2 * num_fields]; each attribute has two entries, which RecBole expects on
+            an axis of their own. None without attributes.
     """
     if values is not None:  # -> [..., num_fields, 2]
         values = values.reshape(*values.shape[:-2], -1, 2)

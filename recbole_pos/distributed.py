@@ -115,7 +115,8 @@ class SharedLoss:
         # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            # It wraps a module and calls its ``forward``: of _Loss, this is the loss.
+            # It wraps a module and calls its ``forward``. _Loss is a module whose ``forward``
+            # returns the loss.
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
@@ -203,9 +204,9 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
         headers = [torch.empty_like(header) for _ in range(shard.size)]
         dist.all_gather(headers, header)
 
-        # Join the rows of all, in the order of processes. ``apply`` also sees to the gradients: the
-        # states get those of their own rows, divided by the weight of this process. The caller
-        # multiplies the loss by it, as for a loss of this process's part alone.
+        # Join the rows of all processes, in their order; gradients reach only this process's rows.
+        # The loss below is that of the whole batch already, but the caller multiplies it by the
+        # weight of this process. So ``apply`` divides the gradients by that weight.
         sizes = [int(size) for size, _ in headers]
         gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
         all_targets = torch.cat(_gather(targets, sizes))

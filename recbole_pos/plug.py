@@ -97,7 +97,8 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
-    # Models of the plugin need the time column, too, which RecBole reads only if it is listed.
+    # Models of the plugin need the time column, too, which RecBole reads only if ``load_col`` lists
+    # it. add_time_field returns that list with the column added.
     load_col = internal.get("load_col")
     internal["load_col"] = add_time_field({**internal, **options, "load_col": load_col})
 
@@ -149,13 +150,15 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
 
 
 def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
-    """Return what RecBole's trainer saves, from its own file or from a checkpoint of this package.
+    """Return the content of a checkpoint in RecBole's form, and run no code of strangers.
+
+    There are two kinds of files. Those of RecBole's trainer are pickled, so reading one may run
+    code; they are read only if this process has written them, or the user trusts them. Checkpoints
+    of this package hold tensors and plain values only, and are always read.
 
     Args:
         file: path of the checkpoint.
-        trust: whether the user allows that code in the file is run. Without it a file of RecBole's
-            is read only if this process has written it, and any other must be one of this package's
-            checkpoints, which hold tensors and plain values.
+        trust: whether the user allows that code in the file is run.
         device: device for the tensors of a file of RecBole's; by default where they were saved.
 
     Returns:
@@ -168,8 +171,8 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    # Only a trusted file, or one that this process has written, is unpickled, which could run code.
-    # It may be one of this package all the same, which is then read as such below.
+    # The kind of a file is seen only when it is loaded. A trusted file may be one of this package,
+    # too, whose values still have to be brought into RecBole's form, as below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:
@@ -205,9 +208,9 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
             "RecBole does not make; load it with recbole_pos.load"
         )
 
-    # RecBole unpickles the files that these options name or, without them, files where it expects
-    # some, and a pickled file could run code. A path below a file, as if that were a folder, is one
-    # that cannot exist, so that nothing is unpickled.
+    # RecBole unpickles the files that these two options name, and without the options it looks for
+    # such files in its usual folder. A pickled file could run code. So the options name a path that
+    # cannot exist, since it treats the checkpoint as a folder, and nothing is unpickled.
     for key in ("dataset_save_path", "dataloaders_save_path"):
         config[key] = os.path.join(file, "nothing")
     weights = state["best_weights"] or state["weights"]
@@ -311,6 +314,7 @@ def _load_data_and_model(original: Any, model_file: Any, trust: bool = False) ->
     if state.get("data"):  # checkpoints of this package say which data the model was trained on
         require_same_data(state, dataset.identity, model_file)
 
+    # Seed again, as RecBole's function does, so that the model is built with the run's numbers.
     quick_start.init_seed(config["seed"], config["reproducibility"])
     model_class = quick_start.get_model(config["model"])
     model = model_class(config, loaders[0]._dataset).to(config["device"])

@@ -180,7 +180,7 @@ class Registry(Mapping[str, type]):
             UsageError: if defaults are no dict of options.
         """
         defaults: dict[str, Any] = {}
-        shipped_names: set[str] = set()
+        shipped_names: set[str] = set()  # options that some yaml of the plugin or RecBole has
         for base in reversed(cls.__mro__):  # from ``object`` to the class itself, so that it wins
             shipped = read_shipped(base)
             shipped_names |= set(shipped)

@@ -71,8 +71,8 @@ class YamlLoader(yaml.SafeLoader):
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
 
-        # A node that is too deep (None) has no size, nor has an alias of a node that it stands in,
-        # which has not ended: both count as too large.
+        # Two kinds of nodes have no size, and count as too large: one that is too deep, so that
+        # ``node`` is None, and an alias of a node that holds the alias itself, and has not ended.
         if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
             _refuse(
                 f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "

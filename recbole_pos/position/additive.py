@@ -43,8 +43,8 @@ class PositionEncoding(InputPosition):
             forward: [...] int64 number of older interactions, pos; 0 to n - 1.
             backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
             length: [...] int64 l, the number of interactions of the session; None for forward +
-                backward + 1. An item that occurs twice needs it: ``forward`` is of its first
-                occurrence, ``backward`` of its last.
+                backward + 1. It must be given for an item that occurs twice, since ``forward``
+                counts from its first occurrence and ``backward`` from its last.
 
         Returns:
             [..., d].
@@ -129,14 +129,16 @@ class CountedEncoding(PositionEncoding):
         Returns:
             [..., d]: the rows added up (``added``), or side by side as parts of d columns.
         """
+        if length is None:
+            length = forward + backward + 1
         row_numbers = {
             "forward": forward,
             "backward": backward,
-            "newest": self.max_length - 1 - backward,
-            "length": (forward + backward + 1 if length is None else length) - 1,
+            "newest": self.max_length - 1 - backward,  # the newest interaction: the last row
+            "length": length - 1,  # a session of one interaction: row 0
         }
 
-        # each count chooses rows of its own columns of the table
+        # The table ``weight`` is cut into columns for each count, which chooses rows of its part.
         columns = []
         for count, table in zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True):
             columns.append(nn.functional.embedding(row_numbers[count], table))

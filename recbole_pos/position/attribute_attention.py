@@ -85,12 +85,14 @@ class TimeIntervalAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # add the positions, which count from the newest interaction, and pad for products
+        # Add the vectors of positions. ``age`` is the number of newer interactions of the history,
+        # so the newest interaction has the last row. Then pad histories to one length for products.
         _, h, e = value.shape  # heads, and columns of a head
-        row = self.max_length - 1 - batch.age  # the newest interaction has the last row
+        row = self.max_length - 1 - batch.age
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
+        # "start": histories begin in the first row, and padding follows; [b, t, 3, h, e]
+        block = batch.pad(torch.stack((query, key, value), 1), "start")
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
 
         # Logits. q_i is multiplied by all rows of R^K first, [b, h, t, r], and the product for r_ij
@@ -129,13 +131,15 @@ def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
         [b, t, t] int64 from interaction i (row) to j, padded after shorter histories. Entries of
         the future and of padding have no meaning.
     """
-    # seconds [b, t]; a query may be asked later than at the time of its interaction
+    # Seconds [b, t]. The time of a query is that of its interaction or, if the times of requests
+    # are known, that at which the item after it is requested.
     query_times, key_times = pad_times(batch)
 
     # the shortest gap above 0 to the interaction before, among those up to each interaction
     gap = key_times.diff(dim=1, prepend=key_times[:, :1])
     unit = gap.masked_fill(gap <= 0, torch.inf).cummin(1).values
-    # without a gap so far: intervals of interactions are 0, that to a later request is in seconds
+    # Without a gap so far the interactions so far have equal times, and intervals of 0 in any unit;
+    # the time to a later request is then counted in seconds.
     unit = unit.masked_fill(unit.isinf(), 1)
     intervals = (query_times[:, :, None] - key_times[:, None]) / unit[:, :, None]
     return intervals.clamp(0, longest).long()
@@ -205,7 +209,8 @@ class DecoupledAttributes(AttentionPosition):
             [b, h, t, t], padded after shorter histories.
         """
         logits: list[Tensor] = []
-        # the products of each field by itself: the position first, then the fields of items
+        # _embed returns the vectors of the position, then those of each field of items. Each has a
+        # query and a key of its own, and their products are added up.
         for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
             pair = torch.stack((query(vector), key(vector)), 1)
             pair = pair.view(pair.size(0), 2, self.n_heads, -1)  # [m, 2, h, e_f]

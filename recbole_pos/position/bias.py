@@ -104,7 +104,8 @@ class T5Bias(DistanceBias):
             t5_max_distance: smallest distance that is always in the last bucket.
 
         Raises:
-            UsageError: if there are no two buckets, or the distance leaves none for a logarithm.
+            UsageError: if there are fewer than two buckets, or ``t5_max_distance`` is not above
+                half of their number.
         """
         super().__init__()
         if t5_buckets < 2 or t5_max_distance <= t5_buckets // 2:
@@ -117,6 +118,7 @@ class T5Bias(DistanceBias):
         # half of the buckets in equal steps, the other half in steps of the logarithm
         exact = t5_buckets // 2  # buckets of one distance each
         distance = torch.arange(dimensions.max_length)
+        # growth of the logarithm: 0 where the second half begins, 1 at t5_max_distance
         growth = (distance.clamp(min=1).double() / exact).log() / math.log(t5_max_distance / exact)
         far = exact + (growth * (t5_buckets - exact)).long()
         bucket = torch.where(distance < exact, distance, far.clamp(max=t5_buckets - 1))
@@ -225,7 +227,8 @@ class ContextualPosition(AttentionPosition):
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)
         position = gate.flip(-1).cumsum(-1).flip(-1)
 
-        # a sum of t gates below one stays below t, so rows beyond t are never read
+        # A sum of t gates below one stays below t, the longest history, so rows beyond t are never
+        # read.
         num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
 

@@ -41,10 +41,11 @@ class Schemes:
     def __init__(
         self, classes: Mapping[str, type[PositionScheme]], dimensions: Dimensions, options: Options
     ) -> None:
-        """Build the encoding of the input; those of the layers follow by :meth:`attention`.
+        """Build the position schemes of a model that add to its input.
 
         A position scheme is a module that tells a model about order or time. It either adds to the
-        input or changes attention, then once for each layer.
+        input or changes attention. Those of attention are built by :meth:`attention`, which the
+        model calls for each layer.
 
         Args:
             classes: class of each position scheme, by its name in ``position``.
@@ -54,15 +55,18 @@ class Schemes:
         self.classes, self.dimensions, self.options = classes, dimensions, options
         self._layers: list[Compose] = []  # schemes of the layers so far
 
-        # A single encoding is not wrapped, so that its weights have short names in a checkpoint.
+        # ComposeInput applies several encodings in turn. A single one is not wrapped in it, so that
+        # its weights have short names in a checkpoint.
         encodings = self._build(InputPosition, layer=0)
         self.input: nn.Module = ComposeInput(encodings)
         if len(encodings) == 1:
             (self.input,) = encodings.values()
 
+        # whether any scheme reads the times of interactions
         self.needs_time = any(cls.needs_time for cls in classes.values())
+        # whether any scheme reads at which time the next item is requested, if that is known
         self.reads_request = any(cls.reads_request for cls in classes.values())
-        # schemes that need times which never fall along a history
+        # names of the schemes that need interactions in the order of time, the oldest first
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
 
     def attention(self) -> AttentionPosition:
@@ -94,7 +98,7 @@ class Schemes:
         schemes = {}
         for name, cls in self.classes.items():
             if issubclass(cls, base):
-                options = {key: self.options[key] for key in cls.options}
+                options = {key: self.options[key] for key in cls.options}  # those that it reads
                 schemes[name] = cls(dimensions, **options)
         return schemes
 
@@ -124,9 +128,12 @@ def build_schemes(
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, a scheme
             inside attention for a model that has none, or one that would reveal later times.
     """
+    # scheme_names checks the names, and SCHEMES has the class of each
     classes: dict[str, Any] = {name: SCHEMES[name] for name in scheme_names(position)}
 
-    # earlier targets of a training window would be learned with the time of a later interaction
+    # With augmentation all_positions each interaction of a training window is a target, and a
+    # scheme that reads the newest time of the window would tell the model when later interactions
+    # happen. With train_windows: prefix a window has one target, its newest, and nothing leaks.
     leaking = [name for name, cls in classes.items() if cls.reads_newest_time]
     has_windows = "augmentation" in options and options["augmentation"] == "all_positions"
     if leaking and has_windows and options["train_windows"] != "prefix":
@@ -135,7 +142,8 @@ def build_schemes(
             "which tells the states of earlier ones about later times; set train_windows: prefix"
         )
 
-    # schemes that change attention would do nothing in a model without it
+    # Schemes that change attention would do nothing in a model without it. _find_place returns what
+    # a scheme changes: the input, a part of attention, or none.
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
     if ignored and not has_attention:
         raise UsageError(
@@ -172,6 +180,7 @@ def build_row_encodings(
             f"position alone ({', '.join(allowed)}) or nope; found {', '.join(rejected)}"
         )
 
+    # Several encodings, or none, are wrapped in a ComposeInput; a single one is not.
     encoding = build_schemes(position, dimensions, options).input
     if isinstance(encoding, ComposeInput):
         return nn.ModuleList(encoding.schemes.values())
@@ -195,6 +204,7 @@ def describe(name: str) -> Facts:
         max_length=50, hidden_size=64, n_heads=1, initializer_range=0.02, n_layers=2
     )
     schemes = build_schemes(name, dimensions, SCHEMES.defaults(name), has_attention=True)
+    # the encoding of the input, and what changes attention in each of two layers
     modules = nn.ModuleList([schemes.input, schemes.attention(), schemes.attention()])
     num_parameters = sum(weight.numel() for weight in modules.parameters())  # shared ones once
 
@@ -257,7 +267,8 @@ class Compose(AttentionPosition):
                 f"position: {replacing[0]} replaces attention and cannot share a layer with other "
                 f"attention schemes (found {', '.join(schemes)})"
             )
-        # what the layer computes: what the scheme asks for, or query, key and value
+        # What the layer computes for the schemes: query, key and value (PROJECTIONS), or those of
+        # them that a scheme in place of attention asks for.
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
 
     def parts(self) -> dict[str, AttentionPosition]:
@@ -350,9 +361,11 @@ class ComposeInput(InputPosition):
 
 
 def find_shortest_period(model: nn.Module) -> float | None:
-    """Return the shortest time after which an angle of a model's rotary schemes repeats.
+    """Return the shortest time after which a rotary position scheme turns a vector once around.
 
-    It is compared with the resolution of the dataset's times before training.
+    Rotary schemes turn pairs of columns of queries and keys by angles that grow with time. The time
+    of a whole turn is the period of a pair. Before training the shortest one is compared with the
+    resolution of the dataset's times: angles that turn faster tell the model nothing.
 
     Args:
         model: a model whose position schemes may turn queries and keys by time.
@@ -363,7 +376,7 @@ def find_shortest_period(model: nn.Module) -> float | None:
     shortest = []
     for module in model.modules():
         if isinstance(module, AttentionPosition):
-            periods = module.time_periods()  # [h, e / 2], or None
+            periods = module.time_periods()  # [h, e / 2] seconds; None if it turns by order only
             if periods is not None:
                 shortest.append(periods.min().item())
     return min(shortest, default=None)

@@ -106,10 +106,12 @@ class FuXiLinear(AttentionPosition):
         self.num_pairs = math.ceil(size / 2)
         require_periods(time_min_period, time_max_period, time_unit)
         shortest, longest = (x * SECONDS[time_unit] for x in (time_min_period, time_max_period))
+        # radians per second, whose periods are log-spaced; fixed and without learned factors
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
 
-        # what is learned: decays, rows p that start as sines and cosines, alpha and beta
+        # What is learned: the decay of each head; a vector p of each position, the rows of a table
+        # that starts as sines and cosines; alpha and beta.
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s) of column c
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
@@ -139,18 +141,21 @@ class FuXiLinear(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
+        # Pad histories to one length. Sums over older interactions are right with padding at either
+        # end, so the batch chooses the cheaper one (any_alignment).
         e, dtype, align = query.size(-1), value.dtype, batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
         # Logarithms of the decay g^i [b, h, t], which falls with the position; then p, alpha, beta.
-        # The rate of each head is that of the one before and more.
+        # The rate of each head is that of the head before plus a positive number.
         rate = F.softplus(self.raw_decay.double()).cumsum(0)[:, None]  # -ln g, [h, 1]
         log_decay = -rate * batch.pad(batch.index.double(), align)[:, None]
         p = batch.pad(self.positions[batch.index].to(dtype), align)[:, None]
         alpha, beta = self.share.to(dtype)
 
+        # sum_past(q, k, v) returns the sums over j <= i of (q_i . k_j) v_j
         channels = (
             sum_past(q, k, F.silu(content), (log_decay, log_decay)),
             alpha * sum_past(p, p * (2 / p.size(-1)), order) + beta * order,
@@ -193,8 +198,9 @@ class FuXiLinear(AttentionPosition):
         query_decay = (-math.log(2) * query_angle).repeat(1, 2, 1)
         key_decay = (-math.log(2) * key_angle).repeat(1, 2, 1)
 
-        # Every column is summed on its own, as a head of one column, and put back in its place.
-        # Heads of few columns are faster in short chunks (``TIME_CHUNK``).
+        # Every column has its own weights, so it is summed on its own, as a head of one column, and
+        # put back in its place. An odd number of columns is filled up, to have two halves. Heads of
+        # few columns are faster in short chunks (``TIME_CHUNK``).
         v = F.pad(values, (0, 2 * num_pairs - columns)).unflatten(-1, (2, num_pairs))
         v = v.permute(0, 3, 1, 4, 2).reshape(b, -1, t, 1)  # [b, 2 h num_pairs, t, 1]
         out = sum_past(q, k, v, (query_decay, key_decay), TIME_CHUNK).view(b, 2, h, num_pairs, t)

@@ -48,6 +48,7 @@ class Factor(nn.Module):
         """
         # in the type of the weights, also under automatic mixed precision
         with torch.autocast(x.device.type, enabled=False):
+            # "end": all histories end in the last row; time_major: positions are the first axis
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self.product(block.flatten(1)).view(block.shape)  # of columns b * h * e
             return batch.unpad(mixed, "end", time_major=True).to(x.dtype)

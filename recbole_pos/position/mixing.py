@@ -46,6 +46,8 @@ class LinearAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         # The denominator is the same sum with a value of 1: a further column of ones gives it.
+        # sum_past(q, k, v) returns the sums over j <= i of (q_i . k_j) v_j. They are right with
+        # padding at either end of a history, so the batch chooses the cheaper one (any_alignment).
         align = batch.any_alignment
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
@@ -75,8 +77,8 @@ def sum_past(
     Args:
         q, k: [b, h, t, f] queries and keys.
         v: [b, h, t, w] values.
-        log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, that never rise along
-            the sequence, nor from c_i to a_i; None for no decay.
+        log_decays: a of queries and c of keys, [b or 1, h, t] float64 each; None for no decay. Both
+            never rise along the sequence, and a_i <= c_i, so that no decay is above 1.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
 
     Returns:

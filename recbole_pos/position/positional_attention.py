@@ -59,8 +59,11 @@ class PositionalAttention(AttentionPosition):
             if not self.normalised:
                 return out
 
-            # the sum of the weights at interactions, by a product with 1 there and 0 at padding
-            if batch.is_full:  # no history is shorter than another: nothing is padded
+            # The sum of the weights of each of the m interactions. Without padding it is that of a
+            # row of A, and ``column`` says which row belongs to each interaction. With padding the
+            # sums are products of A and a block with 1 at interactions and 0 at padding, and
+            # ``slots`` says where in the flat block each interaction is.
+            if batch.is_full:  # all histories are equally long: nothing is padded
                 total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
             else:
                 is_real = batch.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
@@ -163,7 +166,7 @@ class FactorizedPositionMatrix(LearnedAttention):
 
         Args:
             dimensions: sizes of the model.
-            positional_rank: k.
+            positional_rank: k, the rank of R = R1 R2^T.
             positional_mask: whether newer positions are masked ``before_softmax`` or
                 ``after_softmax``.
         """

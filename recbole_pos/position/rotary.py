@@ -101,7 +101,9 @@ class FrequencyBank(nn.Module):
             self.register_buffer("start", start, persistent=False)
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
-        else:  # the ladder; by how much a logarithm falls is the softplus of ``raw_step``
+        else:
+            # The ladder. By how much a logarithm falls is the softplus of ``raw_step``; the inverse
+            # of softplus is log(expm1(x)).
             self.log_first = nn.Parameter(log[:1].to(dtype))
             self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
 
@@ -240,7 +242,7 @@ class RotaryPosition(AttentionPosition):
             rope_base: the base.
         """
         super().__init__()
-        # base_form gives base^(-c / planes), and there are e / 2 planes
+        # base_form gives scale * base^(-c / planes), here with scale 1 and e / 2 planes
         frequency = base_form(count_planes(dimensions, "rope"), rope_base, 1.0)
         angle = torch.arange(dimensions.max_length, dtype=torch.float64)[:, None] * frequency
         dtype = torch.get_default_dtype()

@@ -140,7 +140,9 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
     options = _require_scheme(name, scheme).options  # names of the options that it reads
-    if SCHEMES.paths.get(name) == import_path(scheme) and defaults is None:  # one of the plugin's
+    # One of the plugin's own schemes under its own name is registered already. SCHEMES.paths has
+    # the names of these, and texts such as "module:Class".
+    if SCHEMES.paths.get(name) == import_path(scheme) and defaults is None:
         return scheme
 
     def read_shipped(base: type) -> dict[str, Any]:
@@ -151,7 +153,8 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         shipped = SCHEMES.defaults(shipped_name)
         return {key: value for key, value in shipped.items() if key in options}
 
-    # a value for each option: those given, then those of classes that it extends
+    # The value of each option: as given here, or else as in a class that this one extends.
+    # ``own_options`` are options that no scheme of the plugin has.
     values, own_options = SCHEMES.gather_defaults(scheme, defaults, read_shipped)
     missing = set(options) - set(values)
     if missing:
@@ -163,8 +166,9 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
     values = {key: values[key] for key in options}
     own_options &= set(options)
 
-    # the module, if any, whose import registers the class again in another process
-    module = find_importing_module(sys._getframe(1))  # 1: the code that has called this function
+    # Another process gets the scheme by importing the module that calls this function, if the call
+    # is at the top level of a module; else None. _getframe(1) is the code of the caller.
+    module = find_importing_module(sys._getframe(1))
     SCHEMES.add(name, Registration(scheme, defaults, values, own_options, module))
     return scheme
 

@@ -193,9 +193,10 @@ def map_spans(
     query_times, key_times = pad_times(batch)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
-    for rows in iterate_chunks(b, t**2, key_times.device):
-        spans = query_times[rows, :, None] - key_times[rows, None]  # [some of b, t, t]
-        out[rows] = function(spans)
+    # slices of the b histories, of t^2 numbers each, that fit into memory together
+    for histories in iterate_chunks(b, t**2, key_times.device):
+        spans = query_times[histories, :, None] - key_times[histories, None]  # [some of b, t, t]
+        out[histories] = function(spans)
     return out
 
 
@@ -218,9 +219,10 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
     """Look up a learned number for the time t_i - t_j between each two interactions of a history.
 
-    Neighbours mostly share a bucket, and adding to one number of the gradient again and again would
-    wait for memory. So the table is repeated ``LANES`` times, and key j reads copy j modulo LANES:
-    with 128 buckets, bucket 5 of key 2 is row 261.
+    Neighbours mostly share a bucket, a range of times with one number. Adding all their gradients
+    to that number would be slow on a GPU, where each addition waits for the one before. So the
+    table is repeated ``LANES`` times, and key j reads copy j modulo LANES: with 128 buckets,
+    bucket 5 of key 2 is entry 2 * 128 + 5 = 261.
 
     Args:
         table: [num_buckets] numbers, by bucket of the time; the last one takes everything longer.
@@ -231,19 +233,19 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
     """
     num_buckets = len(table)
 
-    def compute_rows() -> Tensor:
-        """Return the row of the repeated table that each pair of interactions reads, [b, t, t]."""
+    def find_entries() -> Tensor:
+        """Return which entry of the repeated table each pair of interactions reads, [b, t, t]."""
         keys = torch.arange(batch.width, dtype=torch.int32, device=table.device)
-        copy_start = keys % LANES * num_buckets  # the first row of the copy that key j reads
+        copy_start = keys % LANES * num_buckets  # the first entry of the copy that key j reads
         return map_spans(
             batch,
             lambda seconds: find_bucket(seconds, num_buckets).add_(copy_start),
             torch.int32,
         )
 
-    # rows [b, t, t] of the repeated table, the same for all layers
-    rows = batch.cached(("intervals", num_buckets), compute_rows)
-    return table.repeat(LANES).index_select(0, rows.flatten()).view(rows.shape)
+    # entries [b, t, t] of the repeated table, computed once for all layers
+    entries = batch.cached(("intervals", num_buckets), find_entries)
+    return table.repeat(LANES).index_select(0, entries.flatten()).view(entries.shape)
 
 
 class TimeDecay(AttentionPosition):

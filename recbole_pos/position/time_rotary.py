@@ -83,6 +83,7 @@ class AngularPosition(AttentionPosition):
         Returns:
             The rotated queries and keys, [m, h, e] each.
         """
+        # cosines and sines of the angles
         key_turns = self._cached_turns(batch)
         query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
@@ -196,7 +197,8 @@ class CalendarRotaryPosition(BankRotaryPosition):
         turns = torch.arange(planes) // len(calendar_parts) + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
-        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)
+        bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)  # nothing is learned
+        # layers with the same parts, the cache_key, compute the angles of a batch once
         super().__init__(dimensions, bank, time_unit="days", cache_key=tuple(calendar_parts))
 
 
@@ -227,21 +229,25 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
-        """Build the fixed frequencies [planes] of year, month and day.
+        """Compute the fixed frequencies of year, month and day, [planes] radians per day each.
 
-        A plane is a pair of columns of a head that is rotated by one angle.
+        A plane is a pair of columns of a head that is rotated by one angle. Plane c turns by
+        base^(-c / planes) in a year, in a month and in a day.
 
         Args:
             dimensions: sizes of the model.
-            rote_bases: three bases: plane c turns by base^(-c / planes) in a year, month or day.
+            rote_bases: three bases, of year, month and day.
             rote_weights: three weights of the rotations.
         """
         super().__init__()
         planes = count_planes(dimensions, "rote")
         self.level_weights = rote_weights
-        levels = zip(rote_bases, LEVELS, strict=True)  # base, and days of a year, month or day
-        forms = [base_form(planes, base, 1 / days) for base, days in levels]
-        self.banks = nn.ModuleList(FrequencyBank(form, "fixed", scaled=False) for form in forms)
+        # A FrequencyBank returns the frequencies. "fixed" and not scaled: nothing is learned.
+        self.banks = nn.ModuleList()
+        for base, days in zip(rote_bases, LEVELS, strict=True):  # days of a year, month and day
+            frequencies = base_form(planes, base, 1 / days)  # base^(-c / planes) / days
+            self.banks.append(FrequencyBank(frequencies, "fixed", scaled=False))
+        # layers with these options compute the angles of a batch once
         self.cache_key = (*rote_bases, *rote_weights)
 
     def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
@@ -260,7 +266,7 @@ class MultiLevelRotaryPosition(AngularPosition):
         days = batch.times / SECONDS["days"]
         cos, sin = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for weight, bank in zip(self.level_weights, self.banks, strict=True):
-            angle = make_angles(days, bank())[:, None]
+            angle = make_angles(days, bank())[:, None]  # days times the frequencies of the level
             cos, sin = cos + weight * angle.cos(), sin + weight * angle.sin()
         dtype = torch.get_default_dtype()
         return cos.to(dtype), sin.to(dtype)
@@ -351,6 +357,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         is_folded = fusion == "effective"
         order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
+        # modules that return the frequencies of order and of time
         start = base_form(order_planes, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
         self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
@@ -385,8 +392,9 @@ class TimeOrderRotaryPosition(AngularPosition):
             time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
             return planes - time_planes, time_planes
         if self.fusion == "split_head":
-            has_order, has_time = self.n_time_heads < self.n_heads, self.n_time_heads > 0
-            return planes * has_order, planes * has_time
+            order_planes = planes if self.n_time_heads < self.n_heads else 0
+            time_planes = planes if self.n_time_heads > 0 else 0
+            return order_planes, time_planes
         if self.fusion == "split_layer":
             n_layers = dimensions.n_layers
             n_time_layers = _count_by_time(ratio, n_layers, "layers", "n_layers")
@@ -457,8 +465,8 @@ class TimeOrderRotaryPosition(AngularPosition):
     def time_periods(self) -> Tensor | None:
         """Return after how many seconds each plane has turned once by time.
 
-        After that a plane, a pair of columns of a head, has the same angle again. The shortest of
-        these times is compared with those of the dataset before training.
+        A plane is a pair of columns of a head. Before training the shortest of these periods is
+        compared with the resolution of the dataset's times.
 
         Returns:
             [h, e / 2], infinite for planes that turn by order; None if all of them do.
@@ -517,8 +525,8 @@ def _require_consistent(
     learns_gate = gate != "fixed"
     is_fixed = learn_frequencies == "fixed"
     has_unused_gate = learns_gate and fusion != "early"
-    learns_otherwise = fusion == "effective" and (is_fixed or learn_scales)
-    if has_unused_gate or learns_otherwise:
+    contradicts_effective = fusion == "effective" and (is_fixed or learn_scales)
+    if has_unused_gate or contradicts_effective:
         raise UsageError(
             f"fusion: {fusion} does not go with gate: {gate}, learn_frequencies: "
             f"{learn_frequencies} and learn_scales: {learn_scales}. A gate is learned with early "

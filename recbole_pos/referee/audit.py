@@ -90,20 +90,18 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
 
     # Interactions of the same time have no order by themselves: "file" keeps that of the file. If
     # there are such targets, the baselines are also tested with some random orders, which shows
-    # how much depends on that. Every order is read again, so only the first split has several.
+    # how much depends on the order. That takes a run for each order, so it is done for the first
+    # split only.
     orders = {name: ["file"] for name in splits}
     if counts[first_split]["targets at a tie"]:
         orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
-    levels = {
-        model: {
-            name: [
+    levels: dict[str, dict[str, list[float]]] = {model: {} for model in BASELINES}
+    for model in BASELINES:
+        for name, split in splits.items():
+            levels[model][name] = [  # NDCG@10 of each order
                 _measure(model, dataset, config_files, options, {"split": split, "ties": order})
                 for order in orders[name]
             ]
-            for name, split in splits.items()
-        }
-        for model in BASELINES
-    }
 
     # The size is the same in all splits. Id 0 of users and of items is padding, hence the - 1.
     first_dataset = requests_by_split[first_split].dataset
@@ -127,7 +125,8 @@ def count_facts(requests: Requests) -> dict[str, int]:
         requests: the test requests of a dataset, one for each target (the item to predict).
     """
     # The log has all interactions, sorted by user and then by time; targets are row numbers in it.
-    # The summary has counts of targets by phase (train, valid, test), made with the split.
+    # The summary has counts of targets by phase (train, valid, test), made with the split, and
+    # ``part`` has the phase of each row of the log.
     dataset, log = requests.dataset, requests.dataset.log
     summary, targets = dataset.split.summary, requests.target_rows
     users, items, times = log.users.numpy(), log.items.numpy(), log.times.numpy()

@@ -251,7 +251,8 @@ def _read_block(
         [rows] int32 number of the request, counted from the first chosen one; [rows] int32 id of
         the item, for an unknown one the number of all items; [rows] float64 order in the list.
     """
-    # a null stands for the name of padding, which is no item
+    # _find_index returns where in the names each text stands, -1 if nowhere. Ids of items are
+    # places in their names. Id 0 is padding and no item, so its name is a null, which no text is.
     item_names = pa.array([None, *requests.item_names[1:]], pa.string())
     request_names = pa.array(requests.names[chosen])
     blocks = []

@@ -124,8 +124,9 @@ class Requests:
         if not self.excludes_seen:
             nothing = np.empty(0, dtype=np.int64)
             return nothing, nothing
-        # It returns the pairs as two tensors, of the numbers of requests and of item ids. The last
-        # argument says whether a target that the user has had before is excluded as well.
+        # find_excluded_items returns two tensors of equal length, numbers of requests and ids of
+        # items, one entry for each pair. Its last argument says whether a target that the user has
+        # had before is excluded as well.
         examples, items = find_excluded_items(
             self.dataset.log,
             torch.from_numpy(self.target_rows[chosen]),
@@ -222,7 +223,8 @@ def read_run_data(run_dir: str | Path, data_path: str | Path | None = None) -> A
         data_path: the folder that holds the folder of the dataset; where the run found it if None.
     """
     options = {} if data_path is None else {"data_path": str(data_path)}
-    return read_dataset(load_config(RunFolder(run_dir).require(), options))
+    run = RunFolder(run_dir).require()  # an error if it is no folder of a run
+    return read_dataset(load_config(run, options))
 
 
 def read_plan_data(options: dict[str, Any]) -> Any:

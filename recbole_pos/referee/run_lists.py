@@ -77,7 +77,7 @@ def compute_lists(
 ) -> pd.DataFrame:
     """Return the best items of a run for each request, as :func:`write_lists` writes them.
 
-    The run is evaluated once more, by which RecBole's collector of results keeps the best items.
+    The run is evaluated once more, and RecBole's collector of results keeps the best items.
 
     Args:
         run_dir: the folder of the run.

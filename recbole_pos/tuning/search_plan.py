@@ -100,7 +100,8 @@ class Search:
             UsageError: if the search has been started with other inputs.
         """
         # STARTS are the options, such as init_from, that name a trained run to start from. Hash the
-        # weights of that run, since its path may change and its weights must not.
+        # weights of that run: its path may change before a search is resumed, its weights must not.
+        # ``plain`` is a dict of all options of the configuration.
         paths = [self.config.plain[key] for key in STARTS if self.config.plain.get(key)]
         weights = RunFolder(paths[0]).checkpoint if paths else None
         origin = [digest_file(weights)] if weights and weights.is_file() else []
@@ -159,7 +160,8 @@ def plan_search(
     Raises:
         UsageError: naming the option, or the file and line, that is wrong.
     """
-    # What the user gives (files and options), and the space file of the model.
+    # ``config`` has all options of a trial, with defaults; ``given`` only those of the user, from
+    # files and arguments. Not strict: an option without effect here may have one in a trial.
     metric = {"valid_metric": args.metric} if args.metric else {}
     config = PosConfig(model, dataset, config_file_list, {**config_dict, **metric}, strict=False)
     given = config.external_config_dict
@@ -189,8 +191,10 @@ def plan_search(
         points = searched.list_points()
         num_samples = min(args.num_samples or len(points), len(points))
 
-    # The options of all trials: those that the space sets, with given ones above them. Paths are
-    # taken from the configuration, where they are absolute, since trials run in other folders.
+    # The options of all trials: those that the space sets (``fixed``), with given ones above them.
+    # Paths are taken from ``config.plain``, the dict of all options, where they are absolute, since
+    # trials run in other folders. STARTS are the options that name a trained run to start from;
+    # EXTRA_KEYS are model and dataset, which come from ``config``.
     options = to_plain({key: given[key] for key in given if key not in EXTRA_KEYS})
     for key in {"data_path", "item_vectors", *STARTS} - names:
         if config.plain[key]:
@@ -245,8 +249,8 @@ def resume_search(
             f"{', '.join(map(shown, refused))}"
         )
 
-    # More trials, but not fewer, and the new paths; a grid has no more trials than points, which
-    # are the combinations of the values of all options.
+    # Take over the new paths (config_dict) and the number of trials, unless it is lower. A grid has
+    # no more trials than points, the combinations of the values of all options.
     facts.num_samples = max(facts.num_samples, args.num_samples or 0)
     facts.options |= config_dict
     space = parse_space(facts.space, {})  # {}: the lines of the file are not known any more

@@ -306,17 +306,18 @@ class Space:
         searched = {earlier.name: earlier for earlier in self.parameters}
         conditions = {name: when for name, when in parameter.when.items() if name in searched}
 
-        # What these options need to exist, then a value of each that meets the condition.
+        # These options have conditions of their own, which are met first. A condition names earlier
+        # parameters only, so this ends. Then each option gets a value that meets the condition.
         options: dict[str, Any] = {}
-        for name in conditions:  # a condition names earlier parameters only, so this ends
+        for name in conditions:
             options |= self.meet_conditions(searched[name])
         for name, allowed in conditions.items():
             possible = [value for value in allowed if searched[name].has(value)]
             if possible:
                 options[name] = possible[0]
 
-        # A value may be missing, or they may contradict each other: test whether all of these
-        # options exist with them.
+        # An option may have none of the allowed values, or two conditions may contradict each
+        # other. Then one of these options would not exist in such a trial.
         dependents = [parameter, *(searched[name] for name in options)]
         if not all(self.exists(dependent, options) for dependent in dependents):
             raise UsageError(
@@ -437,10 +438,11 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
             raise
         raise _add_location(location, error) from error
 
-    # Options that must be the same in all trials, and conditions on options that do not exist.
+    # Refuse options that must be the same in all trials, and conditions on unknown options.
+    # ``config.plain`` is a dict of all options of a trial.
     for parameter in space.parameters:
         prefix = f"{parameter.location}: {parameter.name}"
-        # The role of an option is what it decides.
+        # The role of an option is what it decides, such as the data or the length of training.
         if find_option(parameter.name).role in (DATA, SCHEDULE):
             raise UsageError(
                 f"{prefix} cannot be searched: data, split, metrics and the length of training are "
