@@ -182,8 +182,9 @@ def _compare(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
     if comparison is None or settings.report:  # nothing was trained
         return
 
-    # Failed runs are an error, so that a script stops; the tables have the reasons. With --rows,
-    # runs of other configurations failed in an earlier call, which does not count here.
+    # Failed runs are an error, so that a script stops; the tables have the reasons. A row is a
+    # configuration of the study: with --rows, failures of other configurations, which an earlier
+    # call trained, do not count.
     runs = comparison.runs
     if settings.rows:
         runs = runs[runs["row"].isin(settings.rows)]

@@ -199,11 +199,12 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     """
     from recbole_pos.config.sources import plugin_defaults
 
-    # The files of RecBole and of this package (below ROOT).
+    # The files of RecBole and of this package (below ROOT). ``shared`` are the options that this
+    # package gives to all models.
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
-    overall = read_overall_defaults()
+    shared = read_overall_defaults()
 
     # The model's own options; a model of this package, or a custom one (``models.OURS``), has those
     # of its position schemes, too.
@@ -213,10 +214,10 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     if model in models.OURS:
         title += " and its position schemes"
         own_defaults = plugin_defaults(model, position)
-        defaults |= {key: own_defaults[key] for key in own_defaults if key not in overall}
+        defaults |= {key: own_defaults[key] for key in own_defaults if key not in shared}
     return [
         (title, defaults, model_file),
-        ("options of the plugin", overall, ROOT / "options.yaml"),
+        ("options of the plugin", shared, ROOT / "options.yaml"),
         ("options of RecBole: training and evaluation", read_yaml(training_file), training_file),
         ("options of RecBole: data", read_yaml(data_file), data_file),
     ]

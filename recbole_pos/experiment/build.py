@@ -182,15 +182,16 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
     """
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
-    config.asked_for.clear()  # where the configuration notes which options without a value are read
+    # The configuration notes which options the model reads that have no value (asked_for).
+    config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)
         # Training keeps a gradient as large as each weight.
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        # The author of a custom model (in ADDED) learns which options have no default; not again
-        # where an existing run is read (not ``strict``).
+        # Warn the author of a custom model (in ADDED) of those options; but not again when an
+        # existing run is loaded, whose configuration is not ``strict``.
         if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
         return model.to(config["device"])

@@ -71,7 +71,7 @@ class MetricLogger(Callback):
     def on_start(self, experiment: Any) -> None:
         """Begin a run in the tracker, with tags that identify model, data and version.
 
-        If the training is resumed, the epochs before are written to it first.
+        If the training is resumed, its earlier epochs are written to the tracker first.
 
         Args:
             experiment: configuration, data, model and trainer of the run.
@@ -122,7 +122,7 @@ class MLflowLogger(MetricLogger):
     """Writes to MLflow, in the experiment of the dataset."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
-        """Begin a run in the experiment of the dataset, which is created if it is not there.
+        """Begin a run in MLflow, which groups runs into experiments: here, one for each dataset.
 
         Args:
             config: configuration, whose options are stored as parameters.
@@ -136,7 +136,7 @@ class MLflowLogger(MetricLogger):
         number = experiment.experiment_id if experiment else self.client.create_experiment(title)
         run = self.client.create_run(number, run_name=folder.name, tags=tags)
         self.run_id = run.info.run_id
-        for key, value in config.plain.items():
+        for key, value in config.plain.items():  # the options as they are given
             self.client.log_param(self.run_id, key, str(value)[:500])  # MLflow allows 500
 
     def write(self, values: dict[str, float], epoch: int) -> None:
@@ -163,7 +163,7 @@ class WandbLogger(MetricLogger):
             project=config["wandb_project"],
             name=folder.name,
             dir=str(folder),
-            config={**config.plain, **tags},
+            config={**config.plain, **tags},  # plain: the options as they are given
         )
 
     def write(self, values: dict[str, float], epoch: int) -> None:

@@ -181,8 +181,8 @@ class CheckpointWriter:
         if self.file is None:
             return
         self._unwritten = None  # frees the copy of an earlier state before the next one is made
-        # ``capture`` returns tensors that are the trainer's own, which is enough to write them now.
-        # That is allowed from the time ``_next_write`` on.
+        # ``capture`` returns the trainer's own tensors. They can be written as they are, if a write
+        # is due (from the time ``_next_write`` on); to be kept for later, they must be copied.
         state = self._unwritten = self.capture()
         if time.monotonic() >= self._next_write:
             self.flush()
@@ -303,8 +303,8 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
             to restore no loader, and not to check that the data are the same.
 
     Raises:
-        CheckpointError: if such a trainer would not have written the file, or it was trained on
-            other data.
+        CheckpointError: if the content of the file does not fit the trainer, or the data of its
+            training were others.
         UsageError: if the file is of another model.
     """
     state = load(file)
@@ -383,8 +383,8 @@ def load_best(
         identity: digests of the data, see ``Dataset.identity``, which must be those of the
             training; None if there are no data, so that nothing is checked.
         allows_changed_fields: whether attributes of users and items may have other values now.
-        vocabulary: names of items by id if they are not from data; it must be the one that was
-            written with the checkpoint. None if there are data.
+        vocabulary: names of items by id, if the model is loaded without a dataset; they must be
+            those that were written with the checkpoint. None if there is a dataset.
 
     Returns:
         The fields that have other values now.

@@ -42,8 +42,8 @@ def log_notices(model: nn.Module, trains_every_position: bool) -> None:
         return
     notices = list(getattr(model, "notices", ()))
     if trains_every_position and isinstance(model, PosRecommender):
-        # Custom are models and position schemes (parts that encode positions) whose class is not of
-        # this package.
+        # A model, or a position scheme (its part that encodes positions), is custom if its class is
+        # not of this package.
         schemes = [module for module in model.modules() if isinstance(module, PositionScheme)]
         classes = {type(module) for module in (model, *schemes)}
         custom = sorted(
@@ -81,6 +81,7 @@ def locate_in_custom_code(error: BaseException) -> str | None:
         The innermost such place, as "mine.py, line 12"; None if there is none.
     """
     # Where custom code stands: the modules of registered classes, and the folders of their files.
+    # ADDED has custom models, SCHEMES position schemes; ``added`` are the custom ones by name.
     registrations = (*ADDED.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]

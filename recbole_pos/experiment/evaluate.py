@@ -187,11 +187,11 @@ def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> d
 
 
 def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
-    """Return whether the ranks of the test targets suffice to compute the metrics that are asked.
+    """Return whether requested metrics can be computed from the ranks that a run has kept.
 
     Args:
         trained: configuration of the run that has kept the ranks.
-        config: configuration with the metrics, cutoffs and masking of seen items that are asked.
+        config: configuration with the requested metrics, cutoffs and masking of seen items.
     """
     metrics = [str(name).lower() for name in config["metrics"]]
     # RecBole computes metrics of ranks, such as NDCG, from the data TOPK only.

@@ -103,8 +103,8 @@ class EvaluatingTrainer(Trainer):
     def part_size(self) -> int | None:
         """Number of items scored at a time; None where whole rows (of all items) are scored.
 
-        Parts are for large catalogues, of models that score by products of a state with the vectors
-        of items, if no metric needs the scores of all items.
+        A large catalogue is scored in parts (of ``PART`` items) if the model scores by products
+        with the vectors of items, and no metric needs all scores at once (``takes_parts``).
         """
         model = self.model
         scores_in_parts = (
@@ -251,8 +251,8 @@ class TargetCollector(Collector):
             positive_u: [rows] number of the row of each target, in ascending order.
             positive_i: [rows] item of each target.
         """
-        # Of whole rows of scores, RecBole collects what only it knows. Then they are put into the
-        # form of a large catalogue, so that the rest is the same.
+        # From whole rows of scores, RecBole collects what its other metrics need. The rows are then
+        # wrapped as RowScores, so that the code below is the same for both kinds of scores.
         scores = scores_tensor
         if not isinstance(scores, RowScores):
             super().eval_batch_collect(scores, interaction, positive_u, positive_i)
@@ -336,8 +336,8 @@ def make_rank_table(
     targets = targets[order]
 
     # The log, all interactions, is sorted by user and time. A target has a history, so the
-    # interaction before it in the log is the newest of the same user. ``log.ranks`` counts how many
-    # there are before it.
+    # interaction before it in the log is the newest of the same user. ``log.ranks`` has for each
+    # interaction the number of earlier ones of its user.
     log = dataset.log
     users, items = log.users.numpy()[targets], log.items.numpy()[targets]
     times = log.times.numpy()

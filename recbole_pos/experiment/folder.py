@@ -55,7 +55,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.ranks = self.path / "test_ranks.parquet"
         self.names = self.path / "known.parquet"  # of users and items, by id
-        self.vectors = self.path / KEPT  # content vectors of items
+        self.vectors = self.path / KEPT  # content vectors of items; KEPT is the name of the file
         self.data = self.path / "dataset"  # of a model that was saved with its data
 
     @classmethod
@@ -415,6 +415,7 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """
+    # Of copies, leaks and parts without known items; then of seen items that are not ranked.
     warnings = [*make_warnings(split), *warn_of_repeats(split, candidates)]
     if request_time == "target":
         warnings.append(REQUEST_TIME_WARNING)

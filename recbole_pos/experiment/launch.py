@@ -63,6 +63,7 @@ def list_gpus(config: PosConfig, num_processes: int) -> list[str]:
     """
     if config["device"].type == "cpu":
         return [""] * num_processes
+    # ``plain`` has the options as they were given.
     gpus = [name.strip() for name in str(config.plain["gpu_id"]).split(",")]
     if len(gpus) < num_processes:
         example = ",".join(map(str, range(num_processes)))

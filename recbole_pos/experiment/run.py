@@ -134,7 +134,7 @@ class NeedsDataset(UsageError):
             config: configuration of the run.
         """
         name = config["dataset"]
-        data_path = Path(config["data_path"]).parent
+        data_path = Path(config["data_path"]).parent  # RecBole has appended the dataset's name
         super().__init__(
             f"{missing} must be read from the dataset {name!r}, which was not found in {data_path};"
             f" give --data_path (in Python data_path=), the folder that holds {name}/"
@@ -225,8 +225,8 @@ def load(
         _require_dataset(config)
     warn_of_unfinished(folder)
 
-    # The data are read here where ids must be those of the run, though its files or an earlier run
-    # might give others, or where a view is taken of them; else ``prepare`` reads them.
+    # Read the data here, and not in ``prepare``, if a view is taken of them, or if users and items
+    # might get other ids than in the run: when files have grown, or the run was an update.
     if dataset is None and (view is not None or grown or config["update_from"]):
         dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset = dataset if view is None else view(dataset)
@@ -384,7 +384,8 @@ def attach(
     if "position" not in config:
         raise UsageError(f"{source.path}: {config['model']} takes no position schemes")
 
-    # Import the modules of custom schemes, of this call and of the trained run.
+    # Import the modules of custom schemes, of this call and of the trained run. Only what the call
+    # names may come from the working directory (``allow``): a run's file may be a stranger's.
     options = dict(config_dict or {})
     allow(options.get("plugins"))
     import_plugins(options.get("plugins"), "configuration")

@@ -191,8 +191,8 @@ def _write_start(experiment: Experiment, folder: RunFolder) -> None:
         experiment: the model with its data; its trainer gets the digest (short hash) of the names.
         folder: folder of the run.
     """
-    # A resumed run reads content vectors from its own folder. Its config.yaml keeps the path that
-    # they first came from, where runs that repeat or update it read them.
+    # A resumed run reads content vectors from its own folder (None: they are in its weights). Its
+    # config.yaml keeps the path that they first came from, for runs that repeat or update this one.
     dataset, plain = experiment.dataset, experiment.config.plain
     own_vectors = make_absolute(folder.vectors)
     if folder.checkpoint.is_file() and plain["item_vectors"] in (None, own_vectors):

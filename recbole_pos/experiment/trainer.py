@@ -236,7 +236,7 @@ class PosTrainer(EvaluatingTrainer):
         if valid:
             progress.stopped |= call(self.callbacks, "on_validation", epoch, valid)
         progress.stopped |= call(self.callbacks, "on_epoch", line)
-        self.writer.keep()  # writes the checkpoint or, if the last one is new, holds it in memory
+        self.writer.keep()  # writes a checkpoint or, soon after another, holds it in memory
         if keep_now:
             self.writer.flush()  # before the line of metrics, so that the run can be resumed
         if self.run:
@@ -304,7 +304,7 @@ class PosTrainer(EvaluatingTrainer):
     def _plan_steps(self, train_data: Any) -> None:
         """Set ``planned_steps``, the number of steps of all epochs, if the learning rate needs it.
 
-        It does under a schedule that falls with every step (``PER_STEP``), and with a warm-up.
+        A rate that falls with every step (``PER_STEP``) needs it, and so does a warm-up.
 
         Args:
             train_data: the loader of the training data.

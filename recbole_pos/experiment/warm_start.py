@@ -161,6 +161,7 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
         option: init_from or update_from, the option that named the earlier run. An updated model
             must be of the same class, too.
     """
+    # Only models of the plugin, and custom ones with its base and schemes, can start from a run.
     if not starts_from_runs(str(earlier["model"])):
         raise UsageError(f"{option}: its run is of {earlier['model']}, not a plugin model")
 

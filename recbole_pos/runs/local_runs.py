@@ -106,6 +106,7 @@ class LocalRuns:
         Yields:
             The run, and the dict that ``train_run`` returned, such as ``{"status": "done"}``.
         """
+        # The ``wait`` of multiprocessing returns the connections that have content, or have ended.
         by_connection: dict[Any, LocalRun] = {run.connection: run for run in runs}
         for connection in wait(list(by_connection), timeout=1.0):
             run = by_connection[connection]

@@ -103,7 +103,7 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
     Raises:
         UsageError: if the model cannot be exported, or a program does not agree with it.
     """
-    # The two programs.
+    # The two programs; vectors of the first must be those of the model (_require_same).
     names = _list_tokens(dataset, dataset.iid_field)
     recommend = Recommend(encoder, min(k, len(names) - 1))
     _write_program(encoder, folder, format, "vector", ("vector",))
@@ -437,13 +437,13 @@ def make_encoder(model: Any) -> Encoder:
         UsageError: if the model does not score by products of the vectors of a history and of
             items, or reads more than the history.
     """
-    # A model with its own way to encode or score is not what the encoder computes.
+    # The encoder computes what PosRecommender does, so a model that overrides this is refused.
     name = ensure_registered(type(model))
     overrides = isinstance(model, PosRecommender) and any(
         getattr(type(model), method) is not getattr(PosRecommender, method)
         for method in ("compute_states", "full_sort_predict")
     )
-    # A model that prepares its batches makes graphs of them, or compares them with other users.
+    # So is one that prepares its batches: it makes graphs of histories, or compares users.
     if not isinstance(model, PosRecommender) or model.prepares or overrides:
         raise UsageError(
             f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
@@ -466,7 +466,7 @@ def trace(module: Encoder | Recommend) -> ExportedProgram:
     # 1 of inputs with a value for each interaction is the length.
     per_user: dict[int, Any] = {0: batch}
     per_item = dict(per_user)
-    if n > 1:  # torch.export specializes sizes 0 and 1
+    if n > 1:  # torch.export takes sizes 0 and 1 for constants
         per_item[1] = Dim("length", min=1, max=n)
     shapes = {"items": per_item, "times": per_item, "lengths": per_user, "at": per_user}
     shapes["allowed"] = {0: Dim("rows")}

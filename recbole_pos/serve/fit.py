@@ -91,6 +91,7 @@ def fit(
         return trained
 
     # Without a test, the model still has the weights of the last epoch, not of the best one.
+    # ``Growth()`` counts the data that have come after the training: none.
     experiment.trainer.load_weights(experiment.trainer.best_weights)
     experiment.model.eval()  # scores must not depend on dropout
     return Recommender(experiment, Growth(), folder=RunFolder(run_dir), resources=resources)

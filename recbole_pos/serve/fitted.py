@@ -157,8 +157,8 @@ class FittedModel:
         Args:
             path: a new folder.
             data: whether to copy the dataset, too. Recommendations to its users need it, those to
-                given histories do not. By default, a dataset is copied that is temporary or in the
-                folder of the run; of any other the saved run knows where this model found it.
+                given histories do not. By default, it is copied if it is temporary or in the folder
+                of the run. A dataset that is not copied is read from where this model found it.
 
         Returns:
             The folder.
@@ -174,6 +174,7 @@ class FittedModel:
         dataset_folder = Path(self.config["data_path"])
         finish_replacement(dataset_folder)  # if a conversion was stopped while it replaced files
         if data is None:
+            # A dataset that was made of a frame may have a temporary folder, its ``home``.
             is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
             data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
         if self.num_added:
@@ -186,7 +187,8 @@ class FittedModel:
             copy = target.data / self.config["dataset"]
             shutil.copytree(dataset_folder, copy, dirs_exist_ok=True)
         config = folder.read_config()
-        # The configuration of a run that was moved may name a folder that is gone.
+        # The file of a run that was moved may name a folder that is gone. ``plain`` has the options
+        # as they are written: its data_path lacks the dataset's name, which RecBole appends.
         if not data and dataset_folder.is_dir():
             config["data_path"] = self.config.plain["data_path"]
         copy_run(folder, target, with_results=True, config=config)
@@ -313,7 +315,8 @@ class FittedModel:
         for rows in torch.arange(len(ids)).split(BATCH):
             batch_ids = ids[rows]
             scores = partial(products, vectors[batch_ids], vectors)
-            # An item is no neighbour of itself: pairs of a place in this batch and an id.
+            # An item is no neighbour of itself: pairs of a place in this batch and an id. The best
+            # items of each place, [batch, k], are then put one after the other (to_columns).
             barred = torch.arange(len(rows)), batch_ids
             cosine, neighbour = find_best_items(scores, choice, k, barred)
             rankings.append(to_columns(names, rows.numpy(), cosine, neighbour))

@@ -449,8 +449,8 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
         if abs(time) < _TIME_LIMIT:  # false for NaN
             return float(time)
 
-    # Everything but a number becomes a datetime, without a zone in UTC. What is none fails by one
-    # of the exceptions below.
+    # Everything but a number becomes a datetime, in UTC if it names no zone. A value that is no
+    # time raises one of the exceptions below.
     try:
         if isinstance(time, str):  # Python 3.10 does not read the Z that stands for UTC
             time = datetime.fromisoformat(f"{time[:-1]}+00:00" if time[-1:] in "Zz" else time)

@@ -41,8 +41,10 @@ def use_index(
 ) -> str:
     """Let a model find the items to recommend by an approximate index, and return its facts.
 
-    The index is read from the folder of the run. If it is not there, or was made from other
-    weights or item vectors, it is built, and saved there.
+    The index divides the items into lists of near vectors, of which only a few are read for a
+    history: the larger the share of the best items that must be found (recall), the more lists. It
+    is read from the folder of the run; if that has none, or one of other weights or item vectors,
+    the index is built, and saved there.
 
     Args:
         trained: the model; its ``scorer`` gets the index.
@@ -108,8 +110,8 @@ def cluster_items(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         vectors: [items + 1, d] float32 item vectors by id; id 0 is padding.
 
     Returns:
-        Centroids of the lists [lists, d], and the list of each item [items], from id 1 on. There
-        are four lists for each item of the square root of their number, 4,000 for a million.
+        Centroids of the lists [lists, d], and the list of each item [items], from id 1 on. The
+        number of lists is four times the square root of that of items, 4,000 for a million items.
     """
     faiss = import_faiss()
     points = np.ascontiguousarray(vectors[1:])
@@ -241,6 +243,8 @@ class ItemIndex:
     def measure_recall(self, states: torch.Tensor, vectors: torch.Tensor) -> None:
         """Measure for several numbers of lists the share of the best items that the index finds.
 
+        A history reads only so many of the lists, into which the index divides the items.
+
         Args:
             states: [n, d] vectors of histories.
             vectors: [items + 1, d] item vectors by id, of which the best ones are found exactly.
@@ -279,8 +283,8 @@ class ItemIndex:
     def can_rank(self, histories: Histories, k: int, choice: Choice) -> bool:
         """Return whether the index ranks items about as well as its measured recall says.
 
-        It does not know boosts and lists of items that a history alone may get. If fewer than half
-        of the items may be recommended, scoring these exactly takes less time.
+        The index ignores boosts, and lists of items that a single history may get. If fewer than
+        half of the items may be recommended, scoring all of these exactly takes less time.
 
         Args:
             histories: the histories.

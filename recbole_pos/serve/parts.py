@@ -494,12 +494,14 @@ def _digest(texts: Iterable[str]) -> str:
 def _digest_data(dataset: Any) -> str | None:
     """Return a digest (hash) of all interactions and attributes of a dataset.
 
-    ``dataset.identity`` would be that of the training data; here the interactions count, too, that
-    the dataset has gained since. It is None for a Catalogue, which a model that was loaded without
-    its dataset has: recommendations then depend on no data but the names of items.
+    The digests in ``dataset.identity`` are of the training data; this one is also of interactions
+    that the dataset has gained since. The return value is None for a Catalogue, which a model that
+    was loaded without its dataset has: its recommendations depend on no data but names of items.
     """
     if isinstance(dataset, Catalogue):
         return None
+    # ``offsets`` are where the interactions of each user begin; ``tables`` have the fields of
+    # interactions, users and items, whose ids stand for the names in ``field2id_token``.
     digest = hashlib.blake2b(np.ascontiguousarray(dataset.log.offsets).data, digest_size=16)
     for table in dataset.tables.values():
         for field in sorted(table):

@@ -252,8 +252,8 @@ def _read_file(trained: Recommender, file: str | Path) -> Iterator[Histories]:
         file: see :func:`read_parts`.
 
     Raises:
-        UsageError: for a malformed history. Histories are read some thousands at a time, so its
-            number in the message counts from the first of these, whose number is there, too.
+        UsageError: for a malformed history. The message is such as "counted from 16,384:
+            histories[3]", for the one with the number 16,387 in the file.
     """
     num_read = 0
     for part in read_parts(file):

@@ -124,7 +124,7 @@ class Recommender(FittedModel):
             UsageError: if it is not the folder of a run, or a dataset that is needed is missing.
             CheckpointError: if the dataset no longer has the data that the model was trained on.
         """
-        # Try without the dataset if that is requested, or if there is none.
+        # Without the dataset (if that is requested, or there is none) its users get no answer.
         has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
         trained = None
         if histories_only or not has_data:
@@ -147,8 +147,8 @@ class Recommender(FittedModel):
         """Load a trained model with its dataset, as :meth:`load` does.
 
         Interactions that came after the training (``dataset.held_out``) are appended to the
-        histories of users. Models that score users by their ids, and not by their histories, know
-        no new users, who are left out then.
+        histories of users. Those of new users are left out if the model scores users by their ids
+        and not by their histories, since it knows no id of a new user.
         """
 
         def add_held_out(dataset: Any) -> Any:
@@ -382,7 +382,7 @@ class Recommender(FittedModel):
             lambda x: x[index], lambda x: x[torch.from_numpy(ids)]
         )
         items, times = log.items[index].numpy(), log.times[index].numpy()
-        unknown = np.zeros_like(ids)
+        unknown = np.zeros_like(ids)  # numbers of unknown items: the log has none
         return Histories(names, items, lengths, times, unknown, users=ids, features=features)
 
     def make_tables(
@@ -450,8 +450,8 @@ class Recommender(FittedModel):
         not_empty = np.flatnonzero(histories.lengths)
         not_empty = not_empty[histories.lengths[not_empty].argsort(kind="stable")]
 
-        # Columns of each batch. Those without entries come first, so that there is something to
-        # concatenate if nothing is recommended.
+        # Columns of each batch. The first ones are empty, so that there is something to concatenate
+        # if nothing is recommended.
         rankings = [tuple(np.empty(0, dtype) for dtype in ("i8", "i8", "i8", "f4"))]
 
         # All empty histories get the same items, unless they have lists of their own.

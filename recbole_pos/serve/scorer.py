@@ -190,7 +190,7 @@ class Histories:
         if len(errors) == len(self):
             raise UsageError(next(iter(errors.values())))
 
-        # Keep the interactions whose history is not emptied: its new length is repeated for each.
+        # Keep the interactions of other histories: those whose history has a new length above 0.
         lengths = self.lengths.copy()
         lengths[list(errors)] = 0
         index = np.flatnonzero(np.repeat(lengths, self.lengths))
@@ -234,7 +234,7 @@ class Histories:
         Args:
             rows: [r] index of each history to return, in this order; one may repeat.
         """
-        start = (np.cumsum(self.lengths) - self.lengths)[rows]
+        start = (np.cumsum(self.lengths) - self.lengths)[rows]  # places of first interactions
         lengths = self.lengths[rows]
         selected = self._take_interactions(gather_index(start, lengths), lengths)
         row_index = torch.from_numpy(rows)
@@ -550,8 +550,8 @@ def to_columns(
             f"{shown(name)}: the scores of the model are not numbers (NaN or infinite), so nothing "
             "can be ranked; check for extreme numbers in its features and times"
         )
-    index, column = np.nonzero(score > -np.inf)
-    return rows[index], column + 1, item[index, column], score[index, column]
+    ranking, column = np.nonzero(score > -np.inf)
+    return rows[ranking], column + 1, item[ranking, column], score[ranking, column]
 
 
 def make_choice(
