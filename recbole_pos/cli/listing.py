@@ -53,7 +53,7 @@ def list_schemes() -> None:
     rows = []
     for name in SCHEMES:
         # FACTS is a table of what is known of the schemes of this package, so that none of them
-        # need be imported, which takes seconds. Of a custom scheme it is known once one is built.
+        # need be imported, which takes seconds. A custom scheme is built to find that out.
         facts = FACTS.get(name)
         if facts is None:
             from recbole_pos.position.build import describe

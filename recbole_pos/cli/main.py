@@ -77,8 +77,8 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the whole command line.
 
     Returns:
-        The parser, with a subparser for each command.
-        Name of a command, or of a group of commands such as ``inspect`` -> its parser.
+        The parser, with a subparser for each command; and these subparsers by the name of the
+        command, or of a group of commands such as ``inspect``.
     """
     parser = Parser(
         prog="recbole-pos",

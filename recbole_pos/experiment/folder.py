@@ -411,7 +411,7 @@ def list_warnings(split: dict[str, Any], candidates: str, request_time: str) -> 
     """Return sentences on what makes the metrics of an evaluation too good, or not comparable.
 
     Args:
-        split: summary of the split: name of a count -> phase -> number, such as of copies.
+        split: summary of the split: name of a count, such as that of copies -> phase -> number.
         candidates: which items are ranked, in words.
         request_time: "target" if the model knows the time of what it predicts; else "none".
     """
@@ -438,6 +438,7 @@ def make_result(
     """
     # ``progress`` is what the trainer has counted: epochs, times, targets and the best metrics.
     config, progress = experiment.config, experiment.trainer.progress
+    # The counts of the split, with the number of users that the validation is on, if not on all.
     split = add_sample(experiment.dataset.split.summary, config)
     training_seconds = max(progress.training_seconds, 1e-9)  # not 0, as it is a divisor
     num_targets = {

@@ -177,7 +177,8 @@ def _launch(log_folder: str, args: RunArguments, *more_args: Any) -> dict[int, R
         max_restarts=args.max_restarts,
     )
     # torch replaces the handlers of these signals, and does not put them back; ``handle_signals``
-    # does. Python's default handler of Ctrl-C raises a KeyboardInterrupt.
+    # does. Python's default handler of Ctrl-C raises a KeyboardInterrupt. The new processes do not
+    # import modules from the working directory (``keep_working_directory_out``).
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     try:
         with keep_working_directory_out(), handle_signals(signal.default_int_handler, *stops):

@@ -271,7 +271,7 @@ def _require_kept(known: Vocabulary, user_field: str, dataset: Dataset, source: 
     """Refuse data in which a user has fewer interactions than when an earlier run was trained.
 
     The last interactions of a user are held out for the test. Where some are missing, the test
-    could be on interactions that the run was trained on. A user without any is not tested.
+    could be on interactions that the run was trained on. A user who has none now is not tested.
 
     Args:
         known: names and numbers of interactions of the earlier run.

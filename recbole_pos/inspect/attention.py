@@ -91,7 +91,8 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
     Raises:
         UsageError: if a position scheme of the layer mixes interactions without such weights.
     """
-    # A position scheme (``position`` in the yaml) may take the place of the attention.
+    # A position scheme (``position`` in the yaml) may take the place of the attention. A layer may
+    # combine several, by name (``parts``).
     for name, scheme in layer.position.parts().items():
         if isinstance(scheme, PositionalAttention):
             return _align_positional_weights(scheme, batch)
@@ -207,7 +208,7 @@ def average_attention(
         model: the model.
         loader: RecBole's loader of validation or test rows, each of which is a history.
         newest: number of newest interactions whose weights are taken. Histories with fewer are left
-            out; if all have fewer, it is the length of the longest.
+            out; if all have fewer, ``newest`` becomes the length of the longest.
 
     Returns:
         Weights [h, newest, newest] of each layer, and a text that says which histories are

@@ -121,8 +121,8 @@ def stop(has_connected: bool) -> None:
 def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resources:
     """Return how many CPUs and GPUs each training run gets.
 
-    Without a number of GPUs it is one, if the configuration uses GPUs and a machine of the cluster
-    has one, and otherwise none. Ray must be connected.
+    If ``gpus`` is None, a run gets one GPU if the configuration uses GPUs and a machine of the
+    cluster has one, and otherwise none. Ray must be connected.
 
     Args:
         cpus: ``--cpus_per_trial``.
@@ -147,7 +147,7 @@ def count_concurrent_runs(resources: Resources) -> int:
         resources: CPUs and GPUs of a run.
 
     Raises:
-        UsageError: if no machine has them. Ray would wait for one that has.
+        UsageError: if no machine has so many, for which Ray would wait without end.
     """
     return count_runs(_list_machines(), resources)
 

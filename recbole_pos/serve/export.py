@@ -53,8 +53,8 @@ def export(
 ) -> Path:
     """Write a trained model into a folder, from which it is served without this package.
 
-    ``vector`` gives the vector of a history, ``recommend`` the k best items and their scores, of
-    those allowed. Beside them are names and vectors of items, and a README with an example.
+    The program ``vector`` gives the vector of a history, ``recommend`` the k best of allowed items
+    and their scores. Beside them are names and vectors of items, and a README with an example.
 
     Args:
         run_dir: the folder of a run, finished or not; its best weights are used.

@@ -313,7 +313,8 @@ class ItemIndex:
         Returns:
             Scores and item ids, both [b, k]; the score is -inf where no further item is left.
         """
-        # Find k items more than a history bars, so that k are left.
+        # Some of the found items may be barred, at most ``most_barred`` of a history, so find as
+        # many more.
         rows, items = (pairs.numpy() for pairs in barred)
         most_barred = int(np.bincount(rows, minlength=1).max())
         number = min(k + most_barred, len(choice.items))
