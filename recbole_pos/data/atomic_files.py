@@ -83,6 +83,7 @@ def read_rows(
             )
         first_row += num_rows
         sizes.append(num_rows)
+    # ``first_row`` is now the number of all rows; ``finish`` cuts off the room that is left.
     table = {name: column.finish(first_row) for name, column in columns.items()}
 
     # Return the memory that Arrow keeps to use again: hundreds of megabytes after a large file.
@@ -143,6 +144,7 @@ class AtomicFile:
         Raises:
             UsageError: if it should be a number or numbers, and is not.
         """
+        # ``_MISSING`` has the texts that stand for no value, such as NaN and the empty text.
         kind = self.kinds[name]
         try:
             if kind == "token":
@@ -169,6 +171,7 @@ class AtomicFile:
             ValueError: if a value of float_seq is no number, or not finite in float32. A single
                 number may be missing and gets the mean; within a list none can be filled in.
         """
+        # ``_MISSING`` has the texts that stand for no value, such as NaN and the empty text.
         values = cell or ()
         if isinstance(cell, str):
             values = () if cell in _MISSING else cell.split(self.seq_separator)
@@ -176,8 +179,9 @@ class AtomicFile:
         if kind == "token_seq":
             return np.array(texts)
 
+        # LARGEST is the largest number of float32.
         numbers = np.array(list(map(float, texts)))
-        if not (np.abs(numbers) <= LARGEST).all():  # nor is NaN at most the largest
+        if not (np.abs(numbers) <= LARGEST).all():  # false for NaN, too
             raise ValueError
         return numbers
 
@@ -214,7 +218,8 @@ class TextTable(AtomicFile):
                 "user_id:token"
             )
 
-        # A cell is such as user_id:token.
+        # A cell is such as user_id:token. ``_add_column`` puts name and type into ``self.kinds``,
+        # and refuses a name that is there already. KINDS are the four types of columns.
         for i, cell in enumerate(self._split_line(number, line), 1):
             name, _, kind = cell.partition(":")
             if not name or kind not in KINDS:
@@ -248,7 +253,8 @@ class TextTable(AtomicFile):
             kinds: column to read -> token (a name), float, token_seq or float_seq (lists of these).
         """
         # ``_form`` has counts of the lines; it is None if only Python can read the text. In a file
-        # of one column DuckDB cannot tell a blank line from an empty cell.
+        # of one column DuckDB cannot tell a blank line from an empty cell. After an error of DuckDB
+        # (one of ``ENGINE_ERRORS``) or a ValueError, the last line reads the file again.
         if self._form is not None and len(self.kinds) > 1:
             with suppress(*ENGINE_ERRORS, ValueError):
                 yield from self._read_fast(kinds, self._form)
@@ -376,6 +382,7 @@ class ParquetTable(AtomicFile):
         self.column_names: dict[str, str] = {}  # name of a field -> its column in the file
         types = config["column_types"] or {}
         # The name and type of a column are in its name (user_id:token), or else in the option.
+        # KINDS are the four types; ``_add_column`` puts name and type into ``self.kinds``.
         for column in self.file.columns:
             name, _, kind = column.rpartition(":")
             if not name or kind not in KINDS:
@@ -460,7 +467,8 @@ class ParquetTable(AtomicFile):
 def _parse_number(cell: str) -> float:
     """Return a cell of text as a number; NaN if it is missing. Raise ValueError for other text.
 
-    The words true and false, which pandas writes for a column of bool, are 1 and 0.
+    ``_MISSING`` has the texts that stand for no value. The words true and false, which pandas
+    writes for a column of bool, are 1 and 0 (``_BOOLEANS``).
     """
     if cell in _MISSING:
         return float("nan")
@@ -501,7 +509,8 @@ def _drop_missing(column: pa.DictionaryArray) -> pa.DictionaryArray:
     Returns:
         The column with null in place of such names.
     """
-    # Only the codes of such names become null; the names stay, without a cell that has them.
+    # MISSING has the texts that stand for no value. Only the codes of such names become null; the
+    # names stay, without a cell that has them.
     is_missing = compute.is_in(column.dictionary, pa.array([*MISSING, None], pa.string()))
     if not compute.any(is_missing).as_py():
         return column

@@ -74,6 +74,7 @@ def check_selected(dataset: Dataset, fields: Sequence[str]) -> None:
         fields: the value of the option ``selected_features``.
     """
     for field in fields:
+        # This refuses a field that is not loaded, or is no attribute in the table of items.
         _require_field(dataset, "selected_features", field, "item")
         kind = dataset.kinds[field]
         if kind.startswith("float") and field not in dataset.config["numerical_features"]:
@@ -130,9 +131,9 @@ def read_features(dataset: Dataset, option: str) -> dict[str, Tensor]:
     columns: dict[str, Tensor] = {}
     config, table = dataset.config, SIDE_FEATURES[option]  # of item_features: item
     for field in read_feature_names(config, option):
-        _require_field(dataset, option, field, table)
+        _require_field(dataset, option, field, table)  # refuses a field that cannot be embedded
         columns[field] = torch.from_numpy(read_column(field, table, dataset))
-        if not columns[field].is_floating_point():
+        if not columns[field].is_floating_point():  # ids of tokens, which are not scaled
             continue
         columns[field] = columns[field].float()
         # The model standardizes numbers, which RecBole's options may have scaled already.

@@ -68,7 +68,8 @@ class Cache:
             files: the atomic files, which must exist.
         """
         # The content depends on the state of each file (its path, inode, size and times), on the
-        # options ``READ``, which are those of the data, and on versions.
+        # options ``READ``, which are those of the data, and on versions. FORMAT is a number that is
+        # raised whenever the package begins to prepare the same files in another way.
         self.files = files
         self.states = _read_states(files)
         versions = [FORMAT, __version__, recbole.__version__]
@@ -81,9 +82,10 @@ class Cache:
     def open(cls, config: Options, files: Iterable[Path]) -> Cache | None:
         """Return the cache of a dataset, or None if it must not or cannot have one.
 
-        That is so if the option ``cache`` is off; if the files are small, so that reading them
-        takes less than a second; if one was changed in the last two seconds, since a further change
-        might not show in its times; or if the user has no home folder.
+        That is so if the option ``cache`` is off; if the files are small (below ``MIN_BYTES``), so
+        that reading them takes less than a second; if one was changed in the last two seconds
+        (``_SETTLED``), since a further change might not show in its times; or if the user has no
+        home folder.
 
         Args:
             config: configuration of the dataset.
@@ -129,8 +131,8 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
             _write_arrays(self.path, capture(dataset))
 
-            # Remove all caches but the ``MAX_CACHES`` used last, and temporary files whose writer
-            # must have been killed.
+            # Remove all caches but the ``MAX_CACHES`` used last. Remove temporary files, too, if
+            # they are older than an hour (``_ABANDONED``): their writer must have been killed.
             last_used = sorted(folder.glob("*.arrow"), key=os.path.getmtime, reverse=True)
             for file in (*last_used[MAX_CACHES:], *folder.glob(".*.tmp")):
                 if file.suffix == ".arrow" or time.time() - os.path.getmtime(file) > _ABANDONED:
@@ -157,7 +159,7 @@ def capture(dataset: Dataset) -> dict[str, Any]:
         ``part`` and ``is_target``: [interactions], for each interaction whether it is of training,
         validation or test, and whether it may be a target. ``tables``: table -> field -> array.
         ``names``: field -> [ids] names. ``sharing``: field -> field in ``names`` with its names.
-        Other values are attributes of the dataset or its split, by name.
+        Other values are attributes of the dataset (``_KEPT_ATTRIBUTES``) or its split, by name.
     """
     split, names = dataset.split, dataset.field2id_token
 

@@ -31,6 +31,8 @@ def masks_history(config: Options) -> bool:
 def describe_candidates(excludes_seen: bool, repeated_targets: str) -> str:
     """Return which items are ranked for a target, in words that reports show.
 
+    ALL_ITEMS is "all items", and WITHOUT_SEEN "items not in the user's past".
+
     Args:
         excludes_seen: whether items of the user's past are not ranked.
         repeated_targets: what happens to a target that is itself in the user's past. With ``miss``
@@ -91,7 +93,8 @@ def warn_of_repeats(summary: dict[str, Any], candidates: str) -> list[str]:
     num_repeated = summary["repeated_targets"]["test"]
     if candidates == ALL_ITEMS or num_repeated <= num_targets / 100:
         return []
-    # Either no seen item is ranked, or only the target is, without other seen items beside it.
+    # Seen items are excluded. If ``candidates`` says WITHOUT_SEEN, no seen item is ranked; else a
+    # target that is a seen item is ranked, without other seen items beside it.
     effect = "which makes them easy to hit: no other seen item is ranked"
     if candidates == WITHOUT_SEEN:
         effect = "which are excluded, so that no model can hit them"

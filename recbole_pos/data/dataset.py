@@ -182,7 +182,8 @@ class Dataset:
             Which rows of the log are the inputs of each window, and which of them have a target.
         """
         # User u has the rows offsets[u] to offsets[u + 1]. The last ones of them are held out, for
-        # validation and test; ``num_held_out`` counts these. All before them are of training.
+        # validation and test; ``num_held_out`` counts these. All before them are of training. The
+        # option ``train_windows`` says how these are cut, such as ``last``: only the newest window.
         offsets = self.log.offsets
         held_out_rows = np.flatnonzero(self.part != TRAIN)
         num_held_out = np.diff(np.searchsorted(held_out_rows, offsets))
@@ -205,7 +206,8 @@ class Dataset:
         to predict the next n targets, so an item counts once for each state that learns it. For
         example, of a user with the targets [a, b, c] and n = 2, a counts once, b and c twice.
         """
-        # Only models that train on windows read ``target_window``.
+        # Only models that train on windows read ``target_window``. ``is_learned``: [interactions]
+        # bool, the training targets that a model learns at all, such as the newest of each user.
         learns_from_windows = self.config["augmentation"] == "all_positions"
         window = self.config["target_window"] if learns_from_windows else 1
         is_learned = self._find_learned_targets()

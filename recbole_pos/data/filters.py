@@ -128,6 +128,7 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items.
     """
+    # Least numbers of interactions; 1 leaves nothing out.
     minimums = {"session": 1, "item": 1, **(config["session_filter"] or {})}
     if len(minimums) > 2:  # the option has another key
         raise UsageError(f"session_filter: expected session and item, found {', '.join(minimums)}")
@@ -144,6 +145,7 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
                 dropped = set(before[key].unique()) - set(left[key].unique())
                 tables = tables.keep(name, ~table[key].isin(dropped).to_numpy())
         tables = replace(tables, inter=left)
+    # Then by the two options of intervals, as often as it takes until all counts are within them.
     return _keep_counts_within(tables, config)
 
 

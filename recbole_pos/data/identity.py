@@ -111,8 +111,8 @@ class Vocabulary:
         Returns:
             A row for each name but padding, by field and then in the order of ids, with the columns
             ``field``, ``token`` (the name) and ``events`` (its number of interactions; -1 for names
-            of other fields). Its ``attrs``, which parquet keeps, say whether times are dates
-            (``counts_time``).
+            of other fields). Its ``attrs``, which parquet keeps, say under the key ``_COUNTS_TIME``
+            whether times are dates.
         """
         counts_by_field = {user_field: self.user_counts, item_field: self.popularity}
         tables = []
@@ -141,7 +141,8 @@ class Vocabulary:
             raise ValueError("expected columns field, token, events, and each name of a field once")
 
         # Rows are in the order of ids from 1 on; padding, id 0, is put before them. A run without
-        # users (all were left out) has no rows of their field, and then only padding.
+        # users (all were left out) has no rows of their field, and then only padding. The attribute
+        # ``_COUNTS_TIME`` of the table says whether times are dates.
         tokens: dict[str, np.ndarray] = {}
         counts: dict[str, np.ndarray] = {}
         for field in (user_field, item_field, *table["field"].unique()):
@@ -324,6 +325,7 @@ def extend_log(dataset: Dataset, later: HeldOut, has_new_users: bool) -> Dataset
         for field in dataset.missing.keys() & extended.user_feat.keys():
             are_missing = np.ones(num_new, dtype=bool)
             extended.missing[field] = np.append(dataset.missing[field], are_missing)
+    # Add the interactions to the log of the copy, which is replaced, not changed.
     _add_later(extended, interactions)
     return extended
 
@@ -347,7 +349,8 @@ def _add_later(dataset: Dataset, interactions: pd.DataFrame) -> None:
             dataset.missing[field] = np.append(mask, is_missing.numpy())
         columns[field] = torch.cat((column, cells))
 
-    # Later interactions count as test, which is not trained on. Sort all again by user and time.
+    # Later interactions count as test, which is not trained on. Sort all again: by user, then by
+    # part, so that later ones come after those of training and validation, then by time.
     part = np.append(split.part, np.full(num_later, TEST, np.int8))
     is_target = np.append(split.is_target, np.zeros(num_later, dtype=bool))
     names = log.user_field, log.item_field, log.time_field

@@ -49,8 +49,8 @@ class EventLog:
             rows: the rows of the chunk in this log.
             log: the log of these rows only, with the chunk's users numbered from 0 in ``offsets``.
         """
-        # Where the chunks begin: at each user whose first row, divided by CHUNK_INTERACTIONS, gives
-        # a larger whole number than that of the user before.
+        # CHUNK_INTERACTIONS is about how many interactions a chunk has. Chunks begin at each user
+        # whose first row, divided by it, gives a larger whole number than that of the user before.
         first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
         for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
             offsets = self.offsets[first : end + 1]
@@ -178,7 +178,8 @@ def sort_interactions(
     if tie_seed is not None:
         order = shuffled[order]
     del users, times  # so that no name holds a column that is taken out below
-    trim_heap()  # the sort leaves 200 MB of gaps at 20 million interactions
+    # Return freed memory to the system: the sort leaves 200 MB of gaps at 20 million interactions.
+    trim_heap()
 
     # Sort one column after the other, each taken out of ``fields`` so that its memory is freed. The
     # column of users is only taken out: sorted users follow from the offsets, and are made below.
@@ -236,7 +237,8 @@ def sort_by_user(
     order: np.ndarray = storage.empty(len(users), np.int64)
 
     # Ranges of users that are sorted at a time, such as [0, 7, 12]: users 0 to 6, then 7 to 11. All
-    # rows of a user are in one range, so that the sorted ranges follow each other.
+    # rows of a user are in one range, so that the sorted ranges follow each other. A range has
+    # about ``storage.sorted_rows`` rows, as many as memory allows to sort at a time.
     is_first = np.diff(offsets[:-1] // storage.sorted_rows, prepend=-1) != 0
     bounds = [*np.flatnonzero(is_first).tolist(), len(offsets) - 1]
     for first, end in itertools.pairwise(bounds):
@@ -261,8 +263,9 @@ def _sort_rows(user: np.ndarray, time: np.ndarray, given_part: np.ndarray | None
     Returns:
         [n] int64 rows in that order.
     """
-    # User and part as one number. A sort by time, and then a stable one by this number, which keeps
-    # the order of time within a user and part, give the order.
+    # User and part as one number (``_NUM_PARTS`` is 3, and parts are 0, 1 and 2). A sort by time,
+    # and then a stable one by this number, which keeps the order of time within a user and part,
+    # give the order.
     key = torch.from_numpy(user.astype(np.int32))
     if given_part is not None:
         key = key * _NUM_PARTS + torch.from_numpy(given_part)
@@ -293,7 +296,7 @@ def counts_time(times: np.ndarray, unit: str) -> bool | None:
     """
     if not len(times):
         return None
-    # In years since 1970.
+    # In years since 1970: SECONDS[unit] is the number of seconds in a unit, YEAR that in a year.
     first, last = (float(time) * SECONDS[unit] / YEAR for time in (times.min(), times.max()))
     return 1 < first and last < 2100 - 1970
 

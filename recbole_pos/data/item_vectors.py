@@ -59,7 +59,8 @@ def open_vectors(source: str | Path, item_field: str) -> VectorFile:
     Raises:
         UsageError: if it cannot be read, or holds something else than vectors with names.
     """
-    # Opening reads names and sizes only; the vectors are read when the blocks are iterated.
+    # Opening reads names and sizes only; the vectors are read when the blocks are iterated. An
+    # error of reading becomes a UsageError that names the file (``_explain_read_errors``).
     path = Path(source)
     with _explain_read_errors(path):
         is_matrix = path.suffix == ".npy"
@@ -89,7 +90,8 @@ def _open_matrix(path: Path) -> VectorFile:
             f"each line of {names_file.name}, found {list(values.shape)} of {values.dtype}"
         )
 
-    # Blocks of whole rows, with about the same number of numbers each.
+    # Blocks of whole rows, with about ``_BLOCK_NUMBERS`` numbers each: pairs of the numbers of the
+    # rows and their vectors, made one by one as the caller iterates.
     num_rows, size = values.shape
     step = max(1, _BLOCK_NUMBERS // max(size, 1))
     starts = range(0, num_rows, step)
@@ -196,7 +198,8 @@ def read_vectors(
         if hasattr(os, "posix_fallocate"):
             with open(out, "r+b") as opened:
                 os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
-    # Copy, then count items without a vector, and names that are no items, for the notice.
+    # ``_copy_vectors`` fills ``vectors`` and returns how many items have one. Then count names of
+    # the file that are no items, for the notice.
     num_found = _copy_vectors(file, names, vectors)
     num_items = len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
@@ -290,10 +293,12 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
         item_field: name of the column of names, in parquet.
         folder: folder of the run.
     """
+    # KEPT is item_vectors.npy.
     file = folder / KEPT
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
-    # Written under another name first, so that a file of the final name is always whole.
+    # Written under another name first, so that a file of the final name is always whole. An error
+    # of writing, such as a full disk, is reported with the final name (``name_write_errors``).
     part = folder / f".{KEPT}.tmp"
     try:
         with name_write_errors(file):

@@ -129,8 +129,8 @@ class WindowLoader:
         pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
 
         # Cut each pool into batches: as it is; or sorted by length, so that windows of a batch are
-        # about as long, into batches of about as many targets each. ``batches`` holds the numbers
-        # of groups, not yet of windows.
+        # about as long, into batches of about as many targets each (``_split_evenly``). ``batches``
+        # holds the numbers of groups, not yet of windows.
         batches: list[np.ndarray] = []
         for groups in pools:
             num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
@@ -139,6 +139,7 @@ class WindowLoader:
             else:
                 groups = groups[np.argsort(max_lengths[groups], kind="stable")]
                 batches += _split_evenly(groups, num_targets[groups], num_batches)
+        # ``_limit_inputs`` cuts a batch of more than ``max_inputs`` inputs into smaller ones.
         if self.max_inputs is not None:
             batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
         if self.shuffle:
@@ -222,7 +223,7 @@ class WindowLoader:
         if self._gatherer.device != device and prepare is None:
             if fits_on_device(device, data_on_device, *data):
                 self._gatherer = self._make_gatherer(device)
-        if self._gatherer.device == device:
+        if self._gatherer.device == device:  # ``__iter__`` yields batches on that device
             yield from self
             return
 
@@ -331,6 +332,7 @@ class TargetLoader(FullSortEvalDataLoader):
             config: the configuration.
             dataset: the view of the phase, valid or test, with a row for each target.
         """
+        # The shard has the number of this process (``rank``) and how many there are (``size``).
         self.uid_field, self.iid_field = dataset.uid_field, dataset.iid_field
         shard = current_shard()
 
@@ -370,6 +372,7 @@ def find_validation_rows(config: Options, dataset: Any) -> np.ndarray:
     users = split.log.users.numpy()[split.find_targets(VALID)]
     if config["valid_users"] is None:
         return np.arange(len(users))
+    # The sample depends on the names of the users only, so every run has the same one.
     names = dataset.field2id_token[dataset.uid_field]
     return np.flatnonzero(np.isin(users, sample_users(users, names, config["valid_users"])))
 
@@ -386,6 +389,7 @@ def sample_users(users: np.ndarray, names: np.ndarray, num_users: int) -> np.nda
         num_users: size of the sample.
     """
     # A digest (hash) of 8 bytes, such as that of "valid ann", read as one whole number.
+    # PHASES[VALID] is the word valid.
     ids = np.unique(users)
     digests = [
         hashlib.blake2b(f"{PHASES[VALID]} {name}".encode(), digest_size=8).digest()

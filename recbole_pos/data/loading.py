@@ -71,6 +71,8 @@ class Tables:
 def _take_rows(table: pd.DataFrame, mask: np.ndarray, storage: Storage) -> pd.DataFrame:
     """Return the rows of a table where a mask is true; each keeps its label in the index.
 
+    Categories stay as they are, even those that no row has any more, so codes need no check.
+
     Args:
         table: columns of categories or of numbers.
         mask: [rows] bool.
@@ -162,6 +164,7 @@ def _read_interactions(paths: list[Path], config: Options) -> Tables:
                 "one type"
             )
 
+    # ``read_limit`` gives the option ``memory_limit`` in bytes.
     # Storage keeps columns on disk if so many cells would exceed ``memory_limit``.
     num_cells = sum(file.num_rows for file in files) * len(kinds)
     storage = Storage(num_cells, read_limit(config["memory_limit"]))
@@ -204,7 +207,7 @@ def _read_entities(
     file = open_file(path, config)
     kinds = select_columns(file, name, config)
     table, key = file.read(kinds), key_fields(config)[name]
-    _require_consistent(file, table, key)
+    _require_consistent(file, table, key)  # refuses rows of one user or item that differ
     return table.drop_duplicates(key), kinds
 
 

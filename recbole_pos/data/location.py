@@ -38,7 +38,7 @@ def find_atomic_file(folder: Path, name: str, suffix: str) -> Path:
     Raises:
         UsageError: if both exist.
     """
-    # Both names, such as shop.item and shop.item.parquet.
+    # Both names, such as shop.item and shop.item.parquet (PARQUET is the ending ".parquet").
     text, parquet = (folder / f"{name}.{suffix}{end}" for end in ("", PARQUET))
     if not parquet.exists():
         return text
@@ -75,8 +75,8 @@ def read_dataset_name(dataset: Any) -> str | None:
     """Return a dataset as users name it: a name, or the path of its folder.
 
     Args:
-        dataset: a name, a path or a :class:`recbole_pos.Dataset`, which stands for its folder; or
-            None, which is returned.
+        dataset: a name, a path or a :class:`recbole_pos.Dataset`, which stands for its folder as
+            a path does (``os.PathLike``); or None, which is returned.
 
     Raises:
         UsageError: if it is something else, such as a frame.

@@ -96,6 +96,7 @@ def _prepare(config: Options, known: Vocabulary | None, holds_out_later: bool) -
     names, missing = numbers.names, numbers.missing
 
     # Sort by user and time; masks of missing values and given parts follow in the same order.
+    # ``read_ties`` gives a whole number, a seed, if equal times of a user get a random order.
     ties = read_ties(config["eval_args"]["ties"])
     log, order = sort_interactions(
         numbers.columns["inter"],
@@ -286,7 +287,8 @@ def _convert_lists(
     if kind == "float_seq" and _is_scaled(field, config):
         flat = _scale(flat)
 
-    # Fill the first lengths[i] cells of each row i with the concatenated lists.
+    # Fill the first lengths[i] cells of each row i with the concatenated lists. ``_LIST_TYPES``
+    # has the type of the result: int64 or float32.
     padded = np.zeros((len(lists), lengths.max(initial=0)), _LIST_TYPES[kind])
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
     return torch.from_numpy(padded)

@@ -103,7 +103,8 @@ class RecBoleView(SequentialDataset):
         """
         # The rows are chosen by a function that returns [interactions] bool, so that a pickled view
         # need not hold them: an unpickled one computes them again. ``PrefixRows`` is a table of
-        # RecBole's that computes a row and its history when it is read.
+        # RecBole's that computes a row and its history when it is read. The first function, for a
+        # view without a phase, reads ``data.log.has_history``; PHASES are train, valid and test.
         data, config = self.data, self.config
         find_mask: Callable[[], np.ndarray] = partial(attrgetter("has_history"), data.log)
         if self.phase is not None:
@@ -126,6 +127,8 @@ class RecBoleView(SequentialDataset):
         these, ``target_events`` (an option: which kind of interaction is to be predicted) leaves
         only that kind. For validation and test they are the targets.
         """
+        # PHASES are train, valid and test, numbered from 0 as in ``part``. ``find_selected`` gives
+        # [interactions] bool, or None if the option ``target_events`` is not set.
         data = self.data
         if self.phase == "train":
             mask = data.part == TRAIN
@@ -138,7 +141,7 @@ class RecBoleView(SequentialDataset):
             mask = data.split.find_targets(PHASES.index(str(self.phase)))
         rows = torch.from_numpy(np.flatnonzero(mask))
         columns = {name: column[rows] for name, column in data.log.fields.items()}
-        # A further column has the number of each row in the log.
+        # A further column, called TARGET_EVENT, has the number of each row in the log.
         return Interaction({**columns, TARGET_EVENT: rows})
 
     def build(self) -> list[RecBoleView]:

@@ -26,6 +26,7 @@ def describe_split(summary: dict[str, Any]) -> str:
         target, under a split without boundaries in time.
     """
     targets, events, sessions = summary["targets"], summary["events"], summary["sessions"]
+    # ``sessions`` is empty unless whole sessions are split. PHASES are train, valid and test.
     parts = []
     is_unusual = bool(summary["boundaries"])
     for phase in PHASES:
@@ -41,6 +42,7 @@ def describe_split(summary: dict[str, Any]) -> str:
         else:
             # Counts of interactions that are no targets (such as "10 without history"), and of
             # unusual targets (such as "3 cold targets", of items that were never trained on).
+            # ``_REMARKABLE`` has the names of these counts; those that are 0 are not mentioned.
             counts = {name: summary[name][phase] for name in _REMARKABLE if name in summary}
             remarks = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
             is_unusual |= bool(remarks)

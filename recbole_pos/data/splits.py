@@ -140,7 +140,8 @@ def _read_held_out(value: Any) -> tuple[int, int]:
     Raises:
         UsageError: if the value is neither.
     """
-    # Of one of RecBole's words, the numbers that it means; of another word none, which is refused.
+    # Of one of RecBole's words (the keys of ``_HELD_OUT``), the numbers that it means; of another
+    # word none, which is refused.
     numbers = _HELD_OUT.get(value, {}) if isinstance(value, str) else value
     is_valid = isinstance(numbers, dict) and numbers and numbers.keys() <= {"valid", "test"}
     if not is_valid or not all(is_whole(n) and n > 0 for n in numbers.values()):
@@ -253,6 +254,7 @@ def _read_times(bounds: list[Any], time_unit: str) -> np.ndarray:
     Returns:
         [bounds] float64; an empty array if one of them is neither, which the caller refuses.
     """
+    # SECONDS[time_unit] is the number of seconds in a unit of the time field.
     times = []
     for bound in bounds:
         if is_number(bound) and bound >= 1:
@@ -296,12 +298,14 @@ def split_sessions(log: EventLog, value: Any) -> tuple[np.ndarray, list[float]]:
     if len(bounds) == 1:  # there is no validation
         part[part == VALID] = TEST
 
-    # The same by id, and by interaction. Ids without interactions keep 0, which no row gets.
+    # The same by id, and by interaction: ``log.lengths`` has the number of interactions of each
+    # session. Ids without interactions keep 0, which no row gets.
     part_by_session = np.zeros(len(log.lengths), dtype=np.int8)
     part_by_session[sessions] = part
     part_by_row = np.repeat(part_by_session, log.lengths)
 
-    # The last sessions before each bound, and the times of their last interactions.
+    # The last sessions before each bound, and the times of their last interactions: session s has
+    # the rows offsets[s] to offsets[s + 1] of the log, the last one excluded.
     last_sessions = sessions[np.array(bounds) - 1]
     last_times = log.times.numpy()[log.offsets[last_sessions + 1] - 1]
     return part_by_row, last_times.tolist()
@@ -390,6 +394,7 @@ def find_recent_sessions(
             that do not as ``left_out``; and as ``overlapping`` the validation and test sessions
             that began before the last training interaction.
     """
+    # Ids of the sessions, by their last times, and the part of each, which its first row has, too.
     sessions = _order_sessions(log)
     session_parts = part[log.offsets[sessions]]
 

@@ -129,6 +129,7 @@ def read_ties(value: Any) -> str | int:
     Raises:
         UsageError: if it is something else.
     """
+    # ``_RANDOM`` is the pattern of random(SEED), whose first group is the seed.
     text = str(value).strip()
     if match := _RANDOM.fullmatch(text):
         return int(match[1])
@@ -227,7 +228,8 @@ def check_given_parts(files: Sequence[str], split: Any) -> None:
 
     Args:
         files: the option: [train, valid, test] or [train, test].
-        split: ``eval_args.split``, which three files leave nothing to do.
+        split: ``eval_args.split``, which three files leave nothing to do, so that it must be left
+            at its default (``_DEFAULT_SPLIT``).
     """
     if len(files) not in (2, 3) or len(set(files)) < len(files) or not all(files):
         raise UsageError(
@@ -391,9 +393,10 @@ def _assign_parts(
     if len(files) != 2:
         return given_part, []
 
-    # Cut validation from the first file, which has training and validation. In place of the default
-    # split, which would cut a test as well, take the last target of each user. If a split that the
-    # user has chosen cuts a test, this counts as validation, as the test has a file of its own.
+    # Cut validation from the first file, which has training and validation. ``_DEFAULT_SPLIT``, the
+    # split if the user has chosen none, would cut a test as well: instead take the last target of
+    # each user. If a split that the user has chosen cuts a test, this counts as validation, as the
+    # test has a file of its own.
     if eval_args["split"] == _DEFAULT_SPLIT:
         eval_args = {**eval_args, "split": {"LS": "valid_only"}}
     is_first = given_part == TRAIN

@@ -194,6 +194,7 @@ def send_to_device(
         batch: packed windows (one after the other, without padding), or RecBole's rows.
         device: device of the model.
     """
+    # ``map_tensors`` applies a function to every tensor of a mapping of columns.
     if isinstance(batch, SequenceBatch):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
     columns = batch.interaction
@@ -232,6 +233,7 @@ class WindowGatherer:
         self.start = torch.from_numpy(windows.start).to(device)
         self.end = torch.from_numpy(windows.end).to(device)
         self.first = torch.from_numpy(windows.first).to(device)
+        # ``map_tensors`` applies the function to every column of attributes.
         self.features = map_tensors(features, lambda column: column.to(device))
         self.is_target = None
         if windows.is_target is not None:
@@ -343,6 +345,7 @@ def fits_on_device(
         return False
     if device.type != "cuda":  # such as a Mac's GPU, which shares the memory of the host
         return True
+    # MEMORY_SHARE is one half.
     columns: list[Any] = [log.items, log.times, windows.start, windows.end, windows.first]
     columns += [*features.events.values(), *features.users.values()]
     num_bytes = sum(column.nbytes for column in columns)
@@ -355,6 +358,7 @@ def prefetch(items: Iterable[T]) -> Iterator[T]:
 
     No item may be None, which stands for the end.
     """
+    # ``next`` runs in the thread, and gives None at the end.
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         upcoming = thread.submit(next, iterator, None)

@@ -61,6 +61,7 @@ class Column:
         if self.kind == "float":
             self.values[rows] = block
             return
+        # A missing name has the code -1 (``_MISSING_CODE``).
         self.values[rows] = block.indices.fill_null(_MISSING_CODE).to_numpy()
 
         # Keep the names of this block, and of the blocks that it does not replace, to be merged.

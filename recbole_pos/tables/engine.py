@@ -103,6 +103,7 @@ class ParquetFile:
     """
 
     def __init__(self, path: Path, memory_limit: int) -> None:
+        # ``_select`` puts what is selected in the place {} of the query, and runs it.
         self.connection = connect(memory_limit)
         self.parameters = {"path": glob.escape(str(path))}
         self.query = "SELECT {} FROM read_parquet($path, hive_partitioning = false)"

@@ -47,8 +47,9 @@ class Storage:
             num_cells: number of cells of the whole dataset.
             limit: bytes of memory that reading and sorting them may take.
         """
-        # On disk if all cells, of 24 bytes each at the peak, would exceed the limit. Then as many
-        # rows are sorted at a time as fit into the limit.
+        # On disk if all cells, of 24 bytes each at the peak (``_BYTES_PER_CELL``), would exceed the
+        # limit. Then as many rows are sorted at a time as fit into the limit, within two bounds. In
+        # memory all rows are sorted at once: the largest int64 stands for any number of rows.
         self.is_on_disk = num_cells * _BYTES_PER_CELL > limit
         rows = min(max(limit // _BYTES_PER_SORTED_ROW, _MIN_SORTED_ROWS), _MAX_SORTED_ROWS)
         self.sorted_rows = rows if self.is_on_disk else np.iinfo(np.int64).max
@@ -100,6 +101,7 @@ def read_limit(value: Any) -> int:
     Raises:
         UsageError: for anything else.
     """
+    # ``_SIZE`` is the pattern of a number and a unit, and ``_UNITS`` has the bytes of each unit.
     if value in (None, "auto"):
         return get_free_memory() // (2 * int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if match := _SIZE.fullmatch(str(value)):

@@ -59,6 +59,7 @@ def find_form(path: Path, num_skipped: int, separator: str) -> TextForm | None:
         has_quotes |= b'"' in block
         is_ended = block.endswith(b"\n")
 
+        # A block has whole lines only; ``_NEWLINE`` and ``_RETURN`` are the bytes \n and \r.
         # Place of the last byte of each line: before \n, or before \r\n. Numpy finds all places
         # in two passes over the bytes; bytes.count(b"\t\n") and the like would take four.
         codes = np.frombuffer(block if is_ended else block + b"\n", np.uint8)
