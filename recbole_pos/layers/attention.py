@@ -156,6 +156,7 @@ class _BiasedAttention(torch.autograd.Function):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             out, scaled_q = torch.empty_like(v), q * q.size(-1) ** -0.5
+            # slices of some sequences at a time; ``select_rows`` takes theirs of a bias
             for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
                 torch.matmul(weights * kept[rows], v[rows], out=out[rows])
@@ -193,6 +194,7 @@ class _BiasedAttention(torch.autograd.Function):
         scale, grad = q.size(-1) ** -0.5, grad.contiguous()
         scaled_q = q * scale
         for rows in iterate_chunks(q.size(0), bias[0].numel(), q.device):
+            # ``forward`` has saved the weights only if all were one chunk
             weights = all_weights
             if weights is None:
                 weights = _compute_weights(scaled_q[rows], k[rows], select_rows(bias, rows))
@@ -262,7 +264,8 @@ def biased_attention(
     Returns:
         [b, h, t, e].
     """
-    # torch's own attention if all weights fit into one chunk; a compiled graph holds no loop
+    # torch's own attention if all weights fit into one chunk, which has ``chunk_elements`` numbers
+    # on this device; a compiled graph holds no loop
     num_weights = q.size(0) * bias[0].numel()
     if dropout is None and (
         torch.compiler.is_compiling() or num_weights <= chunk_elements(q.device)

@@ -89,6 +89,7 @@ class PointwiseAttention(MultiHeadAttention):
             [m, d] outputs y.
         """
         query, key, value, gate = self._project_gated(x)  # after SiLU; the gate is U
+        # the position scheme may change query, key and value, and give the bias B; in blocks
         q, k, v, bias = self.apply_hooks(query, key, value, batch)
 
         # to [1 or b, 1 or h, t, t]: a bias of fewer dimensions is the same for all sequences
@@ -111,12 +112,19 @@ class PointwiseAttention(MultiHeadAttention):
         return x + (out if self.dense is None else self.dense(out))
 
     def _project_gated(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d]."""
+        """Return Q, K, V and the gate U, [m, h, e] each, of inputs [m, d].
+
+        ``projections`` are the layers of query, key and value; ``project_jointly`` applies all four
+        in one matrix product, and SiLU follows.
+        """
         product = self.project_jointly(self.LayerNorm(x), [*self.projections.values(), self.gate])
         return F.silu(product).unbind(1)
 
     def weights(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0."""
+        """Return A [b, h, t, t], aligned at the start; rows do not sum to 1, weights may be < 0.
+
+        A = SiLU(Q K^T + B) / n, with the bias B of the position scheme (``apply_hooks``).
+        """
         query, key, value, _ = self._project_gated(x)
         q, k, _, bias = self.apply_hooks(query, key, value, batch)
         return _compute_weights(q, k, bias, batch.max_length)

@@ -211,7 +211,10 @@ def kept_gradient(weight: nn.Parameter, clears_all: bool = False) -> Iterator[Ke
 
 
 def takes_rows(weight: Tensor) -> bool:
-    """Return whether the gradient of a table may be sparse, because a dense one is kept for it."""
+    """Return whether the gradient of a table may be sparse, because a dense one is kept for it.
+
+    ``_kept`` has the gradients of all ``kept_gradient`` blocks that are open.
+    """
     return any(x.weight is weight and weight.grad is x.dense for x in _kept)
 
 

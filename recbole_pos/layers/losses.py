@@ -53,6 +53,7 @@ def _compute_loss_and_gradients(
         The scalar mean loss, its gradient to states [m, d] and that to item vectors [items, d]; a
         gradient that is not computed is None.
     """
+    # positions of a chunk: as many as its logits may be on the device, and ``MIN_ROWS`` at least
     m, num_items = states.size(0), vectors.size(0)
     needs_states, needs_vectors = needs_gradient
     chunk_size = max(MIN_ROWS, min(m, chunk_elements(states.device) // num_items))
@@ -304,7 +305,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
-    # newer versions of torch can mix them on a GPU
+    # newer versions of torch can mix them on a GPU (``_CAN_SUM_LONGER``)
     if left.is_cuda and _CAN_SUM_LONGER and out.dtype == torch.float32:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)  # TF32 holds bfloat16 exactly

@@ -193,6 +193,7 @@ class SampledLoss:
         beta: float | None = None
         shifts: Tensor | None = None
         if self.loss_type in BINARY:
+            # of ``log_q``, which has all items, padding and the target are no negatives
             rate = min(items.size(1) / max(len(self.log_q) - 2, 1), 1.0)
             beta = 1 - self.gbce_t * (1 - rate)
             # expm1(log q) is q - 1; ``TINY`` against a division by zero
@@ -205,6 +206,7 @@ class SampledLoss:
         rows, (target_index, item_index) = index_rows(vectors, targets, distinct)
         row_indices = rows, target_index, item_index.expand_as(items)
 
+        # ``_SharedNegatives`` computes the loss, and its gradients at once,
         # in the type of the item vectors, even under automatic mixed precision
         with torch.autocast(states.device.type, enabled=False):
             states, target_terms = states.to(vectors.dtype), target_terms.to(vectors.dtype)
@@ -251,7 +253,11 @@ class SampledLoss:
 
 
 def _count_groups(targets: Tensor, n: int) -> int:
-    """Return the number of groups of n positions; a large n has smaller groups to save memory."""
+    """Return the number of groups of n positions; a large n has smaller groups to save memory.
+
+    Groups have at most so many positions that the logits of one, positions times n, have the size
+    of a chunk (``fixed_chunk_elements``), but not fewer than ``MIN_ROWS`` for that.
+    """
     group_size = min(n, max(MIN_ROWS, fixed_chunk_elements(targets.device) // n))
     return math.ceil(len(targets) / group_size)
 

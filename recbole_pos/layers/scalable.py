@@ -89,8 +89,10 @@ def bucket_cross_entropy(
         states = states.to(vectors.dtype)
         positions = find_largest_products(buckets, states.detach(), size_x)
         items = find_largest_products(buckets, vectors.detach()[1:], size_y) + 1  # no padding
-        # the rows of the item table that the gradient has, and the places of the items among them
+        # the rows of the item table that the gradient has, and the places of the items among them;
+        # None for all rows
         rows, (target_index, item_index) = index_rows(vectors, targets, items)
+        # computes the loss and its gradients in one pass
         return _BucketCrossEntropy.apply(
             states, vectors, targets, positions, items, rows, target_index, item_index
         )
@@ -111,6 +113,7 @@ def find_largest_products(buckets: Tensor, rows: Tensor, k: int) -> Tensor:
     Returns:
         [n, min(k, num_rows)] int64 indices of ``rows`` for each direction, in no order.
     """
+    # A chunk has so many rows that its products, n for each, have ``fixed_chunk_elements`` numbers.
     # Column c of a chunk belongs to group c modulo num_groups, so the columns of group g are
     # g + offsets: with 3 groups, those of the first are 0, 3, 6, ...
     n, num_rows = len(buckets), len(rows)

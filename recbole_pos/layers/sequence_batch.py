@@ -307,6 +307,7 @@ class SequenceBatch:
         Returns:
             [b, t, ...], or time-major [t, b, ...], with t the length of the longest history.
         """
+        # ``slots`` says where each interaction is in the block, read as one row
         b, t = self.batch_size, self.width
         if self.is_full:  # no padding: the values are the block already
             block = x.reshape(b, t, *x.shape[1:])

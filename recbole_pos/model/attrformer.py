@@ -88,6 +88,7 @@ class AttrFormer(PosSASRec):
         Raises:
             UsageError: if options contradict each other, or a relation cannot be read.
         """
+        # before the base class, which calls ``build_layer``, that reads them
         self.declared = read_relations(config["relations"], dataset)
         super().__init__(config, dataset)
         # no state may know when the next item is requested: related users would learn it, too
@@ -375,6 +376,7 @@ class AttrFormer(PosSASRec):
 
     def find_histories(self, users: np.ndarray) -> SequenceBatch:
         """Return all interactions of users, given by their ids [b], as a batch to predict from."""
+        # the interactions of user u are the rows offsets[u] to offsets[u + 1] - 1 of the log
         start, end = self.lookup.offsets[users], self.lookup.offsets[users + 1]
         rows = gather_index(start, end - start)
         items, lengths = torch.from_numpy(self.lookup.items[rows]), torch.from_numpy(end - start)
@@ -394,7 +396,8 @@ class AttrFormer(PosSASRec):
         Returns:
             The histories; None if predictions read no other users.
         """
-        # with the clock none (``cross_sequence: none``) nobody reads another user's interactions
+        # ``inference`` is the option inference_relations, ``clock`` the option cross_sequence: with
+        # none as the clock nobody reads another user's interactions
         if self.inference not in ("batch", "training_bank") or lookup.clock == "none":
             return None
         if self.inference == "training_bank":
@@ -424,6 +427,7 @@ def read_posterior(config: Options) -> tuple[list[float], float]:
             "future_weights: expected weights of the next items, the first above 0 and none above "
             f"the one before (section 3.2.3), such as [1.0, 0.25]; found {shown(betas)}"
         )
+    # no prior, and the next item as the only target
     is_plain = prior_weight == 0 and betas[0] == 1 and not any(betas[1:])
 
     if config["loss_type"] != "CE" and not is_plain:
@@ -473,7 +477,11 @@ class RelationAttention(MultiHeadAttention):
             self.relation_dense = nn.Linear(size, d, bias=False)
 
     def attention(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return Concat(H_MSA, H_RAH) W^O [m, d] of inputs [m, d] (equation 9)."""
+        """Return Concat(H_MSA, H_RAH) W^O [m, d] of inputs [m, d] (equation 9).
+
+        H_MSA are the heads of self-attention, which ``super().attention`` multiplies by their part
+        of W^O, and H_RAH those of relations, which ``relation_dense`` multiplies by the other.
+        """
         out = super().attention(x, batch)
         relations: BatchRelations = batch.extras
         if relations.heads is None:

@@ -56,12 +56,15 @@ def build_loss(config: Options, dataset: Dataset, candidates: Tensor | None) -> 
     if kind == "CE":
         return full_cross_entropy
     if kind == "SCE":
+        # scalable cross-entropy, with its four options, of the same names
         keys = ("n_buckets", "bucket_size_x", "bucket_size_y", "mix_x")
         return functools.partial(scalable_cross_entropy, **{key: config[key] for key in keys})
+    # ``SAMPLED`` names the losses against sampled items, the only ones that are left
     check_choice("loss_type", kind, ("CE", "SCE", *SAMPLED))
 
     # Sampled losses read how often each item occurs. A run that is loaded for serving has no
     # interactions, and does not train: any counts will do.
+    # the options of ``SampledLoss`` have the names of its fields
     options = {f.name: config[f.name] for f in fields(SampledLoss) if f.name in config}
     counts = np.ones(dataset.item_num)
     if has_log(dataset):
@@ -108,7 +111,8 @@ class PosRecommender(SequentialRecommender):
         """
         super().__init__(config, dataset)
         self.notices: list[str] = []  # to report before training, not when a run is loaded
-        self.time_unit = SECONDS[config["timestamp_unit"]]
+        self.time_unit = SECONDS[config["timestamp_unit"]]  # in seconds
+        # names of RecBole's fields: the time of the target, and the times of a history
         self.TIME = config["TIME_FIELD"]
         self.TIME_SEQ = self.TIME + config["LIST_SUFFIX"]
         self.initializer_range = config["initializer_range"]
@@ -236,6 +240,7 @@ class PosRecommender(SequentialRecommender):
 
     def window_loss(self, batch: SequenceBatch) -> Tensor:
         """Return the scalar loss of a batch with targets, by default cross-entropy."""
+        # ``prepare`` adds ``extras``, such as graphs; the loader may have called it already
         batch = self.prepare(batch) if batch.extras is None else batch
         return compute_loss(self, replace(batch))  # a copy, whose cached values end with the step
 
@@ -317,6 +322,7 @@ class PosRecommender(SequentialRecommender):
         # values of fields: of each interaction, and of each user
         features = Features()
         if self.event_features is not None:
+            # the field of a history is called as that of an interaction, with a suffix
             suffix = self.ITEM_SEQ.removeprefix(self.ITEM_ID)
             features = Features(
                 {name: rows[name + suffix][is_real] for name in self.event_features.events},
@@ -416,6 +422,7 @@ class PosRecommender(SequentialRecommender):
         """
         # Not on a GPU, which would have to be waited for to read the lengths; not in training, and
         # not for models that relate the rows of a batch to each other (``needs_events``).
+        # Nor if at least half of the cells [B, longest history] are interactions.
         lengths = rows[self.ITEM_SEQ_LEN]
         is_split = not self.training and lengths.device.type == "cpu" and not self.needs_events
         if not is_split or 2 * int(lengths.sum()) >= len(lengths) * int(lengths.max()):

@@ -87,6 +87,7 @@ class SPop(Untrained):
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
         """Return [B, items] scores by how often an item is in the history, then by popularity."""
         history = interaction[self.ITEM_SEQ]
+        # ``popularity`` [n_items] is the rank of each item, below ``n_items``: it decides ties only
         repeat_score = (history > 0).to(self.popularity) * self.n_items  # 0 for padding
         return self.popularity.repeat(len(history), 1).scatter_add_(1, history, repeat_score)
 
@@ -209,7 +210,10 @@ class SessionKNN(Untrained):
         self.register_buffer("similarity", torch.from_numpy(similarities), persistent=False)
 
     def find_neighbours(self, config: Options, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the items nearest to each item and their scores, [items, k] each."""
+        """Return the items nearest to each item and their scores, [items, k] each.
+
+        ``inter_matrix`` is RecBole's matrix [sessions, items] of the training interactions.
+        """
         return find_nearest_items(dataset.inter_matrix("csr"), config["k"], config["shrink"])
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
@@ -242,6 +246,8 @@ class TransitionGraph(SessionKNN):
         Returns:
             Ids and scores [items, k], 0 where there are fewer than k.
         """
+        # The log is sorted by user and time, so a pair are two rows of a user one after the other,
+        # the second of the training part.
         users, items = dataset.log.users.numpy(), dataset.log.items.numpy()
         is_followed = (users[1:] == users[:-1]) & (dataset.part[1:] == TRAIN)
         is_followed &= items[1:] != items[:-1]
@@ -270,6 +276,7 @@ class RecentPop(Untrained):
             dataset: training part of a dataset, with times.
         """
         super().__init__(config, dataset)
+        # ``part`` says of each interaction of the log whether it is of training
         rows = np.flatnonzero(dataset.part == TRAIN)
         times, items = dataset.log.times.numpy()[rows], dataset.log.items.numpy()[rows]
         seconds = (times.max() - times) * SECONDS[config["timestamp_unit"]]
@@ -357,6 +364,8 @@ class TALE(Untrained):
             rows = np.flatnonzero(dataset.part == TRAIN)
             trend[rows] = count_recent(items[rows], times[rows], span) ** power
 
+        # ``find_targets`` says of each interaction whether it is a target of the training part, and
+        # ``offsets`` at which row each user's interactions begin.
         # rows of the targets, and of the first interaction before each: at most the newest L
         targets = np.flatnonzero(dataset.split.find_targets(TRAIN))
         starts = np.maximum(log.offsets[log.users.numpy()[targets]], targets - self.max_seq_length)
@@ -474,17 +483,25 @@ class SessionFPMC(FPMC):
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)
+        # RecBole's vectors of users, and those of items by which users are multiplied
         del self.UI_emb, self.IU_emb
 
     def forward(
         self, user: Tensor, item_seq: Tensor, item_seq_len: Tensor, next_item: Tensor
     ) -> Tensor:
-        """Return [B] score of each row's next item; ``user`` is not read."""
+        """Return [B] score of each row's next item; ``user`` is not read.
+
+        The score is a product of two vectors: ``LI_emb`` has those of last items, ``IL_emb`` those
+        of items that follow.
+        """
         last = self.LI_emb(_find_last_item(item_seq, item_seq_len))
         return (last * self.IL_emb(next_item)).sum(-1)
 
     def full_sort_predict(self, interaction: Interaction) -> Tensor:
-        """Return [B, items] score of every item after each row's last one."""
+        """Return [B, items] score of every item after each row's last one.
+
+        ``LI_emb`` has the vectors of last items, ``IL_emb`` those of items that follow.
+        """
         last = _find_last_item(interaction[self.ITEM_SEQ], interaction[self.ITEM_SEQ_LEN])
         return self.LI_emb(last) @ self.IL_emb.weight.t()
 

@@ -130,8 +130,8 @@ class Statistics:
     def transform(self, values: np.ndarray) -> np.ndarray:
         """Scale or whiten content vectors of items: (values - mean) @ matrix.
 
-        Where ``matrix`` is a number it scales: (values - mean) * matrix. Only some rows are
-        transformed at a time, which bounds the memory in float64.
+        Where ``matrix`` is a number it scales: (values - mean) * matrix. Only some rows (``_ROWS``)
+        are transformed at a time, which bounds the memory in float64.
 
         Args:
             values: [n, c] content vectors. They are overwritten if their size stays c. A row of
@@ -174,7 +174,8 @@ class Statistics:
         Returns:
             Mean and matrix, which :meth:`transform` applies.
         """
-        # sums over the rows, some at a time, in float64
+        # sums over the rows in float64, about ``_ROWS`` rows at a time; ``_TINY``, below, keeps a
+        # variance of 0 from being divided by
         rows = np.flatnonzero(is_fitted & values.any(1))
         c, num_rows = values.shape[1], max(1, len(rows))
         needs_products = whiten or size > 0
@@ -290,7 +291,8 @@ def _start_from_content(model: Any, config: Options, dataset: Dataset) -> None:
         size = 0 if values.shape[1] == d else min(values.shape[1], d)
         is_trained = dataset.popularity > 0
         values = Statistics.from_vectors(values, is_trained, whiten, size).transform(values)
-        # scaled by the deviation of trained items; by that of all if these are too few, or equal
+        # scaled by the deviation of trained items; by that of all if these are too few, or equal,
+        # which is a variance below ``_TINY``
         measured = values[has_content & is_trained]
         if not measured.size or measured.var() < _TINY:
             measured = values[has_content]

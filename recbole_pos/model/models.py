@@ -116,7 +116,12 @@ UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph RecentPop TALE".split()
 
 
 def _find_owner(name: str) -> str | None:
-    """Return who has the name of a model, ``US`` or RecBole; None if it is free."""
+    """Return who has the name of a model, as messages say it; None if it is free.
+
+    ``US`` is the name of this package, whose models are in ``MODELS`` and ``BASELINES``; the two
+    other tables have the models of RecBole that run here. Names that users have registered are free
+    in this sense.
+    """
     if name in MODELS or name in BASELINES:
         return US
     return "RecBole" if name in RECBOLE_SEQUENTIAL or name in RECBOLE_GENERAL else None
@@ -136,12 +141,15 @@ def list_built_in() -> list[str]:
 
 
 def list_runnable() -> list[str]:
-    """Return the names of all models that can be run."""
+    """Return the names of all models that can be run, those that users have registered too."""
     return [*list_built_in(), *ADDED]
 
 
 def is_on_our_base(model: str) -> bool:
-    """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss."""
+    """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss.
+
+    ``OURS`` maps the names of all models but RecBole's own to their classes, users' too.
+    """
     from recbole_pos.model.base import PosRecommender
 
     return model in OURS and issubclass(OURS[model], PosRecommender)
@@ -209,7 +217,11 @@ def reads_users(name: str, model_class: type) -> bool:
 
 
 def is_served(model: str) -> bool:
-    """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model."""
+    """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model.
+
+    It does for the plugin's own models (``MODELS``, ``BASELINES``) and for classes of users that
+    extend the plugin's base class.
+    """
     return model in MODELS or model in BASELINES or is_on_our_base(model)
 
 
@@ -275,7 +287,9 @@ def ensure_registered(model: type) -> str:
     for registry in (MODELS, BASELINES, ADDED):
         if name := registry.find_name(model):
             return name
-    # a notebook cell that runs again defines the class again: keep the defaults given before
+    # A notebook cell that runs again defines the class again, as another object, which
+    # ``find_name`` does not know. ``find_registration`` finds the former one by module and name:
+    # keep the defaults that it was given.
     earlier = ADDED.find_registration(model)
     defaults = None if earlier is None else earlier.given
     # another process could import the class from its module, but would not know these defaults
@@ -296,14 +310,17 @@ def _register(model: type, given_defaults: Defaults | None, name: str, module: s
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # a model of the plugin's own is registered already; ``US`` owns the names of these
+    # A model of the plugin's own is registered already: nothing is to be done if name and class are
+    # both the plugin's. ``US`` owns these names, ``OURS`` has the classes, ``import_path`` is
+    # module and name of a class. If only the name is the plugin's, ``ADDED.add`` refuses it below.
     has_our_name = _find_owner(name) == US
     is_ours = has_our_name and import_path(OURS[name]) == import_path(model)
     if is_ours and given_defaults is None:
         return
     # the defaults of the classes that it extends, as ``_read_shipped`` reads them, then its own
     defaults, own_options = ADDED.gather_defaults(model, given_defaults, _read_shipped)
-    # ``ADDED`` is the registry of users' models
+    # ``ADDED`` is the registry of users' models; it raises UsageError if the name is taken by the
+    # plugin, RecBole or another class
     ADDED.add(name, Registration(model, given_defaults, defaults, own_options, module))
 
 
@@ -323,14 +340,16 @@ def _require_recommender(model: Any) -> None:
 
     from recbole_pos.model.base import PosRecommender
 
-    path = import_path(model)
+    path = import_path(model)  # module and name, for messages
+    # RecBole's classes have an attribute ``type``: of histories, or of users and items
     kinds = (ModelType.SEQUENTIAL, ModelType.GENERAL, ModelType.TRADITIONAL)
     if not issubclass(model, AbstractRecommender) or getattr(model, "type", None) not in kinds:
         raise UsageError(
             f"model {path} is no recommender that can run here: expected a class that extends "
             "recbole_pos.PosRecommender, or RecBole's SequentialRecommender or GeneralRecommender"
         )
-    # of each tuple a model must define one method at least, which ``base`` does not
+    # Of each tuple a model must define one method at least: one that is still the attribute of
+    # ``base``, where it does nothing or is not implemented, is not defined.
     base: type = AbstractRecommender
     required: list[tuple[str, ...]] = [("calculate_loss",), ("full_sort_predict", "predict")]
     if issubclass(model, PosRecommender):
@@ -349,7 +368,8 @@ def _read_shipped(model: type) -> dict[str, Any]:
     Returns:
         Value by option, from the class's yaml file; {} for classes of users.
     """
-    path = import_path(model)
+    path = import_path(model)  # "module:Class"
+    # ``ROOT`` is the folder of the plugin's yaml files with defaults
     if path == "recbole_pos.model.base:PosRecommender":
         return read_yaml(ROOT / "base.yaml")
     if path.startswith("recbole.model."):

@@ -114,7 +114,7 @@ class PosRec(GraphRecommender):
         self.position_embedding = build_row_encodings(config["position"], dimensions, config)
         self.graph_layers = nn.ModuleList(PGGNN(d) for _ in range(config["graph_layers"]))
         self.trm_encoder = TransformerEncoder(
-            # no position scheme inside attention
+            # ``Compose`` of nothing: no position scheme inside attention
             build_transformer_layer(options, Compose({}))
             for _ in range(config["n_layers"])
         )

@@ -147,6 +147,9 @@ class _Anchored(_Trimmed):
             edges, and the items of nodes [B, n]. RecBole has one more node, for padding.
         """
         # graphs, with an edge of weight 1 for any number of transitions, as in SR-GNN's code
+        # ``SessionGraph`` has a node for each distinct item of a session; its ``transitions`` count
+        # how often one follows another. ``weigh_neighbours`` turns them into incoming and outgoing
+        # weights, and adds the edges of anchors.
         is_real = item_seq > 0
         lengths = is_real.sum(1)
         batch = SequenceBatch.from_lengths(item_seq[is_real], lengths, self.max_seq_length)

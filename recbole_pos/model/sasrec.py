@@ -115,6 +115,7 @@ class PosSASRec(PosRecommender):
         block = config["block"]
         if block != "transformer" and config["norm"] != "pre":
             raise UsageError(f"norm: {config['norm']} does not go with block: {block}; use pre")
+        # ``BLOCKS`` has a function for each kind, which builds the layer
         return BLOCKS[block](options, position)
 
     def encode(self, batch: SequenceBatch) -> Tensor:

@@ -16,7 +16,10 @@ from recbole_pos.values import Options
 
 
 def has_log(dataset: Dataset) -> bool:
-    """Return whether a dataset has interactions, which one read from a run for serving has not."""
+    """Return whether a dataset has interactions, which one read from a run for serving has not.
+
+    The class of such a dataset has the attribute ``has_log``, which is False.
+    """
     return getattr(type(dataset), "has_log", True)
 
 

@@ -109,7 +109,8 @@ class NativeAdapter(RecBoleAdapter):
         """
         if not packed:
             return self._row_loss
-        # Python looks a method up in these classes in this order: the model's, then its bases
+        # Python looks a method up in these classes in this order: the model's, then its bases. The
+        # plugin's own base defines both, so the loop ends there at the latest.
         for cls in type(self.model).__mro__:
             if "window_loss" in vars(cls):
                 break
@@ -139,6 +140,7 @@ class NativeAdapter(RecBoleAdapter):
         if not isinstance(table, ItemTable) or table.parts:  # more than a table of ids
             return None
         weight: Any = table.weight
+        # ``LARGE`` is 32 MB: memory of smaller gradients is reused, which costs little
         is_large_on_cpu = weight.nbytes > LARGE and weight.device.type == "cpu"
         touches_few_rows = self.config["loss_type"] != "CE"  # cross-entropy touches all of them
         return weight if weight.requires_grad and is_large_on_cpu and touches_few_rows else None
@@ -233,9 +235,12 @@ class MaskedEvents(RecBoleAdapter):
         Returns:
             Scalar, 0 if a batch has nothing masked.
         """
+        # RecBole's names of fields: ``MASK_INDEX`` are the places of the masked interactions,
+        # ``MASK_ITEM_SEQ`` the masked histories, ``POS_ITEMS`` the items that were masked
         model = self.model
         index = rows[model.MASK_INDEX]  # of masked interactions, [B, slots]
         is_target = index > 0
+        # the history of each masked interaction
         row = torch.nonzero(is_target)[:, 0]
         states = model.forward(rows[model.MASK_ITEM_SEQ])[row, index[is_target]]  # [k, d]
         if not len(row):
@@ -269,7 +274,8 @@ def make_adapter(config: Options, model: Any) -> RecBoleAdapter:
     """
     if isinstance(model, PosRecommender):
         return NativeAdapter(config, model)
-    # RecBole's own class, not a custom one of the same name; some have a faster way to learn rows
+    # RecBole's own class, not a custom one of the same name; those in ``ADAPTERS`` have an adapter
+    # that learns rows faster
     if type(model).__module__.startswith("recbole.model."):
         return ADAPTERS.get(type(model).__name__, RecBoleAdapter)(config, model)
     return RecBoleAdapter(config, model)

@@ -66,6 +66,7 @@ def build(
     filled = {name for frame in frames for name in frame if frame[name].dropna().map(bool).any()}
 
     # Convert them in a temporary folder, then let the result replace the dataset in one step.
+    # The first three columns of interactions are user, item and time, in seconds since 1970 ("s").
     user, item, time = tables.interactions.columns[:3]
     with tempfile.TemporaryDirectory() as temporary:
         convert(
@@ -79,11 +80,15 @@ def build(
             date_format="s",
             types={column: kind for column, kind in tables.kinds.items() if column in filled},
             rename={user: user},  # convert would call the field of a session_id user_id
+            # further columns of interactions, such as a rating, stay in their table
             tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
-            max_lost=1,  # since the counts are compared with the published ones
+            # any share of the rows may be unusable: the counts are compared with the published ones
+            max_lost=1,
             data_path=temporary,
             verbose=False,
         )
+        # ``new_folder`` replaces ``folder`` at the end of the block. Files in the former folder are
+        # kept, but for those of the dataset.
         with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
             for file in Path(temporary, name).iterdir():
                 if file.suffix in SUFFIXES:
@@ -146,6 +151,7 @@ def _read_raw(public: PublicDataset, files: list[Path], reporter: Reporter) -> T
     names = ", ".join(file.name for file in files)
     with reporter.task(f"reading {names}"):
         try:
+            # ``RECIPES`` has these functions by name
             return RECIPES[public.recipe](*files)
         except Exception as error:  # a damaged or wrong file may raise any kind
             raise UsageError(

@@ -51,7 +51,8 @@ class PublicDataset:
 def read_public_datasets() -> dict[str, PublicDataset]:
     """Return name -> description of each public dataset that the package can build.
 
-    They are the yaml files in ``dataset/`` that have a key ``public``.
+    They are the yaml files in the package's folder ``dataset/`` (``DATASETS``), one a dataset and
+    named as it, that have a key ``public``.
     """
     datasets = {}
     for file in sorted(DATASETS.glob("*/*.yaml")):

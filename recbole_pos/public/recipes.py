@@ -65,6 +65,7 @@ def read_movielens(file: Path) -> Tables:
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             stem, suffix = Path(name).stem, Path(name).suffix
+            # ``_read_cells`` reads text as a frame of strings, here with our names of the columns
             if stem in columns and suffix == ".csv":
                 with archive.open(name) as member:
                     frames[stem] = _read_cells(member, names=columns[stem], header=0)
@@ -121,6 +122,7 @@ def read_amazon(reviews: Path, products: Path) -> Tables:
             "price": entry.get("price"),
             "categories": list(dict.fromkeys(categories)),
         }
+        # such as also_bought, each a list of other products
         for name in _RELATED_LISTS:
             item[name] = [asin for asin in related.get(name) or [] if asin in reviewed]
         items.append(item)
@@ -155,12 +157,16 @@ def read_diginetica(views: Path) -> Tables:
     """
     raw = _read_cells(views, sep=";", usecols=["sessionId", "itemId", "timeframe", "eventdate"])
     seconds = _to_seconds(raw["eventdate"]) + raw["timeframe"].astype(float) / 1000
+    # only session, item and time are kept (``_SESSION_ITEM_TIME``)
     names = {"sessionId": "session_id", "itemId": "item_id"}
     return Tables(raw.rename(columns=names).assign(timestamp=seconds)[_SESSION_ITEM_TIME])
 
 
 def read_yoochoose(clicks: Path) -> Tables:
-    """Read clicks of Yoochoose: session, time, item, category, without a header."""
+    """Read clicks of Yoochoose: session, time, item, category, without a header.
+
+    Sessions stand for users; the category is left out (``_SESSION_ITEM_TIME`` names the columns).
+    """
     raw = _read_cells(clicks, names=["session_id", "time", "item_id", "category"])
     return Tables(raw.assign(timestamp=_to_seconds(raw["time"]))[_SESSION_ITEM_TIME])
 
@@ -175,6 +181,7 @@ def read_gowalla(checkins: Path) -> Tables:
     """
     names = ["user_id", "time", "latitude", "longitude", "item_id"]
     raw = _read_cells(checkins, names=names, sep="\t", quoting=csv.QUOTE_NONE)
+    # the columns of interactions are user, item and time (``_USER_ITEM_TIME``)
     places = raw.drop_duplicates("item_id")[["item_id", "latitude", "longitude"]]
     interactions = raw.assign(timestamp=_to_seconds(raw["time"]))[_USER_ITEM_TIME]
     return Tables(interactions, places, kinds={"latitude": "float", "longitude": "float"})
@@ -216,7 +223,8 @@ def read_zvuk(plays: Path) -> Tables:
     Args:
         plays: path of a parquet file, with a row for each play: user_id, track_id, datetime.
     """
-    # Find these users. The second sort is stable, and so keeps the order of ids among equals.
+    # Find these users, the first ``ZVUK_USERS`` (5,000) by plays. The second sort is stable, and so
+    # keeps the order of ids among equals.
     counts = pd.read_parquet(plays, columns=["user_id"])["user_id"].value_counts(sort=False)
     counts = counts.sort_index().sort_values(ascending=False, kind="stable")
     users = set(counts.index[:ZVUK_USERS])

@@ -337,6 +337,7 @@ class RelationLookup:
         new_columns["is_trained"] = is_trained
 
         extended = copy.copy(self)
+        # each column of the log, an attribute, is replaced by one that has the new rows, too
         for name, column in new_columns.items():
             log_column = getattr(self, name)
             setattr(extended, name, ExtendedColumn(log_column, column))
@@ -344,6 +345,7 @@ class RelationLookup:
 
     def is_followed_in_training(self, events: np.ndarray) -> np.ndarray:
         """Return [n] bool, whether the user's next interaction in the log is of training."""
+        # the row after each one; the last row of all has none, and so stands for itself
         following = np.minimum(events + 1, self.num_events - 1)
         is_same_user = (following > events) & (self.users[following] == self.users[events])
         return is_same_user & self.is_trained[following]

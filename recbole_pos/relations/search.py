@@ -26,7 +26,8 @@ class EventOrder:
 
     An interaction reads
 
-    - interactions before it in its own *chain* (a sequence, or linked chunks of one), and
+    - interactions before it in its own *chain* (a sequence, or several windows of one that follow
+      each other), and
     - interactions of other users' chains that are sources and whose ``rank`` is strictly lower.
 
     Ranks rise along a chain, so successive reads fall in rank, or stay with one user and go back in
@@ -229,6 +230,7 @@ def top_relations(
     m = len(order)
     classified = np.flatnonzero(group > 0)
     batch_classes, class_index = np.unique(group[classified], return_inverse=True)
+    # of class i: ``related[offsets[i] : offsets[i + 1]]``, the strongest first, and their relations
     offsets, related, strength = _restrict_table(table, batch_classes)
 
     # a cell is a class, or with ``same_column`` a class and a column as one number
@@ -240,7 +242,7 @@ def top_relations(
     runs = _ReadableRuns(cell, classified, order, across_users)
 
     # In the first round a reader searches so many classes that they have about 2 k interactions, of
-    # which half stand before it: that is mostly enough.
+    # which half stand before it: that is mostly enough. ``FIRST_CLASSES`` limits their number.
     most_classes = min(FIRST_CLASSES, 1 + 2 * k * num_cells // max(len(classified), 1))
 
     # how many relations an interaction still lacks, and the pairs of classes it has yet to search
@@ -425,6 +427,7 @@ def top_differences(
         reader = np.arange(start, min(start + num_readers, len(values)))[:, None]
         source = np.maximum(reader - back, 0)
         is_in_chain = (back <= reader) & (chain[source] == chain[reader])
+        # ``similarity`` is the mean of exp(-difference / scale); comparing NaN gives no warning
         with np.errstate(invalid="ignore"):
             relation = similarity(values[reader] - values[source], scales)
         relation[~(is_in_chain & (relation >= WEAKEST))] = 0  # of missing numbers, too

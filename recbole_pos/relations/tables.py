@@ -187,6 +187,7 @@ def _read_within(within: Any, table: str, dataset: Dataset, location: str) -> st
     """
     if within is None:
         return None
+    # ``TABLES`` are item and user, since a condition goes with fields of these only
     prefix = f"{location}: within: "
     within_table = map_fields_to_tables(dataset).get(within)
     if within_table is None:
@@ -222,6 +223,7 @@ def _read_scales(scales: Any, kind: str, table: str, location: str) -> tuple[flo
         return TIME_SCALES if table == TIME else (1.0,)
     if scales is None:
         return ()
+    # one number is a list of one; an empty list, or any scale of a categorical field, is refused
     values = scales if isinstance(scales, (list, tuple)) else [scales]
     if kind == "categorical" or not values or not all(is_number(x) and x > 0 for x in values):
         raise UsageError(
@@ -288,7 +290,8 @@ class RelationTable:
 def number_token_sets(column: np.ndarray) -> tuple[np.ndarray, sp.csr_matrix]:
     """Number the different sets of tokens of a column: equal sets are one class of entities.
 
-    Relations between entities are then computed once for each pair of classes. Items with the
+    An entity is an item, user or interaction. Relations between entities are then computed once
+    for each pair of classes. Items with the
     tokens [3, 5], [5, 3], [5] and none are of the classes 2, 2, 1 and 0.
 
     Args:
@@ -328,7 +331,7 @@ def relate_categorical(hot: sp.csr_matrix, name: str) -> sp.csr_matrix:
     Returns:
         Sparse matrix [classes, classes].
     """
-    # a token that c classes have relates c * c pairs of them
+    # a token that c classes have relates c * c pairs of them; too many pairs are a UsageError
     token_counts = np.bincount(hot.indices).astype(float)
     _require_few_pairs(float(token_counts @ token_counts), name)
     return (hot @ hot.T).tocsr()
@@ -363,7 +366,8 @@ def similarity(difference: np.ndarray, scales: Sequence[float]) -> np.ndarray:
 def number_values(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number the different values of a float column: entities with equal numbers are of one class.
 
-    Relations between entities are then computed once for each pair of classes. The numbers 9.5,
+    An entity is an item, user or interaction, whose number the column has. Relations between
+    entities are then computed once for each pair of classes. The numbers 9.5,
     3.0, NaN, 9.5 have the classes 2, 1, 0, 2 and are NaN, 3.0, 9.5 by class.
 
     Args:
@@ -397,7 +401,8 @@ def relate_numerical(values: np.ndarray, scales: Sequence[float], name: str) -> 
     Raises:
         UsageError: if there are too many pairs.
     """
-    # which of the sorted numbers are within reach of each: a stretch, from ``first`` on
+    # which of the sorted numbers are within reach of each: a stretch, from ``first`` on, of
+    # ``sizes`` numbers
     numbers = values[1:]
     reach = max(scales) * -np.log(WEAKEST)  # the difference at which exp(...) is ``WEAKEST``
     first = np.searchsorted(numbers, numbers - reach, "left")
