@@ -99,6 +99,7 @@ class Compared:
         Raises:
             UsageError: for another kind, or for a kind that the results have no values for.
         """
+        # draw_charts leaves out charts without values, so that their kinds are refused.
         charts = draw_charts(self.results, self.results.comparisons[0])
         figures = {chart.kind: chart.figure for chart in charts}
         check_choice("kind", kind, tuple(figures))
@@ -305,6 +306,7 @@ def _make_plan_and_folder(
         raise UsageError(
             "--vary: goes with models (-m); the configurations of a study are in its file"
         )
+    # A Source is the content of a study with a name for messages.
     study, folder = models_or_study, None  # only the folder of an earlier call exists already
     if isinstance(study, dict):
         plan = make_plan(Source("study", study))
@@ -384,14 +386,16 @@ def _require_metrics(plan: Plan, configs: Mapping[str, Mapping[str, Any]]) -> No
     Raises:
         UsageError: naming the metric and a configuration that does not compute it.
     """
-    # Metrics that cannot be computed from ranks, so that the runs have to. A table may show the
-    # study's first metric in validation as well, which always comes from the runs.
+    # Metrics that cannot be computed from ranks (as is_from_ranks tells), so that the runs have to.
+    # A table may show the study's first metric in validation as well, which always comes from the
+    # runs.
     metrics = [*plan.metrics, *(metric for table in plan.tables for metric in table.metrics)]
     required = [metric for metric in metrics if not is_from_ranks(metric)]
     if any(table.validation for table in plan.tables):
         required.append(plan.metrics[0])
 
     for row, config in configs.items():
+        # list_metrics returns what the runs compute, in RecBole's spelling: NDCG@10.
         computed = [name.lower() for name in list_metrics(config)]
         for metric in required:
             if metric not in computed:

@@ -83,11 +83,12 @@ def make_row_config(
             raise UsageError(f"attach: {config['model']} takes no position schemes")
         merged["position"] = attach_schemes(config.plain["position"], schemes)
 
-    merged |= QUIET  # no progress bars
+    merged |= QUIET  # QUIET is the option that shows no progress bars
     config = PosConfig(model, dataset, files, merged, strict=strict)
 
     # All rows of a table must rank the same items. But if ``mask_history`` is not set, RecBole
     # excludes seen items for general models, and none for sequential models. So set it to False.
+    # masks_history tells whether seen items are excluded: by the option or, if unset, by RecBole.
     if config["mask_history"] is None and masks_history(config):
         merged["mask_history"] = False
         config = PosConfig(model, dataset, files, merged, strict=strict)
@@ -108,7 +109,8 @@ def attach_schemes(position: Any, schemes: Iterable[str]) -> list[str]:
         UsageError: for a name that is not a position scheme.
     """
     model_schemes = [name for name in scheme_names(position) if name != "nope"]
-    # A message on a wrong name begins with "attach", the option that it was given in.
+    # scheme_names makes a list of names, and raises the error for an unknown one. Its message then
+    # begins with "attach", the option that the name was given in.
     return [*model_schemes, *scheme_names(list(schemes), "attach")]
 
 
@@ -127,7 +129,7 @@ def complete_options(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: for an option that is wrong, or for one that names weights to start from.
     """
-    config = make_row_config(options, strict=True)
+    config = make_row_config(options, strict=True)  # strict: an option without effect is an error
     # The options STARTS (such as ``init_from``) name a trained run, from whose weights training
     # starts. A user does not set them in a study: a row with ``attach`` adds position schemes to
     # the trained models of another row, and the study then sets ``init_from`` itself.
@@ -157,7 +159,8 @@ def exclude_unread(plan: Plan) -> None:
     if not trained_rows:
         raise UsageError("rows: none is trained; `recbole-pos score` compares files of predictions")
 
-    # Each check finds one unread option; repeat it without that option until all are read.
+    # Each check finds one unread option. Its name is added to ``row.unread``, by which the next
+    # check is made without it; this is repeated until all options are read.
     for name in plan.sort_rows():
         row = plan.rows[name]
         while key := _find_unread_option(plan, name):
@@ -183,7 +186,7 @@ def _find_unread_option(plan: Plan, name: str) -> str:
     """
     try:
         complete_options(plan.make_first_options(name))  # refuses options that the model lacks
-    except UnknownKey as error:
+    except UnknownKey as error:  # the UsageError for such an option, whose name is ``error.key``
         # An option that the row sets itself is not left out: there it is a mistake.
         if error.key in plan.base.options and error.key not in plan.rows[name].options:
             return error.key
@@ -218,6 +221,7 @@ def check_plan(plan: Plan) -> dict[str, dict[str, Any]]:
                     complete_options({**options, option: value})
         except UsageError as error:
             problem = str(error).removeprefix("configuration: ")
+            # ``source.error`` makes a UsageError that begins with the file and line of the row.
             raise plan.source.error(("rows", name), f"configuration {name}: {problem}") from error
     return configs
 
@@ -245,6 +249,7 @@ def require_twins(configs: Mapping[str, Mapping[str, Any]]) -> None:
         twins.setdefault(shared, {})[config.get("request_time", "none")] = name
 
     # A group with only the value "target" is a configuration that knows the time and has no twin.
+    # That is an error only if some other configuration does not know the time ("none").
     without_twin = [names["target"] for names in twins.values() if set(names) == {"target"}]
     if without_twin and any("none" in names for names in twins.values()):
         raise UsageError(
@@ -267,6 +272,7 @@ def require_same_candidates(candidates: Mapping[str, str]) -> None:
     Raises:
         UsageError: naming two configurations that rank different items.
     """
+    # If each has the same as the next one, all have the same.
     for (row, items), (other, other_items) in itertools.pairwise(candidates.items()):
         if items != other_items:
             raise UsageError(
@@ -307,7 +313,8 @@ def digest_run(config: PosConfig, identity: Mapping[str, Any], *origin: bool | s
         16 hex digits.
     """
     defaults = config.internal_config_dict  # RecBole's name: option -> default of the model
-    # INDIFFERENT are options without an effect on results, such as paths and what is printed.
+    # ``plain`` has the options before RecBole derives values from them. INDIFFERENT are options
+    # without an effect on results, such as paths and what is printed.
     options = {
         key: value
         for key, value in config.plain.items()
@@ -327,7 +334,8 @@ def digest_data_options(config: PosConfig) -> str:
     Args:
         config: configuration of a run.
     """
-    # The package notes for every option what it decides: its role. _NOT_READ has the exceptions,
+    # The package notes for every option what it decides: its role, which is DATA for options of
+    # the data. ``plain`` has the options as given or by default. _NOT_READ has the exceptions,
     # options of the data such as the metrics that do not change what is read from files.
     options = {
         key: value
@@ -395,8 +403,9 @@ def digest_code(config: PosConfig) -> list[str]:
     Returns:
         One hash (16 hex digits) for each file of code.
     """
-    # SCHEMES has the class of each scheme by its name. Hash the class of the model and those of its
-    # schemes, if the user has written them.
+    # list_positions returns the names of schemes in the option ``position``, and SCHEMES has the
+    # class of each scheme by its name. Hash the class of the model and those of its schemes, if the
+    # user has written them.
     names = list_positions(config.plain.get("position"), model=None)
     schemes = [SCHEMES[name] for name in names if name in SCHEMES]
     digests = []

@@ -59,7 +59,7 @@ class ActiveRuns:
             models: names of the models. Other processes need their code if they are custom models.
         """
         # A process that is started cannot import a class of the user's script or notebook, so its
-        # code is sent as bytes.
+        # code is sent as bytes, which ``pack`` makes.
         self.scheduler, self.folder, self.args = scheduler, scheduler.folder, args
         self.reporter = reporter
         self.code = {model: pack(model) for model in models}
@@ -105,6 +105,7 @@ class ActiveRuns:
             max_running = args.max_concurrent or num_fitting
             self.reporter.line(f"{self.scheduler.plan.title}: {self.resources}")
 
+            # ``live`` shows the lines of describe_progress again and again, until the block ends.
             with self.reporter.live(self.describe_progress):
                 while job is not None or self.running:
                     # Start runs until the machines are full, or all others need these to end first.
@@ -141,7 +142,8 @@ class ActiveRuns:
             job: the run: its configuration, its fit (which run of the plan it is) and its digest
                 (the hash that names its folder).
         """
-        # Note in the study's folder that the run is in progress.
+        # Note in the study's folder that the run is in progress (in its ``fit.json``), and which
+        # runs belong to the study (in ``current.json``).
         facts = {"status": "running", "commit": self.commit, "model": job.config["model"]}
         self.folder.write_fit(job.digest, {**facts, **self.scheduler.describe(job.fit)})
         self.folder.write_current(self.scheduler.plan, self.scheduler.digests)
@@ -182,7 +184,8 @@ class ActiveRuns:
         job, start = self.running.pop(task)
         status, reason = facts["status"], facts.get("reason", "")
 
-        # Note how it ended. The run itself has written its result into its folder.
+        # Note how it ended, in the run's ``fit.json`` and in the scheduler. The run itself has
+        # written its result into its folder.
         self.folder.write_fit(job.digest, {"status": status, "reason": reason})
         self.scheduler.end(job.fit, status, reason, facts)
         # Write the outcomes after every run: a report may be made meanwhile, or after a kill.
@@ -251,6 +254,7 @@ def write_state(scheduler: Scheduler) -> None:
     scheduler.folder.write_current(scheduler.plan, scheduler.digests)  # name of a run -> its folder
     facts = StudyFacts(versions=find_versions())
     # All configurations have the same dataset and split, so the first that was read is described.
+    # The checksum is shown with _CHECKSUM_DIGITS (16) digits.
     datasets = list(scheduler.datasets.values())
     if datasets:
         dataset = datasets[0]

@@ -60,7 +60,8 @@ class Source:
                 If the line of the value is not known, the line of what contains it is named.
             problem: what is wrong, the rest of the message.
         """
-        # Go from the outside in: ("tables",), then ("tables", 0). The last known line is kept.
+        # Go from the outside in: ("tables",), then ("tables", 0). The last known line is kept; if
+        # none is known, the name of the file.
         location = self.name
         for end in range(1, len(path) + 1):
             location = self.lines.get(path[:end], location)
@@ -103,6 +104,7 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     names = [value] if isinstance(value, str) else value
+    # find_repeated returns the names that occur earlier in the list, too.
     is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     if not is_list or find_repeated(names):
         raise ValueError("expected a list of different names")
@@ -148,7 +150,8 @@ def _check_bins(bins: dict[str, Any]) -> dict[str, Any]:
         ValueError: for an unknown kind, or for edges that are not ascending numbers. Edges so close
             that two bins would have the same name are refused, too.
     """
-    # Of cold items there is no edge, and the bin is switched on or off.
+    # Of cold items there is no edge, and the bin is switched on or off. KINDS_OF_BINS are the
+    # other kinds; name_bins returns the names of the bins between edges, which must differ.
     for kind, edges in bins.items():
         if kind not in (*KINDS_OF_BINS, COLD):
             choices = (*KINDS_OF_BINS, COLD)
@@ -230,7 +233,11 @@ class _Layout(BaseModel):
 
 
 class Options(_Layout):
-    """Options of a run, given for all rows or for one; ``config_files`` are read before them."""
+    """Options of a run, given for all rows or for one; ``config_files`` are read before them.
+
+    Unlike other layouts, it allows any key, since models have options of their own. Keys that are
+    ``Refused`` raise an error, since a study gives them for all rows together.
+    """
 
     model_config = ConfigDict(extra="allow")
     config_files: Names = ()
@@ -261,7 +268,8 @@ class Row(Options):
         of: the part of the split that the predictions answer.
         search: grid of the row (option -> values to try). True stands for the grid of the study,
             until the plan is complete. None means that nothing is searched.
-        unread: options of the base that the model of this row does not read.
+        unread: options of the base that the model of this row does not read. It is set by the code;
+            ``Refused`` means that a file cannot set it.
     """
 
     attach: Attach | None = None
@@ -309,6 +317,9 @@ class TablePlan(_Layout):
 
 class Plan(_Layout):
     """A study, checked as far as possible without its models and data.
+
+    The types of its keys check what a file has at a key, and convert it: ``Empty`` makes a key
+    without a value an empty mapping, and ``Refused`` refuses a key that only the code sets.
 
     Attributes:
         title, question, protocol: texts of the report.
@@ -428,6 +439,7 @@ class Plan(_Layout):
         Args:
             row, other: names of two rows (configurations).
         """
+        # The last ancestor is the row that was trained from scratch: the row itself, if it was.
         return self.list_ancestors(row)[-1] == self.list_ancestors(other)[-1]
 
 

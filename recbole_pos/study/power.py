@@ -34,7 +34,11 @@ _MOST_ROWS = 4  # columns of the table for rows besides the reference
 
 @dataclass(frozen=True)
 class PairNoise:
-    """The noise of the difference of two rows (configurations), as in the formula of this module.
+    """The noise of the difference of two rows (configurations), in the parts of this formula.
+
+    With n seeds of each row and U units, the difference of their means has the variance
+    ``d / U + (e1 + e2) / (n U) + (a1 + a2) / n``: d is the variance of the units' true differences,
+    e that of a unit's value within a seed, and a that between the seeds of a row.
 
     Attributes:
         num_units: number of units (users), U in the formula.
@@ -60,6 +64,7 @@ class PairNoise:
             row, reference: [seeds, units] values of the same units, with two seeds or more. The
                 same array twice stands for two rows that are equally noisy.
         """
+        # How the mean of a run varies with its seed: for each row, and for both together.
         sides = SeedNoise.from_values(row), SeedNoise.from_values(reference)
         pooled = SeedNoise.pool([row] if row is reference else [row, reference])
 
@@ -86,6 +91,8 @@ class PairNoise:
             The difference; nan if nothing varies.
         """
         # (factor, noise between seeds): the variance of the difference grows by factor * noise.
+        # The factor is 1 / n for n seeds. Pooled noise has a factor that grows with the mean metric
+        # of the row it is used for (``level``). ``df`` are degrees of freedom.
         if num_seeds > 1:
             noises = [(1 / num_seeds, replace(side, df=num_seeds - 1)) for side in self.sides]
         elif self.pooled is None:
@@ -99,13 +106,15 @@ class PairNoise:
         within = sum(side.within for side in self.sides)
         unit_variance = self.difference / self.num_units + within / num_seeds
         error, df = combine_noise(unit_variance, self.num_units, noises)
-        # What is detectable depends on the error only, so any difference (0.0) will do.
+        # What is detectable depends on the error and its degrees of freedom only, so any difference
+        # (0.0) and any source of the noise ("own") will do.
         return Estimate(0.0, error, df, "own").detectable
 
     def count_needed_seeds(self, difference: float) -> int | None:
         """Return the least number of seeds that detects a difference; None if 500 do not.
 
-        It is two at least, since a difference counts as significant only with two seeds.
+        It is two at least, since a difference counts as significant only with two seeds. The most
+        seeds that are tried are ``_MOST_SEARCHED``, which is 500.
         """
         for num_seeds in range(2, _MOST_SEARCHED + 1):
             if self.predict_detectable(num_seeds) <= difference:
@@ -131,8 +140,8 @@ def make_power_table(results: Results, wanted: float | None = None) -> RenderedT
     metric, reference = table.metrics[0], table.reference
     noises = _estimate_noises(results, metric, reference)
 
-    # A line for each number of seeds, and one for the wanted difference. A mark at one seed refers
-    # to its note below the table.
+    # A line for each number of seeds from 1 to _MOST_SEEDS (10), and one for the wanted difference.
+    # A mark at one seed refers to its note below the table.
     seeds = range(1, _MOST_SEEDS + 1)
     columns = {"seeds of each": [Cell("1†" if number == 1 else f"{number}") for number in seeds]}
     for name, noise in noises.items():
@@ -181,12 +190,14 @@ def _estimate_noises(results: Results, metric: str, reference: str) -> dict[str,
             f"train them by the same command with --rows '{reference}' --seeds 2 and without --plan"
         )
 
-    # Values [seeds, users] of each row. Pseudo-values are made so that their plain mean over users
-    # is the mean over targets, also if users have different numbers of targets.
+    # sum_gains returns row -> [seeds, users] sums over the targets of each user, and the numbers of
+    # these targets. Pseudo-values [seeds, users] are made so that their plain mean over users is
+    # the mean over targets, also if users have different numbers of targets.
     totals, num_targets = ranks.sum_gains(metric)
     values = {row: compute_pseudo_values(sums, num_targets) for row, sums in totals.items()}
     reference_values = values[reference]
-    # A row that has not been trained is assumed to be as noisy as the reference itself.
+    # A row that has not been trained is assumed to be as noisy as the reference itself. Besides
+    # that column there are at most _MOST_ROWS (four).
     noises = {f"like {reference}": PairNoise.from_values(reference_values, reference_values)}
     for row, row_values in values.items():
         if row != reference and len(row_values) > 1 and len(noises) <= _MOST_ROWS:

@@ -162,6 +162,8 @@ class RenderedTable:
 
     def _compute_width(self, column: int) -> int:
         """Return the smallest width of a column, in characters, that breaks no word."""
+        # The words of the name and of all cells; no-break spaces join words of a cell. cell_len is
+        # the width of a word on a terminal.
         words = self.columns[column].split()
         for line in self.lines:
             words += f"{line[column].text} {line[column].detail}".split(" ")
@@ -187,6 +189,7 @@ def _format_latex_cell(cell: Cell) -> str:
     The text is in braces. Without them, a line that begins with [ or * would be read as an argument
     of the line break before it.
     """
+    # _LATEX replaces the characters that LaTeX would read as commands.
     text, detail = cell.text.translate(_LATEX), cell.detail.translate(_LATEX)
     text = rf"\textbf{{{text}}}" if cell.bold and text else text
     return rf"{text} {{\scriptsize {detail}}}".strip() if detail else f"{{{text}}}"

@@ -148,6 +148,7 @@ def describe_targets(results: Results, table: TablePlan) -> list[str]:
     if "repeated_targets" in split:
         repeated = f"{split['repeated_targets']['test']:,}"
         # If seen items are not ranked, a model cannot find a target that was seen before.
+        # WITHOUT_SEEN are the words for candidates without those items.
         outcome = "; they are misses" if candidates == [WITHOUT_SEEN] and repeated != "0" else ""
         facts.append(f"{repeated} of them items that their user has had before{outcome}")
 
@@ -241,6 +242,8 @@ def _make_difference_cell(differences: pd.DataFrame, row: str) -> Cell:
 
 def _select_seed_noise_notes(differences: pd.DataFrame) -> list[str]:
     """Return the notes that explain the marks ``†`` and ``‡`` of a table's intervals."""
+    # SEED_NOISE_NOTES: where the noise of an interval is from, if not from the row's own seeds ->
+    # note, which begins with the mark.
     sources = set(differences["seed_noise"])
     return [note for source, note in SEED_NOISE_NOTES.items() if source in sources]
 
@@ -364,7 +367,8 @@ def make_failures_table(results: Results) -> RenderedTable | None:
     failed = results.runs[results.runs["status"] == FAILED]
     if failed.empty:
         return None
-    # Column of the table of runs -> title. A row of a study is a configuration.
+    # Column of the table of runs -> title. A row of a study is a configuration. Configurations and
+    # reasons (text_columns, by index) are aligned left as words.
     titles = {"row": "configuration", "seed": "seed", "reason": "reason"}
     columns = {title: [Cell(str(cell)) for cell in failed[key]] for key, title in titles.items()}
     return RenderedTable.from_columns("Runs that failed", columns, text_columns=(0, 2))
@@ -398,12 +402,15 @@ def make_search_table(results: Results) -> RenderedTable | None:
     columns = ("configuration", "trials", "chosen", f"{join_names(metrics)}, validation")
     seeds = results.plan.search_seeds
     average = f", the mean of {seeds} seeds" if seeds > 1 else ""
+    # Configurations and options (text_columns, by index) are aligned left as words.
     note = f"Chosen by {join_names(metrics)} on validation only{average}, before testing."
     return RenderedTable("Search", columns, tuple(lines), (note,), text_columns=(0, 2))
 
 
 def format_metric(metric: str) -> str:
     """Return the name of a metric as papers write it: HR@10 for ``hit@10``."""
+    # _NAMES has the names that differ from upper case, such as HR of hit. A metric without a
+    # cutoff has no "@".
     name, at, cutoff = metric.partition("@")
     return _NAMES.get(name, name.upper()) + at + cutoff
 

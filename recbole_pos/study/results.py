@@ -91,7 +91,10 @@ class Results:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan asked for the runs, and each row for all seeds."""
+        """Whether a plan asked for the runs, and each row for all seeds.
+
+        Otherwise the plan was made afterwards, of finished runs; its source is then RUN_FOLDERS.
+        """
         return self.plan.source.name != RUN_FOLDERS
 
     def is_ranked(self, row: str) -> bool:
@@ -229,7 +232,8 @@ def _average_metric(results: Results, table: TablePlan, metric: str) -> pd.DataF
         Columns row, metric, mean, deviation, seeds, targets, units (users). The last two are empty
         for reported values, and rows without values are left out.
     """
-    frames = [pd.DataFrame(columns=_MEANS)]  # all that is returned if no row has a value
+    # _MEANS are the columns that are returned; this empty frame is all if no row has a value.
+    frames = [pd.DataFrame(columns=_MEANS)]
 
     # Rows whose runs have ranks. Cold targets are items without interactions in training.
     base_metric = metric.removesuffix(COLD_TARGETS)
@@ -292,7 +296,7 @@ def collect_results(plan: Plan, folder: StudyFolder) -> Results:
         elif fit.trial is not None:  # the number of a trial of the row's search
             trials.setdefault((fit.row, fit.trial), []).append(run_facts)
         else:
-            chosen[fit.row] = run_facts.get("searched")
+            chosen[fit.row] = run_facts.get("searched")  # options of the best trial
             identity["path"] = f"runs/{digest}"
             runs.append(({"status": "", **run_facts, **identity}, folder.run(digest)))
 
@@ -395,7 +399,9 @@ def collect_runs(paths: Sequence[Path], reference: str | None = None) -> Results
         study["reference"] = reference
         command += ["--reference", reference]
     plan = make_plan(Source(RUN_FOLDERS, study))
-    facts = StudyFacts(  # those of the first run, since all runs have the same data
+    # Facts of the first run, since all have the same data. The warning that a model knows the time
+    # of the request is left out, since _make_results adds it again with the names of the rows.
+    facts = StudyFacts(
         versions=first_result.versions,
         warnings=[text for text in first_result.warnings if text != REQUEST_TIME_WARNING],
         split=first_result.split,
@@ -480,6 +486,7 @@ def _make_results(
         if folder is not None and run_facts["status"] == DONE and folder.ranks.is_file():
             ranks[row, seed] = pd.read_parquet(folder.ranks)
         # A retest only tests a model of another run. Its epochs are a copy, so leave them out.
+        # read_curve returns the validation value of each epoch.
         if folder is not None and run_facts.get("stage") != "retest":
             for epoch, value in read_curve(folder, metric).items():
                 curves.append({"row": row, "seed": seed, "epoch": epoch, "value": value})
@@ -542,7 +549,7 @@ def _describe_run(facts: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> list[str]:
-    """Return warnings about what makes the metrics of some runs better than those of others.
+    """Return warnings about two conditions that make metrics of some runs better than others'.
 
     Some models know the time of the interaction that they predict. And some runs do not rank items
     that the user has had before, so that they cannot find targets that the user has had before.
@@ -558,7 +565,8 @@ def _warn_of_better_conditions(runs: pd.DataFrame, split: dict[str, Any]) -> lis
         warnings.append(f"{', '.join(rows)}: {REQUEST_TIME_WARNING}")
     if split:
         for candidates in sorted(set(runs["candidates"]) - {""}):
-            warnings += warn_of_repeats(split, candidates)  # none without such targets
+            # A warning if these leave out seen items, and over 1% of the targets are such items.
+            warnings += warn_of_repeats(split, candidates)
     return warnings
 
 

@@ -90,7 +90,7 @@ class Scheduler:
             UsageError: for the name of a row that the plan does not have.
         """
         self.plan, self.folder, self.packed = plan, folder, packed
-        for name in rows:
+        for name in rows:  # the error of require_choice names the line of ``rows`` in the file
             plan.source.require_choice(("rows",), name, plan.rows)
 
         # The ancestors of a row are itself, the row whose weights it starts from, and so on.
@@ -135,8 +135,9 @@ class Scheduler:
             if any(name not in self.status for name in fit.after):
                 continue  # a fit that it depends on has not ended
 
-            # Make its configuration, unless a fit that it depends on has failed. A wrong option
-            # fails this fit only, since the other rows can still be trained.
+            # Make its configuration, unless it cannot be trained because of the fits it depends on;
+            # _explain_failure returns an empty reason if it can. A wrong option fails only this
+            # fit, since the other rows can still be trained.
             job, reason = None, self._explain_failure(fit)
             if not reason:
                 try:
@@ -410,7 +411,9 @@ class RowSearch:
                     "of one (`search: false` for a configuration that is not searched)",
                 )
 
-        config = make_row_config(plan.make_first_options(name))  # of the first trial
+        # The configuration of the first trial, whose metric is taken for all. RecBole's
+        # valid_metric_bigger tells whether higher values are better.
+        config = make_row_config(plan.make_first_options(name))
         self.num_seeds = len(plan.trial_seeds)
         self.metric = str(config["valid_metric"]).lower()
         self.mode = "max" if config["valid_metric_bigger"] else "min"

@@ -168,6 +168,7 @@ def score(
         "rows": {**rows, name: {"predictions": {seed: "" for _, seed in judged}}},
         "metrics": list(metrics or _list_metrics(dataset.config["topk"], length)),
     }
+    # With this source the plan counts as made afterwards, so that no run is missing.
     plan = make_plan(Source(RUN_FOLDERS, study))
     if results is None:
         # The facts of a split that tables show are about the test targets. "none": the system is
@@ -193,7 +194,8 @@ def _list_metrics(cutoffs: Sequence[int], length: int) -> list[str]:
         cutoffs: the option ``topk``.
         length: number of items of the shortest list.
     """
-    # A longer cutoff would count items that the lists do not have as misses.
+    # A longer cutoff would count items that the lists do not have as misses. _MAIN_CUTOFF is 10,
+    # and _METRICS are ndcg, hit and mrr.
     known = sorted(cutoff for cutoff in cutoffs if cutoff <= length) or [length]
     main = _MAIN_CUTOFF if _MAIN_CUTOFF in known else known[-1]
     ordered = [main, *(cutoff for cutoff in known if cutoff != main)]
@@ -253,7 +255,8 @@ def add_judged(results: Results, judged: Judged) -> Results:
         return results
     _require_lengths(results.plan, judged)
 
-    # A line per target with its rank, for each run and for each file of predictions.
+    # A line per target with its rank, for each run and for each file of predictions. The ranks of
+    # ``results.ranks`` are [runs, targets], those of a judgement in the order of its requests.
     frames: dict[tuple[str, int], pd.DataFrame] = {}
     if results.ranks is not None:
         runs = results.ranks.runs.itertuples()

@@ -137,7 +137,7 @@ class RankTable:
 
         Args:
             metric: as in :func:`compute_gains`.
-            mask: [targets] whether a target counts.
+            mask: [targets] whether a target counts; by default (``EVERY``) all do.
 
         Returns:
             by_row: row (configuration) -> sums [seeds, users], seeds ascending.
@@ -275,7 +275,7 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """Low and high end of the 95% confidence interval; nan without an error."""
-        half_width = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))
+        half_width = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))  # LEVEL is 0.95
         return self.difference - half_width, self.difference + half_width
 
     @property
@@ -286,7 +286,7 @@ class Estimate:
     @property
     def detectable(self) -> float:
         """Minimum detectable difference at 80% power; nan without an error."""
-        quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)
+        quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)  # levels 0.975 and 0.8
         return self.error * float(quantiles.sum())
 
 
@@ -387,7 +387,7 @@ def flip_signs(differences: np.ndarray) -> np.ndarray:
     # The real sums, a little smaller, so that equal sums reach them in spite of rounding.
     thresholds = np.abs(differences.sum(0)) * (1 - 1e-6) - 1e-12
     p_values = np.ones(len(thresholds))
-    sampled = []  # comparisons with too many units to try all flips
+    sampled = []  # comparisons with more than 13 units (_MOST_UNITS_IN_FULL)
     for comparison, column in enumerate(differences.T):
         values = column[column != 0]  # a difference of 0 has no sign to flip
         if len(values) > _MOST_UNITS_IN_FULL:
@@ -415,7 +415,7 @@ def _sample_flips(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(0)  # fixed, so that a report can be made again with the same p
     num_units, num_comparisons = values.shape
     num_reached = np.zeros(num_comparisons)
-    chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips at a time, to bound the memory
+    chunk_size = max(_MOST_SIGNS // num_units, 1)  # flips in memory at a time
     for start in range(0, _NUM_RANDOM_FLIPS, chunk_size):
         num_flips = min(chunk_size, _NUM_RANDOM_FLIPS - start)
         num_signs = num_flips * num_units
@@ -454,7 +454,7 @@ def compute_means(
 
     Args:
         table, metric: ranks of the targets in all runs, and a name such as ``ndcg@10``.
-        bins: name of a bin -> [targets] whether a target is in it.
+        bins: name of a bin -> [targets] whether a target is in it; by default one bin of all.
 
     Returns:
         One line per row and bin: row, metric, bin, mean (over seeds and targets; nan in an empty

@@ -52,6 +52,8 @@ def read_source(path: str | Path, heirs: tuple[Path, ...] = ()) -> Source:
         UsageError: with the line of a mistake.
     """
     path = Path(path)
+    # read_with_lines returns the content, and the file and line of each value. The word "study"
+    # is what its messages call the file.
     source = Source(str(path), *read_with_lines(path, "study"))
     name = source.content.pop("like", None)
     if name is None:
@@ -201,6 +203,7 @@ def _validate(source: Source) -> Plan:
         path = tuple(key for key in details["loc"] if key != "[key]")
         name = ": ".join(map(str, path))
         if details["type"] == "extra_forbidden":
+            # _KEYS are all keys of a study, of which the most similar is suggested.
             problem = f"unknown key {shown(path[-1])}{suggest(str(path[-1]), _KEYS)}"
         elif details["type"] == "missing":
             problem = f"{name}: it is missing"
@@ -241,6 +244,7 @@ def _check_row(plan: Plan, name: str) -> None:
     # is given as `attach` (schemes are added) or as `retest` (it is tested with other options).
     parent_key = "attach" if row.attach else "retest"
     plan.source.require_choice((*path, parent_key), row.parent, plan.rows)
+    # A retest may only set _RETEST_OPTIONS, those a trained model can be tested again with.
     # The parent decides these keys, so the row must not have them: neither among its options, nor
     # among the keys that the file gives for the row itself (pydantic's model_fields_set).
     refused = {"model", "position", "retest", "config_files", "search"} - {parent_key}
@@ -319,7 +323,8 @@ def change_plan(plan: Plan, changes: dict[str, Any], base: dict[str, Any]) -> Pl
             message = f"{key}: {listed(setting)} of the study set it, so it is not changed there"
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Keys and options. Values of a paper are of one dataset, so another dataset has none.
+    # Keys and options; ``source.content`` is the study as written, before anything is filled in.
+    # Values of a paper are of one dataset, so another dataset has none.
     if "dataset" in changes:
         changes = {"paper": None, **changes}
     content = {**plan.source.content, **changes}
@@ -408,6 +413,7 @@ def _list_metrics(options: Mapping[str, Any]) -> list[str]:
     Args:
         options: options of runs, in RecBole's spelling.
     """
+    # By default METRIC_NAMES at the cutoff 10. has_cutoff tells whether a metric takes a cutoff.
     names = [str(name).lower() for name in as_list(options.get("metrics") or METRIC_NAMES)]
     cutoffs = as_list(options.get("topk") or [10])
     metrics = [f"{name}@{k}" for k in cutoffs for name in names if has_cutoff(name)]
@@ -425,7 +431,8 @@ def _parse_vary(text: str) -> tuple[str, list[Any]]:
         UsageError: if the text has another form, or fewer than two different values.
     """
     name, _, values_text = text.partition("=")
-    # A leading ``--`` is forgiven. The values are read as a yaml list, so that numbers are numbers.
+    # A leading ``--`` is forgiven. The values are read as a yaml list, so that numbers are numbers;
+    # a message on them begins with the second argument of parse_scalar.
     name = name.strip().removeprefix("--")
     values = parse_scalar(f"[{values_text}]", f"--vary: {name}")
     is_list = isinstance(values, list) and len(values) > 1

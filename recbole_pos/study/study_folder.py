@@ -54,7 +54,8 @@ class StudyFacts:
     """The content of ``facts.json``: facts that no run's folder has.
 
     Attributes:
-        versions, data, warnings, split: facts of the data, as in :class:`.results.Results`.
+        versions, data, warnings, split: versions of packages; facts about the data; sentences on
+            what in the data inflates metrics; and the split, all as in :class:`.results.Results`.
         chosen_by: row (a configuration) -> metric of its search.
         unmade: name of a fit (a training run of the plan) that failed before its run had a folder
             -> why.
@@ -87,7 +88,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def read_curve(run: RunFolder, metric: str) -> dict[int, float]:
     """Return epoch (from 0) -> validation value of a metric, for the epochs that were validated."""
-    epochs = read_epochs(run)
+    epochs = read_epochs(run)  # ``valid``: metric -> value; None for an epoch without validation
     return {e["epoch"]: e["valid"][metric] for e in epochs if metric in (e["valid"] or {})}
 
 
@@ -121,7 +122,7 @@ class StudyFolder:
             path: the folder; ``saved/<dataset>/studies/<title>/`` when None.
         """
         if path is None:
-            # "FPARec, Pop on ml-100k" becomes fparec-pop-on-ml-100k.
+            # "FPARec, Pop on ml-100k" becomes fparec-pop-on-ml-100k, cut to _MAX_TITLE (60).
             title = re.sub(r"[^\w.]+", "-", plan.title.lower()).strip("-.")
             path = Path("saved") / plan.dataset / "studies" / (title[:_MAX_TITLE] or "study")
         return cls(path)
@@ -137,7 +138,8 @@ class StudyFolder:
 
     def make_command(self, plan: Plan) -> str:
         """Return the shell command that resumes the study, or repeats its report."""
-        # It imports modules with custom models again.
+        # PLUGINS is the option that names modules with custom models. The command names them, too,
+        # so that they are imported again.
         plugins = as_list(plan.base.options.get(PLUGINS) or [])
         return make_resume_command(self.path, map(str, plugins), "compare")
 
@@ -273,7 +275,8 @@ class PackedStudy:
         if not (self.path / _FACTS).is_file():
             raise UsageError(f"--known: {path} is not a folder of `compare --pack`: no {_FACTS}")
         # The facts of each run by its digest (the hash that names its folder), marked as finished
-        # and taken from here. All runs in such a folder are finished.
+        # and taken from here (KNOWN_FROM). All runs in such a folder are finished. The names of its
+        # files are _FACTS (facts.json), _EPOCHS and _RANKS.
         known_from = {"status": DONE, KNOWN_FROM: self.path.name}
         facts = read_json(self.path / _FACTS)
         self.fits = {digest: {**run, **known_from} for digest, run in facts.items()}
@@ -297,7 +300,8 @@ class PackedStudy:
         make_folder(run.path)
         run.write_config(config.plain)
 
-        # The epochs; metrics that other runs have and this one lacks are NaN.
+        # The epochs; metrics that other runs have and this one lacks are NaN. ``pop`` takes the
+        # number of the epoch out of each line, so that only metrics are left in ``valid``.
         lines = self.epochs[self.epochs["digest"] == digest].drop(columns="digest")
         epochs = [line.dropna().to_dict() for _, line in lines.iterrows()]
         run.write_metrics({"epoch": int(valid.pop("epoch")), "valid": valid} for valid in epochs)
@@ -311,6 +315,7 @@ class PackedStudy:
             targets = np.flatnonzero(dataset.split.find_targets(TEST))
             run.write_ranks(make_rank_table(dataset, targets, ranks, config["timestamp_unit"]))
 
+        # Some facts belong into the run's result.json (_RESULT_FACTS), the others into fit.json.
         write_json(run.result, {key: facts[key] for key in facts if key in _RESULT_FACTS})
         # This comes last, since it marks the run as done.
         folder.write_fit(digest, {k: facts[k] for k in facts if k not in _RESULT_FACTS})
@@ -382,7 +387,7 @@ def pack(
         fit, run = folder.read_fit(digest), folder.run(digest)
         if fit.get("status") != DONE:
             continue
-        # Only facts that may be shared: none has data, or paths of this machine.
+        # Only facts that may be shared (_PUBLIC_FACTS): none has data, or paths of this machine.
         facts[digest] = {key: fit[key] for key in _PUBLIC_FACTS if key in fit}
         for epoch in read_epochs(run):
             epochs.append({"digest": digest, "epoch": epoch["epoch"], **(epoch["valid"] or {})})

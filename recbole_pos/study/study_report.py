@@ -149,7 +149,8 @@ def render_report(results: Results) -> str:
     study = yaml.safe_dump(
         {**plan.source.content, "base": base}, sort_keys=False, allow_unicode=True
     )
-    # A comparison has the numbers of one table of the study. The template makes html of it all.
+    # A comparison has the numbers of one table of the study. PAGES has the templates of jinja, of
+    # which this one makes html of it all.
     return PAGES.get_template("report.html.jinja").render(
         results=results,
         plan=plan,
@@ -253,6 +254,7 @@ def _collect_facts(results: Results) -> dict[str, str]:
     done = results.done.reindex(columns=["device", "commit", "seconds"])
     for column in ("device", "commit"):
         facts[column] = join_names(value for value in done[column].dropna().unique() if value)
+    # Without any known time the sum is nan, whose text is empty, so that the fact is left out.
     facts["training, all runs"] = format_duration(done["seconds"].sum(min_count=1))
     return {name: text for name, text in facts.items() if text}
 
@@ -281,8 +283,8 @@ class Chart:
     @property
     def address(self) -> str:
         """The figure as the address of an image in a page: svg in base64 (a ``data:`` URL)."""
-        file = io.BytesIO()
-        with matplotlib.rc_context(_STYLE):
+        file = io.BytesIO()  # without a date, so that the same study gives the same bytes
+        with matplotlib.rc_context(_STYLE):  # fonts as outlines, for example
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
 
@@ -303,6 +305,7 @@ def draw_charts(results: Results, comparison: Comparison) -> list[Chart]:
         results: results of the study.
         comparison: the numbers of one of its tables.
     """
+    # The columns in _COSTS are training time and number of parameters.
     with matplotlib.rc_context(_STYLE):  # our style only here, not in the user's own charts
         charts = [
             draw_differences(comparison),
@@ -329,7 +332,8 @@ def draw_differences(comparison: Comparison) -> Chart | None:
         return None
 
     # A point and an interval for each row, from top to bottom. Without an interval, ``low`` is nan.
-    # ``seed_noise`` is "own" if both sides have several seeds.
+    # ``seed_noise`` is "own" if both sides have several seeds. _COLORS[0] is blue, and names of
+    # rows are shortened to _MAX_NAME characters.
     figure, axes = _make_figure(1.0 + 0.32 * len(lines))
     for y, line in enumerate(lines):
         color = _COLORS[0] if line["star"] else _GRAY
@@ -389,7 +393,7 @@ def draw_cost(results: Results, comparison: Comparison, column: str) -> Chart | 
     cost_name, format_cost = _COSTS[column]  # for example "training time" and format_duration
     metric = format_metric(table.metrics[0])
 
-    # Colour and marker of a row are the same in all charts of the study.
+    # Colour and marker of a row are the same in all charts; _LEGEND puts the legend below.
     figure, axes = _make_figure(_compute_height(len(points)))
     for row, point in points.iterrows():
         style = {**_make_style(results, row), "ls": "none", "ms": 7}  # a marker without a line
@@ -434,7 +438,8 @@ def draw_curves(results: Results, comparison: Comparison) -> Chart | None:
     if curves.empty:
         return None
 
-    # A line for each run. Its colour and marker are those of its row in all charts.
+    # A line for each run. Its colour and marker are those of its row in all charts, and _LEGEND
+    # puts the legend below the chart.
     metric = format_metric(results.plan.metrics[0])
     drawn_rows = [row for row in rows if row in set(curves["row"])]
     figure, axes = _make_figure(_compute_height(len(drawn_rows)))
@@ -479,10 +484,12 @@ def _make_style(results: Results, row: Any) -> dict[str, Any]:
 
 def _make_figure(height: float) -> tuple[Figure, Any]:
     """Return a figure of a height in inches, and its axes."""
+    # _Figure is matplotlib's, and shows itself in notebooks. _WIDTH is about that of a phone.
     figure = _Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def _compute_height(num_rows: int) -> float:
     """Return the height in inches of a figure with a legend for ``num_rows`` rows."""
+    # 3.1 inches for the axes, and 0.2 for each line of the legend, which has two columns.
     return 3.1 + 0.2 * math.ceil(num_rows / 2)
