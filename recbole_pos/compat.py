@@ -90,7 +90,8 @@ def _replace_function(module: ModuleType, path: str, around: Callable) -> None:
 
     setattr(owner, name, wrapper)
 
-    # Modules that ran ``from module import function`` hold the original under its name.
+    # Modules that ran ``from module import function`` hold the original under its name. (None does
+    # so with a method, which is found by its class.)
     for loaded_name, loaded in list(sys.modules.items()):
         if loaded_name.startswith("recbole.") and vars(loaded).get(name) is original:
             setattr(loaded, name, wrapper)
@@ -142,7 +143,8 @@ def fill_missing_cells(original: Callable[..., None], self: Any) -> None:
             kind = self.field2type[field].value
             if not column.hasnans:
                 continue
-            # Users or items without a row in their file have NaN, a float, in place of a sequence.
+            # field2type has the type of each field. Users or items without a row in their file have
+            # NaN, a float, in place of a sequence.
             if kind in empty:
                 cells = [empty[kind] if isinstance(cell, float) else cell for cell in column]
                 table[field] = pd.Series(cells, column.index, dtype=object)
@@ -290,6 +292,7 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
     """
     import torch
 
+    # _DEFERRED maps a few modules of RecBole to the slow library that each imports.
     # ``import library`` in the module finds a stand-in, whose functions import the library when
     # they are called. Afterwards the stand-in is gone, and others import the library itself.
     library = _DEFERRED.get(module.__name__, "")
@@ -303,7 +306,7 @@ def _execute_and_patch(execute: Callable[[ModuleType], None], module: ModuleType
         if has_stand_in:
             del sys.modules[library]
 
-    for patch in PATCHES[module.__name__]:
+    for patch in PATCHES[module.__name__]:  # the module's patches; none for most modules
         patch(module)
 
 

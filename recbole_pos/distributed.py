@@ -57,9 +57,10 @@ class Shard:
             target_counts: number of items to predict in each row, as long as ``rows``; one each by
                 default.
         """
-        if self.is_alone:
+        if self.is_alone:  # the run has one process, which has all rows
             return rows
-        # Count before a process without a row gets one that does not count (``take_rows``).
+        # ``size`` is the number of processes, and ``rank`` that of this one. Count before a process
+        # without a row gets one that does not count (``take_rows``).
         if target_counts is None:
             self.num_batch_targets = len(rows)
             self.num_targets = len(rows[self.rank :: self.size])
@@ -111,6 +112,7 @@ class SharedLoss:
             model: the model, which is the same in all processes.
             loss: function of this process's part of a batch that returns its loss.
         """
+        # _start_sum starts to sum gradients over all processes, and returns a future of the sum.
         self.model = model
         # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
         with warnings.catch_warnings():
@@ -236,6 +238,8 @@ class _GatheredRows(torch.autograd.Function):
             weight: this process's share of the batch's targets, by which the caller will multiply
                 the loss.
         """
+        # what ``backward`` needs: where this process's rows begin in the result, how many they are
+        # (0 for a process whose one row does not count), and how many it has passed
         ctx.start = sum(sizes[:rank])
         ctx.size = sizes[rank]
         ctx.weight = weight

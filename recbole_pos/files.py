@@ -112,7 +112,7 @@ def atomic_write(path: str | Path, text: bool = True) -> Iterator[IO]:
         with name_write_errors(path):
             raise raw.failure from None
     finally:
-        with suppress(OSError):  # closing writes again what could not be written
+        with suppress(OSError):  # closing tries again to write what could not be written
             file.close()
         if not is_special:
             with suppress(OSError):
@@ -173,7 +173,8 @@ def name_write_errors(path: str | Path) -> Iterator[None]:
         else:
             reason = f"folder {folder} does not exist"
         text = f"cannot write {short(str(path))}: {reason}"
-        # If the disk is full, or this user may write no more, say how much is free.
+        # If the disk is full, or this user may write no more (the errors in _FULL), say how much is
+        # free.
         if error.errno in _FULL and not str(path).startswith("/dev/"):
             text += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
 
@@ -212,7 +213,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
     Raises:
         UsageError: if another process holds the lock.
     """
-    if fcntl is None:
+    if fcntl is None:  # Python's module for locks, which Windows lacks
         yield
         return
 
@@ -224,7 +225,7 @@ def lock_folder(folder: Path, action: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD:
+            if error.errno in _HELD:  # the errors that mean: another process holds the lock
                 file.seek(0)
                 holder = file.read().decode(errors="replace").strip() or "another process"
                 raise UsageError(
@@ -243,6 +244,9 @@ def replace_folder(
     folder: str | Path, keep: Callable[[Path], bool] = lambda _: True
 ) -> Iterator[Path]:
     """Yield an empty folder to fill, which replaces another folder when the ``with`` block ends.
+
+    What the former folder has beside the files that the block writes is kept, unless ``keep`` says
+    otherwise: the new folder gets it as well, as links, before the two are exchanged.
 
     So nobody sees a folder with half its files. The folder to fill is called ``.<name>.new``, and
     lies beside the other one. At the end two renames exchange them: the former folder becomes
@@ -267,6 +271,8 @@ def replace_folder(
 
     with name_write_errors(folder):
         unfinished.mkdir(parents=True, exist_ok=True)
+    # The lock is a file in the folder to fill, so it moves with that folder when it is renamed, and
+    # is held until the end of the block. Its file is then removed under the folder's new name.
     with lock_folder(unfinished, "written"):
         try:
             # Clear what a killed process has left.
@@ -294,7 +300,7 @@ def replace_folder(
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
-        (target / LOCK).unlink(missing_ok=True)  # it came with the renamed folder
+        (target / LOCK).unlink(missing_ok=True)  # the file of the lock, which came along
         shutil.rmtree(former, ignore_errors=True)
 
 
@@ -309,6 +315,7 @@ def finish_replacement(folder: str | Path) -> None:
     # OSError: another process has finished it first. ValueError: no folder can have such a name.
     with suppress(OSError, ValueError):
         target = Path(folder).resolve()
+        # the paths .<name>.new and .<name>.old beside the folder
         unfinished, former = _name_replacements(target)
         if former.exists() and not target.exists():  # killed between the two renames
             os.replace(unfinished if unfinished.exists() else former, target)

@@ -40,6 +40,7 @@ def to_plain(value: Any) -> Any:
         csr = value.tocsr()
         arrays = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        # SPARSE is "scipy.sparse.csr", by which from_plain knows such a dict
         return {"kind": SPARSE, **tensors, "shape": tuple(csr.shape)}
     raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint")
 
@@ -54,7 +55,7 @@ def from_plain(value: Any) -> Any:
         return type(value)(from_plain(item) for item in value)
     if not isinstance(value, dict):
         return value
-    if value.get("kind") == SPARSE:
+    if value.get("kind") == SPARSE:  # the text scipy.sparse.csr
         arrays = tuple(value[name].cpu().numpy() for name in ("data", "indices", "indptr"))
         matrix = scipy.sparse.csr_matrix(arrays, shape=value["shape"])
         # A damaged file may hold indices out of range, which scipy's functions in C do not check.

@@ -54,6 +54,7 @@ def _add_class(module: ModuleType) -> None:
         """
         from recbole_pos.model.models import is_served
 
+        # is_served: whether the plugin has the data and trainer of the model of this name
         if not (name.endswith(suffix) and is_served(name.removesuffix(suffix))):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         if suffix == "Trainer":
@@ -89,7 +90,8 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         internal.update(own_defaults(model))
         return
 
-    # Defaults depend on the position schemes and the loss, which have options of their own.
+    # ``is_served`` told that the plugin trains the model on its own data. Its defaults depend on
+    # the position schemes and the loss, which have options of their own.
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(defaults)
     if type(self) is Config:  # and no PosConfig, which does this itself
@@ -146,7 +148,7 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
     """
     file = options.get("saved_model_file", self.saved_model_file)
     save(self, *args, **options)
-    _WRITTEN.add(os.path.realpath(file))
+    _WRITTEN.add(os.path.realpath(file))  # such files are read without being trusted by the user
 
 
 def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
@@ -171,8 +173,9 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    # The kind of a file is seen only when it is loaded. A trusted file may be one of this package,
-    # too, whose values still have to be brought into RecBole's form, as below.
+    # _WRITTEN has the paths that RecBole's trainer has written in this process. The kind of a file
+    # is seen only when it is loaded. A trusted file may be one of this package (FORMAT), too, whose
+    # values still have to be brought into RecBole's form, as below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
         if state.get("format") != checkpoint.FORMAT:
@@ -200,6 +203,7 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 
+    # is_served is true for models that RecBole can train with the plugin's data.
     state = checkpoint.load(file)
     config = PosConfig(config_dict=state["config"], strict=False)
     if not is_served(config["model"]):

@@ -106,6 +106,8 @@ class Registry(Mapping[str, type]):
             UsageError: if the name is no identifier, or if the plugin, RecBole or another class has
                 it.
         """
+        # ``kind`` is what the classes are, such as "scheme". ``paths`` has the plugin's own classes
+        # by name, ``added`` those of users.
         path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
@@ -113,7 +115,8 @@ class Registry(Mapping[str, type]):
                 "_, and no digit first"
             )
 
-        # Who has the name already, if anybody: a library, this package (US), or another class.
+        # Who has the name already, if anybody: a library, this package (US is its name, shown in
+        # the message), or another class. The same class (an equal ``path``) may be added again.
         owner = self._find_owner(name) or (US if name in self.paths else None)
         if name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
@@ -149,7 +152,9 @@ class Registry(Mapping[str, type]):
         it, then the name under which a user has registered it first.
         """
         path = import_path(cls)
+        # ``paths`` has "module:Class" of the plugin's classes by name, ``added`` those of users
         names = [name for name, own_path in self.paths.items() if own_path == path]
+        # a user's class must be the very object: one that was defined again is not the registered
         names += [name for name, added in self.added.items() if added.cls is cls]
         if cls.__name__ in names:
             return cls.__name__
@@ -185,6 +190,7 @@ class Registry(Mapping[str, type]):
             shipped = read_shipped(base)
             shipped_names |= set(shipped)
             # The class itself is not registered yet; a base may have been registered earlier.
+            # ``given`` are the defaults that it was registered with.
             earlier = self.find_registration(base)
             registered = None if earlier is None else earlier.given
             if base is cls:

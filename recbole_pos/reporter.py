@@ -94,11 +94,12 @@ class Reporter:
             enabled: whether anything is printed.
             as_json: print json objects for programs, and no lines, bars or tables.
         """
-        # If the application has given the logger a handler, that is where it wants the lines, so
-        # nothing is printed.
+        # If the application has given the logger ``recbole_pos`` a handler, that is where it wants
+        # the lines, so nothing is printed.
         is_quiet = not enabled or as_json or bool(LOGGER.handlers)
         ipython = sys.modules.get("IPython")
         is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+        # whether the text goes into the output of a notebook's cell, where it is replaced
         self.shows_in_cell = is_notebook and not is_quiet
         self._cell_output: Any = None  # the output of a notebook's cell, once there is one
         self.console = _Console(
@@ -108,7 +109,7 @@ class Reporter:
             # environment variables of a notebook may claim a terminal that is not there
             force_terminal=False if is_notebook else None,
         )
-        if not self.console.is_terminal:
+        if not self.console.is_terminal:  # a pipe or file: lines are not broken at a screen's edge
             self.console.width = WIDE
         self._prints_json = enabled and as_json
 
@@ -173,7 +174,7 @@ class Reporter:
         task = Task(title, total)
         if not shown or self.console.quiet:
             yield task
-        elif self.shows_in_cell:
+        elif self.shows_in_cell:  # the text in a notebook's cell is replaced every SECOND
             with call_every(SECOND, lambda: self.update_cell(str(task))):
                 yield task
         elif self.console.is_terminal:
@@ -217,6 +218,7 @@ class Reporter:
             get_lines: returns an overview and a line for each active run; another thread calls it.
         """
         # ``call_every`` calls a function every so many seconds in another thread, during a block.
+        # update_cell replaces the text in the cell of a notebook; Live redraws that on a terminal.
         if self.shows_in_cell:
             return call_every(SECOND, lambda: self.update_cell("\n".join(get_lines())))
         if self.console.is_terminal and not self.console.quiet:

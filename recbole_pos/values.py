@@ -83,6 +83,7 @@ def escape_formula(value: Any) -> Any:
     """
     if not isinstance(value, str) or not value.startswith(tuple("=+-@\t\r")):
         return value
+    # _NUMBER matches a text that is a signed number as a whole
     return value if _NUMBER.fullmatch(value) else f"'{value}"
 
 
@@ -114,6 +115,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     Returns:
         `` (did you mean a or b?)``, the most similar first; nothing if no known word is similar.
     """
+    # lower case -> the word as it is known
     by_lower = {str(name).lower(): str(name) for name in known}
     word = word[:100].lower()  # cut off, since comparing long words takes long
     similar = difflib.get_close_matches(word, by_lower, n=3, cutoff=0.75)

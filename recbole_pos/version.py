@@ -16,6 +16,7 @@ def find_commit() -> str:
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():  # else git would find a project that holds the environment
         return ""
+    # --always: the commit itself where no tag names it
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -67,7 +67,8 @@ class YamlLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
         self.depth -= 1
 
-        # The node has ended, and so have all in it. An alias is a node that has its size already.
+        # ``sizes`` has the number of values of each node that has ended, those in it counted. The
+        # node has ended, and so have all in it. An alias is a node that has its size already.
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
 
@@ -103,7 +104,7 @@ def _list_children(node: yaml.Node) -> list[yaml.Node]:
     for key, value in node.value:
         children += [key, value]
         if isinstance(key, yaml.ScalarNode):  # other keys are refused later, by SafeLoader
-            if key.value in names:
+            if key.value in names:  # _refuse raises the error, with the line of the key
                 _refuse(f"key {shown(key.value)} is given twice", key)
             names.add(key.value)
     return children
@@ -164,7 +165,7 @@ def parse_scalar(text: str, location: str) -> Any:
     try:
         return yaml.load(text, Loader=YamlLoader)
     except (yaml.YAMLError, ValueError) as error:
-        # Half-open intervals such as "[5,inf)" are text, too.
+        # Half-open intervals such as "[5,inf)", which _HALF_OPEN matches, are text, too.
         if not bare.startswith(("[", "{", "'", '"')) or _HALF_OPEN.match(bare):
             return text
         problem = short(getattr(error, "problem", None) or "it cannot be read")
@@ -183,6 +184,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
+    # ROOT is the folder of the package's own yaml files
     loader = PackagedLoader if Path(path).is_relative_to(ROOT) else YamlLoader
     return _read_mapping(path, "config file", loader)[0]
 
@@ -231,6 +233,7 @@ def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[t
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
+    # YamlLoader reads users' files, with limits of size. ``root`` is the tree of the text.
     content, root = _read_mapping(path, kind, YamlLoader)
     return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}
 
@@ -253,6 +256,7 @@ def _read_mapping(
         UsageError: if the file cannot be read, is not yaml or holds no mapping.
     """
     # Parse the text into a tree of nodes, which know their lines, and make values of the tree.
+    # read_capped refuses large files; _explain returns what is wrong, with its line.
     name = short(str(path))
     try:
         text = read_capped(path).decode()

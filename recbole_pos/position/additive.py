@@ -107,6 +107,8 @@ class CountedEncoding(PositionEncoding):
     weight: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
+        # One slice of columns for each count: with ``added`` each has all d columns, or else they
+        # share these.
         super().__init__(dimensions)
         d, num_slices = dimensions.hidden_size, len(self.counts)
         parts = torch.arange(d).tensor_split(num_slices)  # two halves of 5 columns have 3 and 2

@@ -131,8 +131,8 @@ def count_intervals(batch: SequenceBatch, longest: int) -> Tensor:
         [b, t, t] int64 from interaction i (row) to j, padded after shorter histories. Entries of
         the future and of padding have no meaning.
     """
-    # Seconds [b, t]. The time of a query is that of its interaction or, if the times of requests
-    # are known, that at which the item after it is requested.
+    # Seconds [b, t] since the oldest interaction. The time of a query is that of its interaction
+    # or, if the times of requests are known, that at which the item after it is requested.
     query_times, key_times = pad_times(batch)
 
     # the shortest gap above 0 to the interaction before, among those up to each interaction
@@ -228,6 +228,8 @@ class DecoupledAttributes(AttentionPosition):
             [m, d] for the position, which counts from the newest interaction, then
             [m, difsr_size] for each field.
         """
+        # ``age`` is the number of newer interactions of the history, so the newest has the last
+        # row. tokens_0, tokens_1, ... are the tokens of all items, [items, s] for each field.
         vectors = [self.position[self.max_length - 1 - batch.age]]
         for index, table in enumerate(self.tables):
             tokens = getattr(self, f"tokens_{index}")[batch.items]  # [m, s]

@@ -43,7 +43,8 @@ class DistanceBias(AttentionPosition):
         """
         position = torch.arange(batch.width, device=q.device)
         curve = self.curve(position).to(q.dtype)  # [h, t], f at the distances 0 to t - 1
-        # each number is put where query i and key j have that distance
+        # ``curve`` is f, defined by the subclass. Each number is put where query i and key j have
+        # that distance.
         distance = (position[:, None] - position[None, :]).clamp_(min=0)
         return curve[:, distance].unsqueeze(0)
 
@@ -153,7 +154,7 @@ class KERPLE(DistanceBias):
         super().__init__()
         self.kind = kerple_kind
         h = dimensions.n_heads
-        # heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
+        # Heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
         start = (torch.arange(h) + 0.5) / h
         raw = start.expm1().log()  # its softplus is ``start``
         raw_r2 = raw.clone()
@@ -227,8 +228,8 @@ class ContextualPosition(AttentionPosition):
         gate = (-(q @ k.transpose(-1, -2))).sigmoid().tril()  # 1 - sigmoid(x) is sigmoid(-x)
         position = gate.flip(-1).cumsum(-1).flip(-1)
 
-        # A sum of t gates below one stays below t, the longest history, so rows beyond t are never
-        # read.
+        # A sum of t gates below one stays below t, the longest history (``block_width``), so rows
+        # beyond t are never read. ``weight`` is the table e, [rows, e]; longer sums read its last.
         num_rows = min(len(self.weight), batch.block_width("end") + 1)
         position = position.clamp(max=num_rows - 1)
 

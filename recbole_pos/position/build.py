@@ -64,7 +64,8 @@ class Schemes:
 
         # whether any scheme reads the times of interactions
         self.needs_time = any(cls.needs_time for cls in classes.values())
-        # whether any scheme reads at which time the next item is requested, if that is known
+        # Whether queries of any scheme read the time at which the next item is requested, if it is
+        # known; otherwise the time of the interaction itself stands in for that.
         self.reads_request = any(cls.reads_request for cls in classes.values())
         # names of the schemes that need interactions in the order of time, the oldest first
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
@@ -78,6 +79,7 @@ class Schemes:
         Returns:
             One scheme, whose hooks call those of all.
         """
+        # _layers has the schemes of the layers so far. Compose calls several schemes as one.
         scheme = Compose(self._build(AttentionPosition, len(self._layers)))
         self._layers.append(scheme)
         if len(self._layers) > 1:
@@ -172,6 +174,7 @@ def build_row_encodings(
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
+    # SCHEMES has the class of each scheme by name; scheme_names makes a list of ``position``.
     allowed = [name for name, cls in SCHEMES.items() if hasattr(cls, "rows")]
     rejected = [name for name in scheme_names(position) if name not in (*allowed, "nope")]
     if rejected:
@@ -208,7 +211,7 @@ def describe(name: str) -> Facts:
     modules = nn.ModuleList([schemes.input, schemes.attention(), schemes.attention()])
     num_parameters = sum(weight.numel() for weight in modules.parameters())  # shared ones once
 
-    place = _find_place(cls)
+    place = _find_place(cls)  # "input", parts of attention such as "query, key", or "none"
     needs = "nothing" if place == "none" else "order"
     return Facts(place, "time" if cls.needs_time else needs, num_parameters)
 
@@ -268,7 +271,8 @@ class Compose(AttentionPosition):
                 f"attention schemes (found {', '.join(schemes)})"
             )
         # What the layer computes for the schemes: query, key and value (PROJECTIONS), or those of
-        # them that a scheme in place of attention asks for.
+        # them that a scheme in place of attention asks for. replaces_attention tells whether a
+        # class overrides ``attend``, which computes the output of attention itself.
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
 
     def parts(self) -> dict[str, AttentionPosition]:
@@ -310,7 +314,7 @@ class Compose(AttentionPosition):
         """
         shape = (*q.shape[:-1], k.size(-2))  # [b, h, t, t]
         total: Tensor | None = None
-        for scheme in self.parts().values():
+        for scheme in self.parts().values():  # the schemes of this layer by name
             term = scheme.bias(q, k, batch)
             if term is not None:
                 term = require_result(term, q.dtype, shape, scheme, "bias")
@@ -338,6 +342,8 @@ class Compose(AttentionPosition):
         """
         for scheme in self.parts().values():
             out = scheme.attend(query, key, value, batch, dropout)
+            # parts() has the schemes of this layer by name. ``projections`` are those of query, key
+            # and value that a scheme asks for, and PROJECTIONS are all three.
             # A scheme may return None to leave attention to the layer. Then the layer needs query,
             # key and value; if the scheme has not asked for all of them, None is an error, which
             # ``require_result`` raises.

@@ -110,8 +110,9 @@ class FuXiLinear(AttentionPosition):
         frequencies = wavelength_form(h * self.num_pairs, shortest, longest)
         self.bank = FrequencyBank(frequencies, "fixed", scaled=False)
 
-        # What is learned: the decay of each head; a vector p of each position, the rows of a table
-        # that starts as sines and cosines; alpha and beta.
+        # What is learned: a number for each head, by whose softplus its rate of decay is above that
+        # of the head before; a vector p of each position, the rows of a table that starts as sines
+        # and cosines; alpha and beta.
         self.raw_decay = nn.Parameter(torch.zeros(h))
         frequency = base_form(fuxi_position_size // 2, 1e4, 1.0)  # 10000^(-2c / s) of column c
         angle = torch.arange(dimensions.max_length)[:, None] * frequency
@@ -146,6 +147,7 @@ class FuXiLinear(AttentionPosition):
         e, dtype, align = query.size(-1), value.dtype, batch.any_alignment
         scaled = torch.cat((F.silu(query) / math.sqrt(e), F.silu(key), dropout(value)), -1)
         block = batch.pad(scaled, align).transpose(1, 2)  # [b, h, t, 3e]
+        # ``sizes`` are the columns of the three parts of v
         q, k, content, order, time = block.split([e, e, *self.sizes], -1)
 
         # Logarithms of the decay g^i [b, h, t], which falls with the position; then p, alpha, beta.
@@ -184,7 +186,8 @@ class FuXiLinear(AttentionPosition):
         dtype, num_pairs = values.dtype, self.num_pairs
 
         # Angles of queries and of keys, [b, h num_pairs, t] each, from the seconds since the oldest
-        # interaction. A query is asked at the time of its request.
+        # interaction (``elapsed``) times the frequencies, which ``bank`` returns. A query is asked
+        # at the time of its request, the moment at which the next item is asked for.
         align, frequency = batch.any_alignment, self.bank()[:, None]  # [h num_pairs, 1]
         query_angle = batch.pad(batch.request.elapsed.detach(), align)[:, None] * frequency
         key_angle = batch.pad(batch.elapsed.detach(), align)[:, None] * frequency

@@ -46,7 +46,8 @@ class Factor(nn.Module):
         Returns:
             [m, h, e] in the same order.
         """
-        # in the type of the weights, also under automatic mixed precision
+        # In the type of the weights, also under automatic mixed precision. ``product`` multiplies
+        # the last t rows and columns of the matrix by a block [t, columns].
         with torch.autocast(x.device.type, enabled=False):
             # "end": all histories end in the last row; time_major: positions are the first axis
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
@@ -80,7 +81,9 @@ class FullFactor(Factor):
         Args:
             t: number of rows and columns, up to n.
         """
-        # Rows have 1, 2, 3, ... weights, so r (r + 1) / 2 weights stand before row r.
+        # ``weight`` has the learned numbers row by row, and ``flat_index`` the place of each in the
+        # whole [n, n] matrix read as one row. Rows have 1, 2, 3, ... weights, so r (r + 1) / 2
+        # weights stand before row r.
         first_row = self.n - t
         start = first_row * (first_row + 1) // 2
 
@@ -217,11 +220,12 @@ def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
         [t, c] in the same order.
     """
     t, c = x.shape
-    # up to this length a plain product is faster than an FFT
+    # up to the length FFT_LENGTH, or with few lags, a plain product is faster than an FFT
     if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
         return toeplitz_matrix(weight, t) @ x
 
-    # each half by itself: both as columns of one product, the newer one filled up if t is odd
+    # Each half by itself: both as columns of one product, the newer one filled up if t is odd. The
+    # first c columns are the older half, the others the newer one.
     half = (t + 1) // 2
     older = x[:half]
     newer = F.pad(x[half:], (0, 0, 0, 2 * half - t))

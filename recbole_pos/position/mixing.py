@@ -45,7 +45,8 @@ class LinearAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # The denominator is the same sum with a value of 1: a further column of ones gives it.
+        # The denominator is the same sum with a value of 1: a further column of ones gives it, so
+        # that the last column of ``out`` is the denominator, and the others are the numerator.
         # sum_past(q, k, v) returns the sums over j <= i of (q_i . k_j) v_j. They are right with
         # padding at either end of a history, so the batch chooses the cheaper one (any_alignment).
         align = batch.any_alignment
@@ -84,7 +85,8 @@ def sum_past(
     Returns:
         [b, h, t, w].
     """
-    # cut into chunks, [b, h, num_chunks, size, ...]
+    # Cut into chunks, [b, h, num_chunks, size, ...]. _decay(x, dtype) below is exp(x), at most 1:
+    # for padding and masked pairs x may be above 0.
     t = v.size(2)
     size = min(chunk or CHUNK, t)
     num_chunks = (t + size - 1) // size
@@ -163,8 +165,9 @@ class TokenMixing(AttentionPosition):
             [m, h, e], history after history. A position gets a sum of itself and older ones: the
             matrices are lower triangular.
         """
-        # Sequences are padded before their first interaction: one of t interactions uses the last t
-        # rows and columns of W1 and W2.
+        # Sequences are padded before their first interaction ("end": all end in the last row): one
+        # of t interactions uses the last t rows and columns of W1 and W2. Positions are the first
+        # axis of the block (time_major), and ``tril`` lets no position read a newer one.
         block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
         t = batch.block_width("end")
         hidden = F.gelu(self.W1[-t:, -t:].tril() @ block.flatten(1))

@@ -49,8 +49,9 @@ class PositionalAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            # The products of A and the values of each sequence. Sequences are padded before their
-            # first interaction, so that all end in the last row.
+            # The products of A and the values of each sequence (``_mix``). Sequences are padded
+            # before their first interaction, so that all end in the last row ("end"); positions are
+            # the first axis of a block (time_major).
             weights = self.weights(batch.block_width("end"))  # A, [h or 1, t, t]
             value = value.to(weights.dtype)
             block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
@@ -123,7 +124,9 @@ class LearnedAttention(PositionalAttention):
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
         """
-        logits = self.logits(t)  # R / sqrt(e)
+        # R / sqrt(e) with the newest t positions as queries: [h, t, t] or, for a softmax over all n
+        # positions (``normalised`` is False, since nothing is to be divided later), [h, t, n]
+        logits = self.logits(t)
         if not self.normalised:  # a softmax over all n positions, of which the newest t are read
             return logits.softmax(-1)[..., -t:].tril()
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)

@@ -120,7 +120,7 @@ class FrequencyBank(nn.Module):
         Returns:
             The module.
         """
-        exact = self.start if self.learn == "fixed" else None
+        exact = self.start if self.learn == "fixed" else None  # the frequencies before the cast
         super()._apply(fn, recurse)
         if exact is not None:  # casting would lose the digits that long times need
             self.start = exact.to(self.start.device)
@@ -136,6 +136,8 @@ class FrequencyBank(nn.Module):
         Returns:
             [planes] float64.
         """
+        # ``start`` are fixed frequencies; ``log`` the learned logarithm of each; ``log_first`` that
+        # of the first, and the softplus of ``raw_step`` how far each next one falls below it.
         if self.learn == "fixed":
             frequency = self.start
         elif self.learn == "free":
@@ -175,6 +177,7 @@ def build_time_bank(
     if options["time_base"] is not None:
         start = base_form(planes, options["time_base"], options["time_scale"])
         return FrequencyBank(factor * start, learn, scaled)
+    # require_periods raises the UsageError; wavelength_form has log-spaced periods
     shortest, longest = options["time_min_period"], options["time_max_period"]
     require_periods(shortest, longest, options["time_unit"])
     return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)

@@ -97,6 +97,7 @@ def scheme_names(position: str | Iterable[str], key: str = "position") -> list[s
     Raises:
         UsageError: for an unknown or repeated name, or a value that is not a list of names.
     """
+    # SCHEMES has the class of each scheme by name, of the plugin and of users.
     names = [position] if isinstance(position, str) else position
     if not isinstance(names, (list, tuple)):
         raise UsageError(f"{key}: expected a list such as [rope, kernel], found {shown(position)}")
@@ -139,9 +140,11 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
-    options = _require_scheme(name, scheme).options  # names of the options that it reads
-    # One of the plugin's own schemes under its own name is registered already. SCHEMES.paths has
-    # the names of these, and texts such as "module:Class".
+    # _require_scheme raises a UsageError for what is no scheme; an option that the scheme reads is
+    # a name in its attribute ``options``.
+    options = _require_scheme(name, scheme).options
+    # One of the plugin's own schemes under its own name is registered already. SCHEMES.paths maps
+    # the names of the plugin's own schemes to texts such as "module:Class" (``import_path``).
     if SCHEMES.paths.get(name) == import_path(scheme) and defaults is None:
         return scheme
 
@@ -193,6 +196,7 @@ def _require_scheme(name: str, scheme: Any) -> type[AttentionPosition] | type[In
             f"scheme {shown(name)}: expected a class that extends recbole_pos.AttentionPosition "
             f"or recbole_pos.InputPosition, found {description}"
         )
+    # The methods by which a scheme changes attention; those of the base class change nothing.
     hooks = ("rotate", "mix_keys", "mix_values", "bias", "attend")
     if issubclass(scheme, AttentionPosition) and all(
         getattr(scheme, hook) is getattr(AttentionPosition, hook) for hook in hooks

@@ -45,6 +45,7 @@ def find_bucket(seconds: Tensor, num_buckets: int) -> Tensor:
     Returns:
         int32 of the same shape.
     """
+    # WIDTH is the 0.301 of the formula
     return seconds.clamp(min=1).log_().div_(WIDTH).clamp_(max=num_buckets - 1).to(torch.int32)
 
 
@@ -101,7 +102,7 @@ class TimeEmbedding(InputPosition):
         if self.time_from == "previous":  # since the one before; 0 for the first
             seconds = seconds.diff(prepend=seconds[:1]).masked_fill(batch.index == 0, 0)
         x = x + F.embedding(find_bucket(seconds, len(self.weight)), self.weight)
-        if self.request is None:
+        if self.request is None:  # the table R exists only if requests have times
             return x
         gap = batch.request.elapsed - batch.elapsed
         return x + F.embedding(find_bucket(gap, len(self.request)), self.request)
@@ -193,7 +194,8 @@ def map_spans(
     query_times, key_times = pad_times(batch)
     b, t = key_times.shape
     out = torch.empty(b, t, t, dtype=dtype, device=key_times.device)
-    # slices of the b histories, of t^2 numbers each, that fit into memory together
+    # iterate_chunks yields slices of the b histories, of t^2 numbers each, that fit into memory
+    # together
     for histories in iterate_chunks(b, t**2, key_times.device):
         spans = query_times[histories, :, None] - key_times[histories, None]  # [some of b, t, t]
         out[histories] = function(spans)
@@ -211,7 +213,7 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         histories.
     """
     times = batch.pad(batch.elapsed.detach(), "start")
-    if batch.request is batch:
+    if batch.request is batch:  # requests have no times
         return times, times
     return batch.pad(batch.request.elapsed.detach(), "start"), times
 
@@ -243,7 +245,7 @@ def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
             torch.int32,
         )
 
-    # entries [b, t, t] of the repeated table, computed once for all layers
+    # entries [b, t, t] of the repeated table, computed once for all layers and kept under this key
     entries = batch.cached(("intervals", num_buckets), find_entries)
     return table.repeat(LANES).index_select(0, entries.flatten()).view(entries.shape)
 
@@ -293,7 +295,7 @@ class TimeDecay(AttentionPosition):
         self.kind, h = decay_kind, dimensions.n_heads
         self.strength = nn.Parameter(torch.zeros(h))
 
-        # the logarithm of the reach s in seconds
+        # the logarithm of the reach s in seconds; SECONDS has the seconds of each unit of time
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))

@@ -84,6 +84,7 @@ class AngularPosition(AttentionPosition):
             The rotated queries and keys, [m, h, e] each.
         """
         # cosines and sines of the angles
+        # (batch.request is batch itself if requests have no times)
         key_turns = self._cached_turns(batch)
         query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
         return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
@@ -101,6 +102,7 @@ class AngularPosition(AttentionPosition):
         Args:
             batch: the m interactions, with times.
         """
+        # cache_key holds the options that the angles depend on, or None
         if self.cache_key is None:  # they depend on parameters
             return self.turns(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
@@ -193,7 +195,8 @@ class CalendarRotaryPosition(BankRotaryPosition):
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
 
-        # how often each plane turns in the period of its part
+        # How often each plane turns in the period of its part. PERIODS has the days of each part of
+        # the calendar, such as 7 of a week; count_planes returns half of the columns of a head.
         turns = torch.arange(planes) // len(calendar_parts) + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
         period = days[torch.arange(planes) % len(calendar_parts)] / turns
@@ -435,7 +438,8 @@ class TimeOrderRotaryPosition(AngularPosition):
             share = self.time_share()
             order, time = (1 - share) * order, share * time
 
-        # zeros for the planes that the bank of order, or of time, has no frequency for
+        # Zeros for the planes that the bank of order, or of time, has no frequency for: order has
+        # those of the first planes, time those of the last. If each has all, nothing is filled up.
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
         if self.fusion == "split_head":
@@ -457,6 +461,7 @@ class TimeOrderRotaryPosition(AngularPosition):
         Returns:
             [m, h or 1, e / 2] float64 radians.
         """
+        # ``batch.index`` is the number i, and ``time`` returns the times in the option's time_unit
         order_frequency, time_frequency = self.frequencies()
         by_order = make_angles(batch.index.double(), order_frequency)
         return by_order + make_angles(self.time(batch), time_frequency)
@@ -472,7 +477,7 @@ class TimeOrderRotaryPosition(AngularPosition):
             [h, e / 2], infinite for planes that turn by order; None if all of them do.
         """
         _, time_frequency = self.frequencies()
-        if not time_frequency.any():
+        if not time_frequency.any():  # 0 for planes that do not turn by time
             return None
         periods = 2 * math.pi / time_frequency * SECONDS[self.time_unit]
         return periods.expand(self.n_heads, -1)

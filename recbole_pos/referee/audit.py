@@ -86,12 +86,12 @@ def audit(data: Any, config_files: Sequence[str | Path] = (), **options: Any) ->
         for name, split in splits.items()
     }
     counts = {name: count_facts(requests) for name, requests in requests_by_split.items()}
-    first_split = list(splits)[0]
+    first_split = list(splits)[0]  # "as given", or leave-one-out
 
     # Interactions of the same time have no order by themselves: "file" keeps that of the file. If
     # there are such targets, the baselines are also tested with some random orders, which shows
     # how much depends on the order. That takes a run for each order, so it is done for the first
-    # split only.
+    # split only. _ORDERS is the number of random orders; BASELINES are the names of two models.
     orders = {name: ["file"] for name in splits}
     if counts[first_split]["targets at a tie"]:
         orders[first_split] += [f"random({seed})" for seed in range(1, _ORDERS + 1)]
@@ -125,6 +125,7 @@ def count_facts(requests: Requests) -> dict[str, int]:
         requests: the test requests of a dataset, one for each target (the item to predict).
     """
     # The log has all interactions, sorted by user and then by time; targets are row numbers in it.
+    # A target is never the first row of its user, so the row before it is of the same user.
     # The summary has counts of targets by phase (train, valid, test), made with the split, and
     # ``part`` has the phase of each row of the log.
     dataset, log = requests.dataset, requests.dataset.log
@@ -171,4 +172,4 @@ def _measure(
     name = read_dataset_name(dataset)
     result = run(model, name, files, given, run_dir=home.path / "run", verbose=False)
     assert result is not None and result.test is not None  # one process, and there are targets
-    return result.test[_METRIC]
+    return result.test[_METRIC]  # "ndcg@10"

@@ -71,6 +71,8 @@ class Judgement:
             min_share: share that must be exceeded, of the requests (questions for one held-out
                 item) for faults of whole lists, and of the rows of the file for others.
         """
+        # ``counts`` maps a kind of fault, which is a text, to its number; MISSING and SHORT are the
+        # faults of whole lists. _EFFECTS says what follows from each kind.
         sentences = []
         for fault, count in self.counts.items():
             total = len(self.ranks) if fault in (MISSING, SHORT) else self.num_rows
@@ -126,7 +128,9 @@ def judge(predictions: Predictions, requests: Requests) -> Judgement:
     counts[MISSING] = int((lengths == 0).sum())
     counts[SHORT] = int(((lengths > 0) & (lengths < length)).sum())
     num_rows = int(lengths.sum()) + num_unknown
-    # _EFFECTS has all kinds of faults in the order of messages.
+    # The keys of ``counts`` are kinds of faults: constants such as MISSING, whose text is part of a
+    # message. _EFFECTS has all of them in the order of messages; those that do not occur are left
+    # out.
     ordered = {fault: counts[fault] for fault in _EFFECTS if counts[fault]}
     return Judgement(predictions.name, requests, ranks, length, num_rows, ordered)
 
@@ -142,7 +146,9 @@ def _require_same_split(predictions: Predictions, requests: Requests) -> None:
         predictions: the lists to be judged.
         requests: the requests of the split at hand.
     """
-    # The digest is in the column, or in the description of the split that lies beside the lists.
+    # The digest is in the column, or in the description of the split that lies beside the lists
+    # (PROTOCOL_FILE, which has a mapping for each part, test or valid). Predictions of a frame have
+    # no file, and so no neighbour.
     digest = predictions.read_split_digest()
     protocol_file = Path(predictions.name).parent / PROTOCOL_FILE
     if digest is None and Path(predictions.name).is_file() and protocol_file.is_file():
@@ -170,7 +176,8 @@ def _count_lists(
     lengths = np.zeros(len(requests), dtype=np.int64)
     num_unknown, example = 0, None
     for rows in predictions.read_rows():
-        index = _find_index(rows.requests, names)  # -1 for an unknown name
+        # for each row the place of its request among ``names``, -1 for an unknown name
+        index = _find_index(rows.requests, names)
         is_unknown = index < 0
         lengths += np.bincount(index[~is_unknown], minlength=len(lengths))
         num_unknown += int(is_unknown.sum())
@@ -224,7 +231,8 @@ def _judge_block(
     excluded_request, excluded_item = requests.find_excluded(chosen)
     is_excluded = np.isin(pair, excluded_request * (num_items + 1) + excluded_item)
 
-    # A target is found by its first row, unless the item is excluded for this request.
+    # A target is found by its first row, unless the item is excluded for this request. The keys of
+    # the result are the kinds of faults; SEEN_ITEMS are the excluded ones.
     ranks = np.full(len(targets), num_items)
     is_hit = (item == targets[request]) & ~is_excluded & ~is_repeated
     ranks[request[is_hit]] = place[is_hit]

@@ -80,13 +80,15 @@ class Predictions:
 
         A digest is a hash of the split that the lists were made for.
         """
-        block = next(self._iterate_blocks(), None)
+        block = next(self._iterate_blocks(), None)  # None if there is no row
         if block is None or SPLIT_COLUMN not in block.schema.names or not block.num_rows:
             return None
         return str(block.column(SPLIT_COLUMN)[0].as_py())
 
     def _iterate_blocks(self) -> Iterator[pa.RecordBatch]:
         """Yield the blocks of rows, as they are in the file.
+
+        ``read_blocks`` is the function that reads the file or frame from its beginning.
 
         Raises:
             UsageError: if something cannot be read, in place of the error of the library; it names
@@ -107,7 +109,8 @@ class Predictions:
                 request with a list of items, the best first.
             num_before: number of rows in the blocks before this one, from which rows are counted.
         """
-        # Find the columns, for which each library has other names.
+        # Find the columns, for which each library has other names: REQUEST_COLUMNS and ITEM_COLUMNS
+        # have them all.
         request_column = self._require_column(block, REQUEST_COLUMNS)
         item_column = self._require_column(block, ITEM_COLUMNS)
         requests, items = block.column(request_column), block.column(item_column)
@@ -116,6 +119,7 @@ class Predictions:
             # requests [a, b] and items [[x, y], [z]] become [a, a, b] and [x, y, z]
             list_index = pc.list_parent_indices(items)
             requests, items = requests.take(list_index), pc.list_flatten(items)
+            # Only the order within a request counts, and its list lies in one block as a whole.
             order = np.arange(len(items), dtype=float)
         else:
             order = self._find_order(block, num_before)
@@ -154,6 +158,7 @@ class Predictions:
             block: rows of the file.
             num_before: number of rows in the file before this block.
         """
+        # the names that libraries give to a column of ranks, or of scores
         for name in (*RANK_COLUMNS, *SCORE_COLUMNS):
             if name in block.schema.names:
                 numbers = self._convert_numbers(block.column(name), name, num_before)
@@ -212,7 +217,8 @@ def open_predictions(source: Any) -> Predictions:
     Raises:
         UsageError: if there is no such file, or the object is no frame.
     """
-    # Predictions get a function that begins to read anew, since rows are read more than once.
+    # Predictions get a name for messages, and a function that begins to read anew, since rows are
+    # read more than once. _BLOCK_ROWS is the number of rows that are in memory at a time.
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not path.is_file():

@@ -67,7 +67,8 @@ class Requests:
         several requests, a number is added to all names, from the oldest request of a user on:
         ann#1, ann#2, bob#1.
         """
-        # Requests are sorted by user, so a user's first one is where the name changes.
+        # ``users`` has the name of each request's user. Requests are sorted by user, so a user's
+        # first one is where the name changes.
         users = self.users
         is_first = np.append(True, users[1:] != users[:-1])
         if is_first.all():
@@ -100,7 +101,9 @@ class Requests:
 
         The history of a request are the rows from there up to its target, without the target.
         """
-        log = self.dataset.log  # its offsets are the first row of each user
+        # The log has all interactions, sorted by user, then by time. Its offsets are the first row
+        # of each user, by the user's id.
+        log = self.dataset.log
         return log.offsets[log.users.numpy()[self.target_rows]]
 
     @property
@@ -137,10 +140,13 @@ class Requests:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of a hash, by which two systems are known to answer the same questions.
+        """16 hex digits of a hash of the requests: equal digests, equal questions.
 
-        They change with the data, the split, the targets, and which items are ranked.
+        Predictions of another program carry the digest of the requests that they answer, by which
+        those made for another split are refused. The digest changes with the data, the split, the
+        targets, and which items are ranked.
         """
+        # identity["data"] is a hash of the data; ``candidates`` says which items are ranked.
         digest = hashlib.sha256()
         for text in (self.dataset.identity["data"], self.part, self.candidates, *self.names):
             digest.update(text.encode() + b"\0")
@@ -153,7 +159,7 @@ class Requests:
 
         The names of its keys are those of the options of a split; ``digest`` is a hash of it all.
         """
-        summary = self.dataset.split.summary
+        summary = self.dataset.split.summary  # what was split how, and counts of targets by part
         return {
             "dataset": str(self.dataset.dataset_name),
             "split": summary["split"],
@@ -184,7 +190,9 @@ def divide(sizes: np.ndarray, largest: int) -> Iterator[slice]:
         sizes: [requests] elements of each, such as the items of its list.
         largest: elements of a range, about.
     """
-    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0  # of a range
+    # The first request of a range is where the quotient differs from the one before: the sums
+    # 3, 4, 8, 10 of the example give the quotients 0, 0, 1, 2. -1 makes the first request one.
+    is_first = np.diff(np.cumsum(sizes) // largest, prepend=-1) != 0
     bounds = [*np.flatnonzero(is_first).tolist(), len(sizes)]
     for first, end in itertools.pairwise(bounds):
         yield slice(first, end)
@@ -242,7 +250,8 @@ def read_plan_data(options: dict[str, Any]) -> Any:
     not_options = ("model", "dataset", "config_files")
     data_options = {key: value for key, value in options.items() if key not in not_options}
     # RecBole needs the name of a model to read data; _READING_MODEL is one that learns nothing.
-    # Not strict: an option that this model does not read is no error.
+    # Not strict: an option that this model does not read is no error. So options of the compared
+    # models may stay among these.
     config = PosConfig(_READING_MODEL, name, files, data_options, strict=False)
     return read_dataset(config)
 
@@ -258,7 +267,9 @@ def make_requests(dataset: Any, part: str = "test") -> Requests:
         UsageError: if the split leaves no target for the part.
     """
     check_choice("part", part, PARTS)
-    # A phase is given by its number: train, valid and test are 0, 1 and 2.
+    # PARTS are valid and test. A phase is given by its number in PHASES: train, valid and test are
+    # 0, 1 and 2. find_targets says of each row of the log whether it is a target of that phase;
+    # masks_history whether items of the user's past are not ranked.
     target_rows = np.flatnonzero(dataset.split.find_targets(PHASES.index(part)))
     if not len(target_rows):
         raise UsageError(f"part: this split of {dataset.dataset_name} has no {part} targets")

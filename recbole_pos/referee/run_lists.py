@@ -50,6 +50,8 @@ def write_lists(
         UsageError: if the suffix of the file is none of these.
     """
     file = Path(file)
+    # atomic_write opens a file that gets its name when the block has ended. The suffixes .run and
+    # .trec are both of a TREC run.
     if file.suffix not in _SUFFIXES:
         raise UsageError(f"{file}: expected a name that ends in {', '.join(_SUFFIXES)}")
     with atomic_write(file, text=file.suffix != ".parquet") as unfinished:
@@ -89,7 +91,8 @@ def compute_lists(
         A row for each request and item: request and item (text), rank (from 1), and split, the
         digest of the requests.
     """
-    # Only a metric that needs the best items, such as ItemCoverage, makes the evaluation keep them.
+    # Only a metric that needs the best items, such as ItemCoverage (_KEEPS_ITEMS), makes the
+    # evaluation keep them. Its value is not used.
     metric = {"metrics": [_KEEPS_ITEMS], "topk": [k], "valid_metric": f"{_KEEPS_ITEMS}@{k}"}
     experiment = load(run_dir, data_path=data_path, options=metric)
     requests = make_requests(experiment.dataset, part)
@@ -97,8 +100,9 @@ def compute_lists(
     loader._dataset.phase = "test"  # the evaluation keeps the targets of a test only
     experiment.trainer.evaluate(loader, load_best_model=False)
 
-    # What the evaluation has kept: the row of each target in the log, and the ids of the best
-    # items [targets, k]. Batches need not be in the order of the requests, which are sorted by row.
+    # What the evaluation has kept: under EVENT the row of each target in the log, and under ITEMS
+    # the ids of the best items [targets, k]. Batches need not be in the order of the requests,
+    # which are sorted by row.
     kept = experiment.trainer.eval_collector.last
     target_rows, items = kept.get(EVENT).cpu().numpy(), kept.get(ITEMS).cpu().numpy()
     items = items[np.argsort(target_rows, kind="stable")]

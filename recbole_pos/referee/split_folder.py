@@ -81,7 +81,8 @@ class DataSplit:
         all_requests = [make_requests(self.dataset, part) for part in PARTS if num_targets[part]]
         protocols = [requests.protocol for requests in all_requests]
 
-        # The folder gets its name only when all files are complete.
+        # The folder gets its name only when all files are complete. No file of a former folder is
+        # kept in it. PHASES are train, valid and test; PARTS, which have requests, the last two.
         with replace_folder(folder, keep=lambda path: False) as unfinished:
             for part in PHASES:
                 blocks = _tabulate_interactions(self.dataset, part)
@@ -137,6 +138,7 @@ def _tabulate_interactions(dataset: Any, part: str) -> Iterator[pa.Table]:
         dataset: the dataset, whose ``part`` says of every row of its log which part it is in.
         part: train, valid or test.
     """
+    # _CELLS is the number of rows of a table; ids 0, 1, 2 of parts are train, valid, test (PHASES).
     log = dataset.log
     part_rows = np.flatnonzero(dataset.part == PHASES.index(part))
     names = {log.user_field: "user", log.item_field: "item", log.time_field: "time"}
@@ -169,6 +171,7 @@ def _name_values(dataset: Any, field: str, rows: np.ndarray) -> pa.Array:
         return pa.array(list(values))
     if tokens is not None:
         return pa.array(tokens.astype(str)).take(pa.array(values, mask=values == 0))
+    # ``missing`` has, for a field of numbers with empty cells, which rows of the log these are in
     is_missing = dataset.missing.get(field)
     return pa.array(values, mask=None if is_missing is None else is_missing[rows])
 

@@ -106,7 +106,8 @@ class Search:
         weights = RunFolder(paths[0]).checkpoint if paths else None
         origin = [digest_file(weights)] if weights and weights.is_file() else []
 
-        # digest_run also hashes the options of all trials and the code of a custom model.
+        # digest_run also hashes the options of all trials and the code of a custom model, but no
+        # paths. ``facts`` are written into the folder of the search, and read when it is resumed.
         inputs = digest_run(self.config, identity, *origin)
         if self.facts.inputs not in ("", inputs):  # empty for a new search
             raise UsageError(
@@ -131,7 +132,7 @@ def check_arguments(args: SearchArguments) -> None:
     check_choice("--searcher", args.searcher, SEARCHERS)
     check_choice("--scheduler", args.scheduler, SCHEDULERS)
     for name, least in (("num_samples", 1), ("grace_epochs", 1), ("seed", 0)):
-        value = getattr(args, name)
+        value = getattr(args, name)  # None if not given
         if value is not None and not (is_whole(value) and value >= least):
             raise UsageError(f"--{name}: expected {least} or more, found {shown(value)}")
 
@@ -169,7 +170,8 @@ def plan_search(
 
     # A file may give options of single position schemes, which depend on the schemes of the model.
     # If the space decides the schemes, it has to give their options, too.
-    names = {*whole_space.names, *whole_space.fixed}
+    # find_parts_by_scheme returns the places of such options in a file.
+    names = {*whole_space.names, *whole_space.fixed}  # options that the space samples, or sets
     for file, content in config.files if "position" in names else ():
         if parts := find_parts_by_scheme(content, config["model"], file):
             raise UsageError(
@@ -185,7 +187,8 @@ def plan_search(
             "`learning_rate: {loguniform: [1e-4, 1e-2]}`, are given or missing"
         )
 
-    # A grid has no more trials than points, the combinations of all values.
+    # A grid has no more trials than points, the combinations of all values. _TRIALS is the number
+    # of trials where none is asked for.
     num_samples = args.num_samples or _TRIALS
     if args.searcher == "grid":
         points = searched.list_points()
@@ -229,12 +232,14 @@ def resume_search(
     Raises:
         UsageError: for an argument that may not change, or a folder without a search.
     """
+    # SEARCH is the file with the facts of a search: its space and the options of all trials.
     if not (content := read_json(folder / SEARCH)):
         raise UsageError(f"--resume: {folder} is not the folder of a search")
     facts = SearchFacts(**content)
 
     # Refuse arguments and options that would change the search: its trials so far were made without
-    # them. list_changed returns the arguments that are not at their default.
+    # them. list_changed returns the arguments that are not at their default. Only _RESUME_ARGUMENTS
+    # (the number of trials and how they are run) and _RESUME_OPTIONS (where files are) may change.
     allowed = (*_RESUME_ARGUMENTS, "resume", "verbose")
     refused = [name for name in list_changed(args) if name not in allowed]
     refused += [name for name, value in not_allowed.items() if value]

@@ -108,7 +108,7 @@ class Parameter:
         """The values that are checked before a search: every choice, or both ends of a range."""
         if self.kind == "choice":
             return self.values
-        if self.choices is None:
+        if self.choices is None:  # any number of a range, whose ends are ``values``
             return [float(value) for value in self.values]  # sampled values are float, too
         return [self.choices[0], self.choices[-1]]
 
@@ -118,7 +118,7 @@ class Parameter:
         Raises:
             UsageError: if there are infinitely many, as for ``uniform`` and ``loguniform``.
         """
-        if self.choices is None:
+        if self.choices is None:  # any real number between two ends
             raise UsageError(
                 f"{self.location}: {self.name}: a grid needs values to list, and {self.kind} has "
                 "none; use choice"
@@ -149,6 +149,7 @@ class Parameter:
 
         The indices of a ``choice`` have no order.
         """
+        # ``choices`` are all values that the option can have, None for a range of real numbers
         if self.choices is None:
             low, high = self.values
             return FloatDistribution(low, high, log=self.kind == "loguniform")
@@ -162,6 +163,8 @@ class Parameter:
         Args:
             trial: an ``optuna.Trial``. It samples by name, from the distribution of the option.
         """
+        # Without a list of values (``choices``) a real number is sampled, otherwise the index of
+        # one of them. Only indices of a ``choice`` have no order.
         if self.choices is None:
             low, high = self.values
             return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
@@ -241,7 +244,8 @@ class Space:
             parameter: the parameter.
             options: options of the trial that have been sampled so far.
         """
-        values = {**self.context, **options}  # options that are not searched, and sampled ones
+        # ``context`` has the values of options that conditions name and that are not searched
+        values = {**self.context, **options}
         return all(
             # An option that does not exist in the trial has no value, and meets no condition.
             name in values and values[name] in allowed
@@ -256,6 +260,8 @@ class Space:
         Args:
             trial: an ``optuna.Trial``, which samples one option at a time.
         """
+        # Parameters (searched options) are in an order in which each comes after those that its
+        # condition names.
         options: dict[str, Any] = {}
         for parameter in self.parameters:
             if self.exists(parameter, options):
@@ -277,7 +283,8 @@ class Space:
         For ``fusion: [early, late]`` and ``heads: [1, 2]`` with ``when: {fusion: early}`` there are
         three: early with 1 head, early with 2, and late.
         """
-        # Extend the combinations of the earlier parameters by each value of the next.
+        # Extend the combinations of the earlier parameters by each value of the next. Parameters
+        # are in an order in which each comes after those that its condition names.
         combinations: list[dict[str, Any]] = [{}]
         for parameter in self.parameters:
             values = parameter.list_values()
@@ -372,7 +379,7 @@ def parse_space(content: Mapping[Any, Any], lines: Mapping[str, str]) -> Space:
     fixed: dict[str, Any] = {}
     for name, value in content.items():
         name = str(name)
-        location = lines.get(name, name)
+        location = lines.get(name, name)  # without a known line the option itself
         # None if the value does not say how to sample, so that it is the value in all trials.
         if parameter := _parse_parameter(name, value, location):
             parameters.append(parameter)
@@ -400,6 +407,7 @@ def _parse_parameter(name: str, value: Any, location: str) -> Parameter | None:
     if not isinstance(value, dict) or not value.keys() & {*KINDS, "when"}:
         return None  # the value itself
 
+    # exactly one kind, and no key but it and ``when``
     kinds = [kind for kind in KINDS if kind in value]
     when = value.get("when", {})
     if len(kinds) != 1 or value.keys() - {*kinds, "when"} or not isinstance(when, dict):
@@ -442,7 +450,8 @@ def check_space(space: Space, build: Callable[[dict[str, Any]], Any]) -> None:
     # ``config.plain`` is a dict of all options of a trial.
     for parameter in space.parameters:
         prefix = f"{parameter.location}: {parameter.name}"
-        # The role of an option is what it decides, such as the data or the length of training.
+        # The role of an option is what it decides: DATA are data, split and metrics, SCHEDULE is
+        # the length of training.
         if find_option(parameter.name).role in (DATA, SCHEDULE):
             raise UsageError(
                 f"{prefix} cannot be searched: data, split, metrics and the length of training are "

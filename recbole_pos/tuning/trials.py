@@ -161,7 +161,8 @@ class TrialTable:
             for row in rows:
                 trials.append(self._parse_row(row))
         except (ValueError, IndexError) as error:
-            # Trial i is in row i, so the number of trials so far is that of the damaged one.
+            # Trial i is in row i, counted from 0 after the names, so the number of trials read so
+            # far is the number of the damaged one.
             raise UsageError(
                 f"{self.file}: the row of trial {len(trials)} is damaged: {error}; restore the file"
             ) from error
@@ -208,14 +209,16 @@ def _parse_option(parameter: Parameter, cell: str) -> Any:
     Raises:
         ValueError, IndexError: if the cell is no number, or none of the option's values.
     """
-    # A choice was written as text, so look for the choice with that text.
+    # A choice was written as text, with a ' before one that a spreadsheet would run as a formula
+    # (escape_formula), so look for the choice with that text. [0] raises IndexError if none has it.
     if parameter.kind == "choice":
         return [value for value in parameter.values if escape_formula(str(value)) == cell][0]
     # Any number of a range.
     value = float(cell)
     if parameter.choices is None:
         return value
-    # One of a list of numbers, which may be int. ``encode`` returns the index of the equal one.
+    # One of a list of numbers, which may be int. ``encode`` returns the index of the equal one, or
+    # raises ValueError.
     return parameter.choices[parameter.encode(value)]
 
 
@@ -239,7 +242,8 @@ def run_trial(
             not in a list by the data, in every process.
     """
 
-    # The options do not go together. BEST is the value that Ray Tune optimises.
+    # The options do not go together. BEST is the key of the value that Ray Tune optimises, the best
+    # validation value of the trial so far. FAILED, LOST, FINISHED and STOPPED are states of trials.
     plain, problem = config["plain"], config["problem"]
     failed = {BEST: math.nan, "epoch": 0}
     if problem:
@@ -277,7 +281,8 @@ def _report_epoch(experiment: Any) -> None:
     Args:
         experiment: the run in training, with its model, trainer and progress.
     """
-    # The history has a line for each epoch, but not every epoch is validated.
+    # The history has a line for each epoch, but not every epoch is validated. BEST is the key of
+    # the value that Ray Tune optimises. Epochs are counted from 0 in the history.
     trainer, progress = experiment.trainer, experiment.trainer.progress
     newest = [epoch for epoch in progress.history if epoch["valid"]][-1]
     tune.report(
@@ -384,7 +389,7 @@ class TrialSearch(OptunaSearch):
         facts, space = search.facts, search.space
         # A grid needs no sampler, since its points are queued; OptunaSearch, the base, wants one.
         sampler = ResumableSampler(facts.seed, is_random=facts.searcher != "optuna")
-        # OptunaSearch finds the study again by its storage and name.
+        # OptunaSearch, made below with the same storage and name, finds the study by them.
         shared: dict[str, Any] = {"storage": optuna.storages.InMemoryStorage(), "study_name": "s"}
 
         # Trials with a result inform the sampler; the others are the next to be trained.
@@ -459,13 +464,14 @@ class TrialSearch(OptunaSearch):
             result: its last report, see :func:`run_trial`; None if its process was lost too often.
             error: whether Ray counts the trial as failed, which is not needed here.
         """
-        trial = self.active.pop(trial_id)
+        trial = self.active.pop(trial_id)  # it is in training no more
 
         # Record the last report.
         if result is None:
             reason = f"its process was lost {MOST_LOSSES + 1} times, perhaps for lack of memory"
             result = {BEST: math.nan, "epoch": 0, "state": LOST, "reason": reason}
         trial.state, trial.reason = result["state"], result.get("reason", "")
+        # BEST is the key of the best validation value; NaN stands for none
         trial.score = None if math.isnan(result[BEST]) else result[BEST]
         trial.best_epoch, trial.epochs = result.get("best_epoch"), result["epoch"]
         trial.seconds = round(result.get("seconds", 0.0), 3)

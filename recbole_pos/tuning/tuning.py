@@ -179,7 +179,8 @@ def tune(
             )
             runs.num_slots = count_concurrent_runs(runs.resources)
 
-        # Make the folder only now, so that wrong arguments leave no folder behind.
+        # Make the folder only now, so that wrong arguments leave no folder behind. SEARCH is the
+        # name of the file of the facts, by which ``resume`` knows the folder of a search.
         if args.resume is None:
             RunFolder.create(path, search.config["dataset"], search.config["model"])
             stack.enter_context(lock_folder(folder, "searched"))
@@ -229,7 +230,9 @@ def _prepare_data(search: Search) -> Any:
     """
     if search.config["eval_step"] < 1:
         raise UsageError("eval_step: a search needs validation; expected at least 1")
-    experiment = prepare(search.config)  # reads and splits the data, and builds the model
+    # It reads and splits the data, and builds the model of the configuration without sampled
+    # options. ``loaders`` has under "valid" what is validated on, if the split has that.
+    experiment = prepare(search.config)
     if not experiment.loaders["valid"]:
         raise UsageError(
             "tune: this split has no validation targets to choose by; see eval_args, for example "
@@ -295,10 +298,11 @@ class _Runs:
                 a machine or the disk failed. The message says how to continue.
             KeyboardInterrupt: if the search was interrupted.
         """
-        if not self.num_left:
+        if not self.num_left:  # all trials have a result
             return
 
-        # The searcher samples the options of trials and records how they end.
+        # The searcher samples the options of trials and records how they end; ``active`` has those
+        # in training. ``advice`` is a text on how to continue the search.
         make_folder(self.folder / "runs")
         searcher = TrialSearch(self.search, self.table, self.folder, reporter)
         tuner = self._make_tuner(searcher)
@@ -342,7 +346,8 @@ class _Runs:
             grace = min(facts.grace_epochs, epochs)
             scheduler = ASHAScheduler("epoch", max_t=epochs, grace_period=grace, reduction_factor=3)
 
-        # What a trial runs: the function run_trial with these arguments. pack returns the code of a
+        # What a trial runs: the function run_trial with these arguments (its process is started
+        # again up to MOST_LOSSES times if it is lost). pack returns the code of a
         # custom model as bytes, and the data are put into Ray's store once for all trials.
         trainable = ray_tune.with_parameters(
             run_trial,
@@ -393,12 +398,13 @@ class _Runs:
                 f"all trials failed; the first one: {self.table.trials[0].reason}. "
                 f"{self.table.file} has the reasons of all"
             )
-        run = self.find_test(best)
+        run = self.find_test(best)  # the folder of the trial's test, which need not exist yet
         if run.result.is_file():
             return best, run
 
-        # Run it as a task of Ray, which starts again if its process is lost. Only here are the test
-        # interactions given to a process.
+        # Run it as a task of Ray, which starts again if its process is lost, up to MOST_LOSSES
+        # times. Only here are the test interactions given to a process. ``tested_run`` is the
+        # trained run whose weights are tested; ``advice`` says how to continue the search.
         make_folder(run.path.parent)
         task: Any = ray.remote(train_run).options(
             max_retries=MOST_LOSSES, num_cpus=self.resources.cpus, num_gpus=self.resources.gpus
@@ -428,7 +434,9 @@ def _print_settings(runs: _Runs, reporter: Reporter) -> None:
         runs: the runs of the search.
         reporter: prints the lines.
     """
-    # ``num_left`` is the number of trials without a result; those of earlier calls have one.
+    # ``num_left`` is the number of trials without a result; those of earlier calls have one. The
+    # summary has counts of the split, from which describe_split makes a line on its targets, and
+    # make_warnings a text for each thing that may mislead, such as copies of interactions.
     search, facts = runs.search, runs.search.facts
     reporter.line(
         f"{search.title}: {facts.num_samples} trials by {facts.searcher}, scheduler "
@@ -460,11 +468,12 @@ def _keep_best(runs: _Runs, best: Trial, tested: RunFolder) -> dict[str, float] 
     """
     folder, config = runs.folder, runs.search.make_config(best.options)
     copy_run(tested, RunFolder(folder / "best"), with_results=True)
-    # QUIET are options that only switch off progress bars in trials.
+    # Options that only switch off progress bars in trials (QUIET) are no part of the configuration.
     plain = {key: value for key, value in config.plain.items() if key not in QUIET}
     write_text(folder / "best.yaml", yaml.safe_dump(plain, allow_unicode=True))
 
-    # The test metrics of this trial, and of those that were tested before the search was extended.
+    # The test metrics of this trial, and of those that were tested before the search was extended:
+    # find_test returns the folder of a trial's test, which has a result only if it was tested.
     test = read_result(tested).test or None
     earlier = []
     for trial in runs.table.trials:
