@@ -59,7 +59,7 @@ def check_value(location: str, option: Option, value: Any) -> Any:
             unknown.
     """
     name = f"{location}: {option.name}"
-    # Type, bounds and length, by pydantic.
+    # Type, bounds and length, by pydantic. ``to_plain`` turns numpy's numbers into Python's.
     try:
         checked = _make_adapter(option).validate_python(to_plain(value))
     except (ValidationError, TypeError):
@@ -70,7 +70,7 @@ def check_value(location: str, option: Option, value: Any) -> Any:
         for choice in checked if isinstance(checked, list) else [checked]:
             check_choice(name, choice, option.choices)
 
-    # The keys of a mapping, if they have rows of their own.
+    # The keys of a mapping, if they have rows of their own: ``find_inner`` gives key -> its row.
     rows = find_inner(option.name)
     mapping = checked if rows and checked else {}
     for key, inner_value in mapping.items():
@@ -145,7 +145,8 @@ def check_together(config: dict[str, Any], model: str) -> None:
         config: option -> value, of all options of the run.
         model: name of its model.
     """
-    # What other functions check.
+    # What other functions check, each raising a UsageError: metrics, heads and sizes, the files of
+    # parts that the user has split, and what is done with interactions of the same time.
     _check_metrics(config)
     check_sizes(config, model)
     if config["benchmark_filename"] is not None:
@@ -153,8 +154,8 @@ def check_together(config: dict[str, Any], model: str) -> None:
     read_ties(config["eval_args"]["ties"])
 
     # The losses that this model may have; and, as words for a message, how to have negatives (items
-    # to contrast with the target) sampled. ``is_ours`` is also true of a custom model that extends
-    # our base class.
+    # to contrast with the target) sampled. ``is_ours`` says that the model extends the base class
+    # of this package, as custom ones may; such a model takes any of LOSSES, this package's losses.
     is_ours = is_on_our_base(model)
     losses = LOSSES if is_ours else ("CE", "BPR")
     sampled = "sampled_softmax and negatives" if is_ours else "BPR"
@@ -210,6 +211,7 @@ def check_sizes(config: Mapping[str, Any], model: str) -> None:
         config: option -> value; a size that is missing is not checked.
         model: name of the model; some give every head the whole size, and are not checked.
     """
+    # _HEADS_OF_FULL_SIZE names those models.
     heads = config.get("n_heads")
     if not heads or model in _HEADS_OF_FULL_SIZE:
         return
@@ -258,6 +260,7 @@ def _check_metrics(config: dict[str, Any]) -> None:
     Args:
         config: option -> value, of all options of the run.
     """
+    # RecBole's table ``metric_types`` has the kind of each metric, by its name in lower case.
     ranking = [name for name, kind in metric_types.items() if kind == EvaluatorType.RANKING]
     for metric in as_list(config["metrics"]):
         if metric.lower() not in ranking:  # RecBole's names are in lower case
@@ -278,6 +281,7 @@ def list_metrics(config: Mapping[str, Any]) -> list[str]:
     Args:
         config: options with ``metrics`` and ``topk``, each a single value or several.
     """
+    # A metric without cutoffs, such as GAUC (``has_cutoff``), has its own name only.
     names: list[str] = []
     for metric in as_list(config["metrics"]):
         cutoffs = as_list(config["topk"]) if has_cutoff(str(metric)) else []

@@ -142,6 +142,7 @@ class _EvaluatedFunction:
     key = ""
 
     def __init__(self, config: Any) -> None:
+        # How values are rounded, and the cutoffs; [None] for a metric without any.
         self.decimal_place = config["metric_decimal_place"]
         self.cutoffs = config["topk"] if has_cutoff(self.key) else [None]
 

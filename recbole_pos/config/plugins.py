@@ -149,7 +149,7 @@ def take_model(name: str, modules: Iterable[str]) -> None:
     """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)  # None if it has nothing of the name
-        # ADDED has the registered models.
+        # ADDED has the registered models; ``ensure_registered`` adds a class under its own name.
         if name not in ADDED and isinstance(model, type):
             ensure_registered(model)
 
@@ -184,6 +184,7 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
     # Look each name up among the models (ADDED), schemes and metrics (CUSTOM) that users have
     # registered; None for what is built in.
     metric_names = [metrics] if isinstance(metrics, str) else metrics or ()
+    # An entry's ``module`` is the one whose import registers it; None if it was in a notebook.
     entries: list[Any] = [ADDED.added.get(model)]
     entries += [SCHEMES.added.get(name) for name in schemes]
     entries += [CUSTOM.get(str(name).lower()) for name in metric_names]

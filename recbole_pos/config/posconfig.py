@@ -172,7 +172,8 @@ class PosConfig(Config):
         if modules:
             self.external_config_dict[PLUGINS] = modules
 
-        # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it.
+        # Read the defaults; plug.py has added the plugin's for models that RecBole gets from it
+        # (``is_served``).
         self._load_internal_config_dict(self.model, self.model_class, self.dataset)
         if not models.is_served(self.model):
             position = self.external_config_dict.get("position")
@@ -285,6 +286,7 @@ class PosConfig(Config):
             missing = "model (-m)" if not model else "dataset (-d)"
             raise UsageError(f"no {missing} given, on the command line or in a config file")
 
+        # ``locate_dataset`` finds where a dataset is; it is looked for below ``data_path``.
         # A dataset that is given as a folder has the name of the folder; ``parent`` is the folder
         # that this one is in, and None for a dataset that is given by its name.
         data_path = self._merge_user_options(str(model)).get("data_path") or "dataset/"
@@ -320,7 +322,10 @@ class PosConfig(Config):
         Raises:
             UsageError: if there is no such model; the message names the file that asks for it.
         """
-        if self.model in models.OURS:  # this package's, and those that the user has registered
+        # OURS has name -> class of this package's models and of those that users have registered;
+        # ``list_runnable`` names these and the models of RecBole that can be run. Any other name is
+        # refused by the last line, with the file that gave it (``sources``), if one did.
+        if self.model in models.OURS:
             return models.OURS[self.model]
         if self.model in models.list_runnable():  # one of RecBole's
             return get_model(self.model)
@@ -351,7 +356,8 @@ class PosConfig(Config):
         if has_all_items and "train_neg_sample_args" not in given:
             final["train_neg_sample_args"] = None
 
-        # A batch of RecBole's causal models holds whole histories here, and not one target a row.
+        # A batch of RecBole's causal models (CAUSAL_BUILTINS, such as SASRec) holds whole histories
+        # here, and not one target a row.
         has_windows = final["augmentation"] == "all_positions"
         if self.model in models.CAUSAL_BUILTINS and has_windows and "train_batch_size" not in given:
             final["train_batch_size"] = _WINDOWS_PER_BATCH  # RecBole's default is 2,048 rows
@@ -387,6 +393,7 @@ class PosConfig(Config):
         Args:
             num_items: number of items of the dataset, which is read after the configuration.
         """
+        # ``is_on_our_base``: the model extends the base class of this package, with any loss.
         limit = self["sce_above"]
         has_ce = models.is_on_our_base(self.model) and self["loss_type"] == "CE"
         # AttrFormer's posterior, which has the option prior_weight, is a cross-entropy itself.
@@ -486,11 +493,13 @@ class PosConfig(Config):
         Plain values are what yaml can hold: numbers, text, lists and mappings. Paths are absolute,
         so that the run can be repeated from another working directory.
         """
-        # Some options are not kept: RecBole computes them, or they have no effect here.
+        # Some options (_NOT_KEPT) are left out: RecBole computes them, or they have no effect here.
+        # ``to_plain`` turns numpy's numbers and the like into Python's.
         final = self.final_config_dict
         plain = to_plain({key: value for key, value in final.items() if key not in _NOT_KEPT})
         plain.update(model=self.model, dataset=self.dataset)
-        for key in ("item_vectors", *STARTS):  # a file, and folders of runs to start from
+        # A file, and STARTS, the folders of runs to start from; ``make_absolute`` keeps None.
+        for key in ("item_vectors", *STARTS):
             plain[key] = make_absolute(plain[key])
         base = Path(str(final["data_path"]))
         if (base / self.dataset).is_dir():  # else the dataset is found in the installed RecBole

@@ -103,6 +103,7 @@ def _require_own_options(name: str, values: dict[str, Any], earlier: dict[str, A
         values: the defaults of its options.
         earlier: the defaults of the plugin's options, of other schemes and of the model.
     """
+    # Others are also RecBole's own options, of which overall.yaml has the defaults.
     others = read_yaml(find_recbole_properties() / "overall.yaml") | earlier
     for key, value in values.items():
         if others.get(key, value) != value:
@@ -119,6 +120,7 @@ def describe_readers(option: str) -> str:
     position: rope, t5``. Schemes are looked at first, then losses, then models. It is empty if none
     of them reads the option.
     """
+    # ``SCHEMES.paths`` names the schemes of this package, without custom ones.
     schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
     if schemes:
         return f"it is read with position: {listed(schemes)}"
@@ -134,7 +136,8 @@ def describe_readers(option: str) -> str:
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start from a run that has fewer position schemes (``init_from``).
 
-    The plugin's models with schemes can, and custom ones that extend its base and take schemes.
+    The plugin's models (MODELS) can, and custom ones (ADDED) that extend its base class and take
+    schemes, that is, have the option ``position``.
     """
     is_like_ours = model in models.ADDED and models.is_on_our_base(model)
     return model in models.MODELS or (is_like_ours and "position" in own_defaults(model))
@@ -238,8 +241,8 @@ def select_parts(
     for title, title_names, options in _split_by_title(content, file):
         location = f"{file}, for {title}"
         # Some options (_OUTSIDE, such as ``model``) decide which parts a run reads, and so cannot
-        # stand in one. ``position``, the schemes of a run, may stand in a part for models, but not
-        # in one for schemes.
+        # stand in one. ``position``, the schemes of a run, may stand in a part for models (whose
+        # names ``list_runnable`` has), but not in one for schemes.
         misplaced = _OUTSIDE & options.keys()
         if "position" in options and not set(title_names) <= set(models.list_runnable()):
             misplaced.add("position")
@@ -255,7 +258,8 @@ def find_parts_by_scheme(content: dict[str, Any], model: str, file: str | Path) 
 
     ``for: {rope: {rope_base: 100}}`` has a part for runs whose option ``position`` names the scheme
     ``rope``, a way to tell the model where in a history an interaction is. A search that varies
-    ``position`` cannot read such parts, and so must find them.
+    ``position`` cannot read such parts, since its trials have different schemes; so it refuses a
+    file that has any.
 
     Args:
         content: the mapping in the file.

@@ -205,6 +205,7 @@ def read_interactions(
         times = Times(numbers, Counter({"order of the rows of each user, no time": len(numbers)}))
         time_column = pa.chunked_array([pa.array(numbers)])
 
+    # EMPTY_LINE is the reason of a row without any of the three, of which nothing is lost.
     # Reason why a row cannot be used -> [rows] bool, whether it holds. Each row has the code of its
     # user and item, which is 0 where the cell is empty.
     has_no_time = time_column.is_null().to_numpy()
@@ -216,7 +217,8 @@ def read_interactions(
         f"time cannot be read ({roles['time']})": np.isnan(times.seconds),
     }
     for role, names in (("user", user), ("item", item)):
-        # Names that cannot stand in a file: a line is a row there, and [PAD] is RecBole's padding.
+        # Names that cannot stand in a file (the pattern UNWRITABLE): a line is a row there, and
+        # [PAD] is RecBole's padding. Each different name is tested once, and found by its code.
         matches = pc.match_substring_regex(names.values, UNWRITABLE)
         is_unwritable = matches.to_numpy(zero_copy_only=False)[names.codes]
         faults[f"{role} with a line break, or called [PAD]"] = is_unwritable
@@ -461,7 +463,9 @@ class Builder:
         """
         kind = self.overrides["type"].get(column)
         try:
-            if _NAMELESS.fullmatch(column):  # such as the numbers of rows that pandas writes
+            # Names such as "Unnamed: 0", which pandas gives to the numbers of rows. The error, like
+            # one of ``encode``, is caught below, and becomes the note of the column.
+            if _NAMELESS.fullmatch(column):
                 raise UsageError("has no name")
             cells = encode(source.table[column], column, self.args.missing)
             if not kind:
@@ -524,7 +528,8 @@ class Builder:
         self.report.columns.append(reported)
 
         # A column that is empty, or in which nearly every row has another value, such as a title,
-        # teaches a model nothing. Names of users and items are loaded in any case.
+        # teaches a model nothing: more than _UNIQUE_SHARE (90%) of at least _UNIQUE_ROWS (100)
+        # rows. Names of users and items are loaded in any case.
         num_filled = int(np.count_nonzero(cells.codes))
         is_unique = cells.different > _UNIQUE_SHARE * num_filled and num_filled >= _UNIQUE_ROWS
         reason = "nearly every one is another" if is_unique and cells.kind == "token" else ""

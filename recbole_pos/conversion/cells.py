@@ -73,7 +73,8 @@ class Cells:
             kind: type of field of the new cells.
             notes: what to report about the column; empty notes are left out.
         """
-        # Encode the new texts, an empty one first, and number those that are not empty from 1.
+        # Encode the new texts, with an empty one first (of code 0, which ``values`` lacks), and
+        # number those that are not empty from 1.
         encoded = pa.concat_arrays([pa.array([""]), values]).dictionary_encode()
         is_empty = pc.equal(encoded.dictionary, "").to_numpy(zero_copy_only=False)
         new_codes = np.where(is_empty, 0, np.cumsum(~is_empty)).astype(np.int32)
@@ -195,6 +196,8 @@ def encode(column: pa.ChunkedArray, name: str, missing: Iterable[str] = ()) -> C
 
     # Replace these words by empty texts: ``recode`` gives their cells the code 0. It also gives
     # equal texts one code: 0.0 and -0.0 are both 0, and a frame's dictionary may repeat a text.
+    # Cells begin with an empty text for code 0; ``recode`` puts it first itself, so it gets only
+    # the texts of the codes from 1.
     cells = Cells(codes, pa.concat_arrays([pa.array([""]), text]))
     return cells.recode(pc.if_else(is_missing, "", text), kind, time_note, missing_note)
 
@@ -266,7 +269,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
     if _ID.search(re.sub(r"\W+", "_", column.lower())) or _any_match(values, _LEADING_ZERO):
         return read_ids(cells).as_kind("token")
 
-    # All values are numbers: a float, unless that would change one.
+    # All values are numbers: a float, unless that would change one. Those of 16 digits or more
+    # (_MANY_DIGITS) may be beyond 2^53, up to which float64 has every whole number.
     numbers = read_numbers(values, decimal)
     is_wrong = np.isnan(numbers)
     if not is_wrong.any():
@@ -281,7 +285,8 @@ def guess_kind(cells: Cells, column: str, decimal: str) -> Cells:
         if not np.isnan(seconds).any():
             return cells.recode(format_numbers(seconds), "float", "dates: seconds since 1970, UTC")
 
-    # Otherwise text. If nearly all are numbers, the user may want to correct the few that are not.
+    # Otherwise text. If nearly all (all but _MAX_WRONG, a tenth) are numbers, the user may want to
+    # correct the few that are not.
     is_near = is_wrong.sum() <= _MAX_WRONG * len(values)
     return cells.as_kind(
         "token", f"text, as {_describe_wrong(values, is_wrong)}" if is_near else ""
@@ -371,6 +376,7 @@ def read_ids(cells: Cells) -> Cells:
 
 
 def _any_match(values: pa.Array, regex: str) -> bool:
+    # Whether the pattern occurs in any of the texts.
     return bool(pc.any(pc.match_substring_regex(values, regex)).as_py())
 
 
@@ -385,7 +391,8 @@ def read_numbers(texts: pa.Array, decimal: str) -> np.ndarray:
     Returns:
         [n] float64, NaN where a text is no number.
     """
-    # Let only texts that look like numbers through, since Arrow raises for others.
+    # Let only texts that look like numbers (the pattern _NUMBER) through, since Arrow raises for
+    # others.
     null = pa.scalar(None, pa.string())
     if decimal != ".":
         has_point = pc.match_substring(texts, ".")
@@ -422,6 +429,7 @@ class EntityIndex:
 
     def __init__(self, cells: Cells) -> None:
         """Number the entities whose names are in ``cells`` [interactions]."""
+        # The different codes in the order in which they first occur are the entities.
         encoded = pa.array(cells.codes).dictionary_encode()
         self.codes = encoded.indices.to_numpy()
         self.cells = replace(cells, codes=encoded.dictionary.to_numpy(), kind="token")
@@ -431,6 +439,7 @@ class EntityIndex:
 
     def find(self, names: Cells) -> np.ndarray:
         """Return [rows] number of the entity that each cell of ``names`` names, -1 for none."""
+        # ``known`` are the names of the entities; each different name is looked up once among them.
         known = self.cells.values.take(pa.array(self.cells.codes))
         numbers = pc.index_in(names.values, known).fill_null(-1).to_numpy()
         return np.where(names.codes > 0, numbers[names.codes], -1)
@@ -490,7 +499,8 @@ def choose_table(cells: Cells, entities: Mapping[str, EntityIndex]) -> str:
         num_repeated = np.count_nonzero(cells.codes) - np.count_nonzero(first.codes)
         if not num_repeated:  # no item (user) has two values
             continue
-        # The share of the cells after the first of an item (user) that differ from the first.
+        # The share of the cells after the first of an item (user) that differ from the first. It
+        # may be _MAX_CONTRADICTIONS (a tenth) of the chance, at most.
         share = np.count_nonzero(is_contradicting) / num_repeated
         if share <= _MAX_CONTRADICTIONS * chance and share < lowest_share:
             best, lowest_share = table, share

@@ -196,7 +196,8 @@ def _make_options(
         Name of an option -> value, as in the yaml file of a run.
     """
     # Relations: what AttrFormer, a model, compares two interactions by. These are all attributes of
-    # names with two or more values (of lists, not more than it can take), the time, the position.
+    # names with two or more values (of lists, at most _MAX_LISTS, as it keeps their pairs), the
+    # time and the position. Columns of numbers are of no such kind, and so have the limit 0.
     relations = []
     for column in report.columns:
         is_attribute = column.loaded and column.column not in builder.roles.values()
@@ -217,7 +218,8 @@ def _make_options(
     if builder.has_time:
         options["timestamp_unit"] = "seconds"
     options |= {"load_col": loaded, "for": {"AttrFormer": {"relations": relations}}}
-    if report.counts["items"] <= _DEFAULT_CUTOFF:  # too few for the usual metrics of 20 items
+    # Too few items for the usual metrics, which read lists of up to 20 items (_DEFAULT_CUTOFF).
+    if report.counts["items"] <= _DEFAULT_CUTOFF:
         options |= {"topk": [1, 3], "valid_metric": "NDCG@3"}
     return options
 
@@ -277,7 +279,8 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
         Interactions to validate and test with stand at the end of those for training; the table
         keeps at which rows they begin.
     """
-    # Read each of them. ``--columns`` names the columns of the interactions only.
+    # Read each of them. ``--columns`` names the columns of the interactions only. _FRAME_NAMES has
+    # what a message calls a frame, such as ``interactions``.
     tables = {"events": events, "valid": args.valid, "test": args.test}
     tables |= {"item": args.items, "user": args.users}
     sources = {}
@@ -296,7 +299,8 @@ def _read_sources(events: Any, args: ConvertArguments) -> dict[str, Source]:
             if column in source.columns:
                 sources[role] = replace(source, table=source.table.drop_columns(column))
 
-    # Append the held-out parts, validation and test, to the interactions.
+    # Append the held-out parts (HELD_OUT: valid and test) to the interactions; ``add_part`` keeps
+    # in ``cuts`` at which row a part begins.
     for part in HELD_OUT:
         if part in sources:
             sources["events"] = sources["events"].add_part(part, sources.pop(part))
@@ -408,10 +412,12 @@ class Dataset(os.PathLike[str]):
         return writing.read_counts(self.path)
 
     def __fspath__(self) -> str:
+        # Python calls this to take the object for a path.
         return str(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "home": None}  # files stay here
+        # The copy in another process does not own the temporary folder: the files stay here.
+        return {**vars(self), "home": None}
 
     def __repr__(self) -> str:
         """Return the name and, if known, the numbers and times of a dataset in one line."""

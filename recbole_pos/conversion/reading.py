@@ -73,13 +73,17 @@ class Source:
 
     def add_part(self, name: str, other: Source) -> Source:
         """Return a source with the rows of ``other`` below its own, held out as ``name``."""
+        # The part begins after the rows that are here already.
         table = _stack([self.table, other.table])
         cuts = {**self.cuts, name: self.table.num_rows}
         broken_lines = [*self.broken_lines, *other.broken_lines]
         return replace(self, table=table, broken_lines=broken_lines, cuts=cuts)
 
     def locate_rows(self, rows: np.ndarray) -> list[str]:
-        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1."""
+        """Return file and line of [n] rows, as ``orders.csv:17``; lines count from 1.
+
+        The table has them in its columns FILE and LINE.
+        """
         places = self.table.select([FILE, LINE]).take(pa.array(rows)).to_pylist()
         return [f"{place[FILE]}:{place[LINE]}" for place in places]
 
@@ -98,7 +102,8 @@ def _make_source(
         lines: [rows] number of the line of each row.
         broken_lines: number and fault of each line that is no row: (7, "empty line").
     """
-    # The name of the file is the same in all rows, and so stored once.
+    # FILE and LINE are the names of the two columns that are added. The name of the file is the
+    # same in all rows, and so stored once.
     file = pa.DictionaryArray.from_arrays(np.zeros(table.num_rows, np.int16), [path.name])
     table = table.append_column(FILE, file)
     table = table.append_column(LINE, pa.array(lines.astype(np.int32)))
@@ -126,7 +131,8 @@ def read_files(path: Path, args: ConvertArguments, columns: Any) -> Source:
 
     tables, broken_lines = [], []
     for file in files:
-        # Libraries raise errors of many types, which do not name the file: our message does.
+        # Libraries raise errors of many types (_UNREADABLE), which do not name the file: our
+        # message does.
         try:
             if file_format == "csv":
                 source = _read_csv(file, args, given_names)
@@ -172,6 +178,8 @@ def _find_files(path: Path) -> tuple[list[Path], str]:
     """
     if not path.exists():
         raise UsageError(f"found no file or folder {shown(str(path))}")
+    # _FORMATS has the format of each suffix, such as csv for .tsv; _SUFFIXES_BESIDE_DATA are .json
+    # and .txt.
     formats: dict[Path, str] = {}
     for file in sorted(path.rglob("*")) or [path]:  # rglob finds nothing below a file
         is_hidden = any(part[0] == "." for part in file.relative_to(path).parts)
@@ -285,6 +293,8 @@ def _read_header(
     Raises:
         UsageError: if the first line has too few columns, or two columns have one name.
     """
+    # utf-8-sig leaves out the mark that some programs put before text. _SEPARATORS has the usual
+    # separators: comma, semicolon, tab, pipe.
     first_line = stream.readline().decode("utf-8-sig").strip("\r\n")
     is_tsv = ".tsv" in [suffix.lower() for suffix in file.suffixes]
     likely = "\t" if is_tsv else max(_SEPARATORS, key=first_line.count)

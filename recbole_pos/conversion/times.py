@@ -98,6 +98,7 @@ def _read_as_utc(
     Raises:
         UsageError: if the type of the column cannot say a time.
     """
+    # _UNITS has the units of epochs (s, ms, us, ns); any other ``date_format`` is a form of dates.
     dtype, types = column.type, pa.types
     if types.is_timestamp(dtype):
         return {"times": convert_ticks(column)}
@@ -183,6 +184,7 @@ def _read_epochs(column: Any, name: str, unit: str | None) -> dict[str, np.ndarr
     if unit is None and is_epoch.any():
         unit, has_unit = _guess_unit(values[is_epoch], name)
         is_epoch[is_epoch] = has_unit
+    # _UNITS has how many of each unit are a second, and _NAMES the words for it.
     unit = unit or "s"  # of a column without numbers
     seconds = _ticks_to_seconds(np.where(is_epoch, values, 0), _UNITS[unit])
     return {f"epoch {_NAMES[unit]}": np.where(is_epoch, seconds, np.nan)}
@@ -204,6 +206,7 @@ def _guess_unit(values: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     Raises:
         UsageError: if no unit fits.
     """
+    # _UNITS has how many of each unit are a second; _MIN_SHARE is 99%.
     first, end = _EPOCH  # seconds since 1970: of 1978 and 2033
     for unit, per_second in _UNITS.items():
         has_unit = (first * per_second <= values) & (values < end * per_second)
@@ -236,7 +239,8 @@ def _read_texts(
             with suppress(pa.ArrowException):
                 return {"ISO dates": convert_ticks(column.cast(pa.timestamp("ns", zone)))}
 
-    # Cells that are numbers are epochs; they are then removed from the column.
+    # Cells that are numbers are epochs; they are then removed from the column. _UNITS has the units
+    # s, ms, us and ns.
     seconds_by_form: dict[str, np.ndarray] = {}
     if not date_format or date_format in _UNITS:
         null = pa.scalar(None, pa.string())

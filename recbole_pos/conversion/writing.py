@@ -255,7 +255,8 @@ def write_table(path: Path, table: Table, separator: str) -> None:
                     columns.append(texts[field].take(pa.array(column.codes[batch])))
                 else:
                     columns.append(format_numbers(column[batch]))
-            # Join cells to lines, and lines to one text, which needs a list of all lines.
+            # Join cells to lines by tabs, and lines to one text: Arrow joins the elements of a
+            # list, so all lines are put into one.
             rows = pc.binary_join_element_wise(*columns, "\t")
             all_rows = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
             file.write(pc.binary_join(all_rows, "\n")[0].as_buffer())
@@ -293,7 +294,10 @@ def _escape(cells: Cells, separator: str) -> pa.Array:
 
 
 def read_counts(folder: Path) -> dict[str, Any]:
-    """Return the counts in the report of a dataset; none if it has no report that can be read."""
+    """Return the counts in the report of a dataset; none if it has no report that can be read.
+
+    The report is REPORT, convert.json, which the conversion writes beside the data.
+    """
     try:
         return dict(json.loads((folder / REPORT).read_text(encoding="utf-8"))["counts"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -329,7 +333,8 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
         file: a file in the folder of the dataset.
         name: name of the dataset.
     """
-    # The name of the dataset, and then "yaml"; or the part of a split, if any, and the table.
+    # The name of the dataset, and then "yaml"; or the part of a split, if any, and the table: one
+    # of TABLES (inter, item, user), with the suffix PARQUET, if it is such a file.
     part, kind = "|".join(("train", *HELD_OUT)), "|".join(TABLES)
     table = rf"(({part})\.)?({kind})({re.escape(PARQUET)})?"
     is_named = re.fullmatch(rf"{re.escape(name)}\.({table}|yaml)", file.name)
@@ -338,7 +343,7 @@ def belongs_to_dataset(file: Path, name: str) -> bool:
 
 def list_dataset_files(folder: Path, name: str) -> list[str]:
     """Return the names of a dataset's tables and yaml in a folder; none if it has no dataset."""
-    finish_replacement(folder)
+    finish_replacement(folder)  # if a process was killed while it put a new folder in its place
     files = sorted(folder.iterdir()) if folder.is_dir() else ()
     names = [file.name for file in files if belongs_to_dataset(file, name)]
     return [name for name in names if name != REPORT]

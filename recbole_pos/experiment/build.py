@@ -82,6 +82,7 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     # initial weights must not depend on that, so the seed is set again.
     init_seed(config["seed"], config["reproducibility"])
     model = build_model(config, dataset, train_data)
+    # Weights of another run (``init_from``, ``update_from``), and what ``train_only`` freezes.
     apply_start_options(model, config, dataset, with_weights=fresh)
 
     # The training loader needs to know what the model requires of its batches, which an adapter
@@ -91,7 +92,8 @@ def prepare(config: PosConfig, fresh: bool = True, dataset: Dataset | None = Non
     # RecBole's metrics of popularity count training interactions, which the collector gets here.
     # The trainer's ``fit`` gives it these, too, but a loaded model is tested without ``fit``.
     trainer = PosTrainer(config, model)
-    num_items_at_a_time = trainer.part_size or dataset.item_num  # a part of a large catalogue
+    # ``part_size`` is the number of items of a part, None if all items are scored at once.
+    num_items_at_a_time = trainer.part_size or dataset.item_num
     require_score_memory(config, dataset, num_items_at_a_time)
     trainer.eval_collector.data_collect(train)
     return Experiment(config, dataset, {"train": train, **loaders}, model, trainer, data_seconds)
@@ -159,6 +161,8 @@ def read_dataset(
     Returns:
         The dataset, split, with its held-out later data if these are asked for.
     """
+    # ``read_vocabulary`` gives None for a folder without names; ``require_updatable`` refuses a run
+    # that cannot be updated, and returns its folder. Without a vocabulary, ids are given anew.
     vocabulary = None if folder is None else folder.read_vocabulary(config)
     if vocabulary is None and config["update_from"]:
         vocabulary = require_updatable(config["update_from"]).read_vocabulary(config)
@@ -180,32 +184,38 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         UsageError: says why the model cannot be built. Errors in custom code are raised as they
             are, since its author needs the traceback.
     """
+    # ``selected_features`` are attributes to embed; refuse those that the model cannot embed.
     if "selected_features" in config:
         check_selected(dataset, config["selected_features"])
     # The configuration notes which options the model reads that have no value (asked_for).
     config.asked_for.clear()
     try:
         model = config.model_class(config, train_data)
-        # Training keeps a gradient as large as each weight.
+        # Training keeps a gradient as large as each weight. The limit is the machine's memory, in
+        # bytes; the MemoryError is caught below, and explained like one of torch.
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        # Warn the author of a custom model (in ADDED) of those options; but not again when an
-        # existing run is loaded, whose configuration is not ``strict``.
+        # Warn the author of a custom model (in ADDED) of options in ``asked_for``; but not again
+        # when an existing run is loaded, whose configuration is not ``strict``.
         if config.strict and config["model"] in ADDED:
             _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:
         raise
     except Exception as error:  # a model may raise anything for options it cannot work with
-        if locate_in_custom_code(error):
+        if locate_in_custom_code(error):  # the place in a file of the user's, None if in none
             _warn_of_missing(config)
             raise
         raise _explain_build_error(error, config, dataset) from error
 
 
 def _warn_of_missing(config: PosConfig) -> None:
-    """Log which options the constructor of a model has read that no source has."""
+    """Log which options the constructor of a model has read that no source has.
+
+    Sources are the files of options, the call and the defaults. The configuration gives None for
+    such an option, and notes its name in ``asked_for``.
+    """
     if missing := sorted(config.asked_for):
         logging.getLogger(__name__).warning(
             f"{config['model']} reads {', '.join(missing)}, and no default is given for that: it "
@@ -229,7 +239,7 @@ def _explain_build_error(error: Exception, config: PosConfig, dataset: Dataset) 
             "MAX_ITEM_LIST_LENGTH and the like"
         )
     if isinstance(error, KeyError):  # its text is the missing field
-        loaded = listed(map_fields_to_tables(dataset))
+        loaded = listed(map_fields_to_tables(dataset))  # the names of the fields, with commas
         return UsageError(
             f"{name} needs {error}, but the fields loaded are {loaded}; "
             "see load_col, and selected_features for models that embed attributes"

@@ -46,6 +46,7 @@ class Callback:
 
 def call(callbacks: Sequence[Callback], hook: str, *args: Any) -> bool:
     """Call the method ``hook`` of every callback; return whether one of them ends the training."""
+    # All are called, also after one has answered True. A hook without an answer returns None.
     answers = [getattr(callback, hook)(*args) for callback in callbacks]
     return any(answers)
 
@@ -76,6 +77,8 @@ class MetricLogger(Callback):
         Args:
             experiment: configuration, data, model and trainer of the run.
         """
+        # ``run`` is the folder of the run, and ``data`` a digest (a hash) of its interactions.
+        # ``history`` has the line of metrics of each epoch that is trained already.
         config, folder = experiment.config, experiment.trainer.run.path
         data_digest = experiment.dataset.identity["data"]
         tags = {
@@ -91,10 +94,13 @@ class MetricLogger(Callback):
             self.on_epoch(epoch)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
+        # Write the loss of the epoch and, if it was validated, its metrics to the tracker.
         valid = {f"valid/{name}": value for name, value in (epoch["valid"] or {}).items()}
         self.write({"train/loss": epoch["loss"], **valid}, epoch["epoch"])
 
     def on_end(self, experiment: Any, result: Any) -> None:
+        # Write the metrics of the test, at the best epoch, and end the run in the tracker. Without
+        # a result the run was stopped before its end.
         if result is not None and result.test:
             test = {f"test/{name}": value for name, value in result.test.items()}
             self.write(test, result.best_epoch or 0)
@@ -105,6 +111,8 @@ class TensorBoardLogger(MetricLogger):
     """Writes to ``tensorboard/`` of the run folder."""
 
     def begin(self, config: Any, folder: Path, tags: dict[str, str]) -> None:
+        # Write into the folder of the run; tags become a text with a line for each.
+        # _require imports a module, or names the package to install.
         tensorboard = _require("torch.utils.tensorboard", "tensorboard")
         self.board = tensorboard.SummaryWriter(folder / "tensorboard")
         lines = [f"{name}: {text}" for name, text in tags.items()]
@@ -182,6 +190,7 @@ LOGGERS: dict[str, type[MetricLogger]] = {
 
 def make_loggers(config: Options) -> list[Callback]:
     """Return the loggers that a configuration names in ``logger`` and ``tensorboard``."""
+    # LOGGERS has the class of each logger by name; ``as_list`` takes one name or several.
     # ``tensorboard: True`` is short for a logger of that name; each logger is made once.
     names = as_list(config["logger"] or [])
     if config["tensorboard"]:

@@ -64,7 +64,9 @@ class Progress:
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a checkpoint so that at any moment either the old file or the new one is complete.
 
-    A value that would have to be pickled is a TypeError, see :func:`to_plain`.
+    ``atomic_write`` writes a temporary file, which gets the name ``path`` when it is complete.
+    FORMAT marks the file as one of this package. A value that would have to be pickled is a
+    TypeError, see :func:`to_plain`.
     """
     with atomic_write(path, text=False) as file:
         torch.save({"format": FORMAT, **to_plain(state)}, file)
@@ -95,6 +97,7 @@ def load(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # torch raises errors of many types for a damaged file
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is truncated or no checkpoint: {short(reason)}") from error
+    # FORMAT is the mark that :func:`save` puts into the file.
     if not isinstance(state, dict) or state.pop("format", None) != FORMAT:
         raise CheckpointError(f"{path} was not written by this package (expected {FORMAT})")
     return state
@@ -108,6 +111,7 @@ def require_same_data(state: dict[str, Any], identity: dict[str, Any], path: str
         identity: the same digests of the data of now, see ``Dataset.identity``.
         path: the file of the checkpoint, for the message.
     """
+    # In words what differs, such as the split or some fields; None if nothing does.
     if changed := describe_changes(state, identity):
         raise CheckpointError(
             f"{path} was trained on other data or another split: {changed} have changed since. "
@@ -206,7 +210,7 @@ class CheckpointWriter:
         started = time.monotonic()
         save(self.file, self._unwritten)
         self._unwritten = None
-        # After a write of 1 s the next one may come in 20 s (a twentieth of the time, at most).
+        # After a write of 1 s the next one may come in 20 s: WRITING_SHARE is a twentieth.
         ended = time.monotonic()
         self._next_write = ended + (ended - started) / WRITING_SHARE
 
@@ -274,6 +278,7 @@ def capture_state(trainer: Any) -> dict[str, Any]:
     """
     # Only RecBole's loaders have a generator; ours compute the order of batches from the epoch.
     # ``identity`` are digests (short hashes) of the data, ``known`` is one of the names of items.
+    # ``next_epoch`` has been raised already, so the epoch that just ended is the one before it.
     generator = getattr(trainer.loader, "generator", None)
     progress = trainer.progress
     is_best = progress.best_epoch == progress.next_epoch - 1
@@ -312,7 +317,7 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         model_name = state["config"]["model"]
         if model_name != trainer.config["model"]:
             raise UsageError(f"{file} is of model {model_name}, not {trainer.config['model']}")
-        if train_data is not None:
+        if train_data is not None:  # else the caller does not train on it
             require_same_data(state, train_data._dataset.identity, file)
         trainer.progress = Progress(**state["progress"])
 
@@ -330,12 +335,12 @@ def restore(trainer: Any, file: str | Path, train_data: Any = None) -> None:
         _require_moments(optimizer, moments)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
         trainer.steps = state["steps"]
-        trainer.scaler.load_state_dict(state["scaler"])
+        trainer.scaler.load_state_dict(state["scaler"])  # by what losses are multiplied in fp16
 
         set_random_state(state["random"])
         if state["loader"] is not None and train_data is not None:
             train_data.generator.set_state(state["loader"])
-    except PosError:
+    except PosError:  # base of the errors of this package, which say already what is wrong
         raise
     except Exception as error:  # an entry that is missing or of a wrong type raises any error
         raise CheckpointError(f"{file} cannot be used: {shown(str(error))}") from error
@@ -399,6 +404,7 @@ def load_best(
         required = {**identity, "fields": {}} if allows_changed_fields else identity
         require_same_data(state, required, file)
     load_weights(model, state["best_weights"] or state["weights"], file)
+    # The fields whose digests differ between the training (``state``) and now.
     return [] if identity is None else find_changed_fields(state, identity)
 
 

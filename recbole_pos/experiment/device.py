@@ -91,6 +91,7 @@ def describe_device(config: Options) -> dict[str, Any]:
         hardware = {"name": torch.cuda.get_device_name(device)}
     else:
         hardware = {"name": device.type, "processor": _describe_cpu()}
+    # ``_PRECISION_WORDS`` has the words for each name of a precision, such as fp32.
     precision = Precision.from_config(config)
     return {
         **hardware,
@@ -190,7 +191,10 @@ _OUT_OF_MEMORY = re.compile("out of memory|allocate memory|not enough memory", r
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means too little memory; those of torch are known by their text."""
+    """Return whether an error means too little memory; those of torch are known by their text.
+
+    ``_OUT_OF_MEMORY`` is a pattern of such texts, as "out of memory" in any case.
+    """
     return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 

@@ -109,7 +109,9 @@ def looks_ahead(model: Any) -> float:
         The largest change of a state in the older halves, divided by the largest state. It is 0, up
         to rounding, for a causal model, and 0 for a model that samples in evaluation mode.
     """
-    # Two histories of 12 and 9 interactions. ``is_later`` marks those in the newer halves.
+    # Two histories of 12 and 9 interactions. Of each interaction, ``batch.row`` is its history, and
+    # ``batch.index`` its number in there. ``is_later`` marks those in the newer halves. Items have
+    # the ids 1 to n_items - 1, as 0 is padding.
     max_length = min(12, model.max_seq_length)
     device = model.item_embedding.weight.device
     lengths = torch.tensor([max_length, max(max_length - 3, 1)])
@@ -124,7 +126,8 @@ def looks_ahead(model: Any) -> float:
         moved = replace(batch, items=items, times=1.5e9 + 3600 * hours).to(device)
         return model.encode(moved).cpu()
 
-    # Encode the histories twice, then with other items and 30 hours later in the newer halves.
+    # Encode the histories twice, then with other items (each id plus 1, and 1 after the last) and
+    # 30 hours later in the newer halves.
     was_training = model.training
     model.eval()
     try:

@@ -66,6 +66,7 @@ def evaluate(
         CheckpointError: if the data that the model was trained on have changed; later interactions
             are left out.
     """
+    # PARTS are test and valid. ``require`` refuses a folder without a trained run.
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
 
@@ -109,7 +110,7 @@ def evaluate(
         if experiment.changed:
             raise error from None
     values = experiment.trainer.evaluate(experiment.loaders[part])
-    if values is None:
+    if values is None:  # the split has no such part
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
     return values | custom_values
 
@@ -194,7 +195,8 @@ def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
         config: configuration with the requested metrics, cutoffs and masking of seen items.
     """
     metrics = [str(name).lower() for name in config["metrics"]]
-    # RecBole computes metrics of ranks, such as NDCG, from the data TOPK only.
+    # RecBole computes metrics of ranks, such as NDCG, from the data TOPK only (the hits among the
+    # best items); its ``metric_information`` has the data that each metric needs.
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
     # Only the dataset tells whether a larger cutoff is above the number of items.
     has_known_cutoff = max(config["topk"]) <= max(trained["topk"])
@@ -242,6 +244,8 @@ def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
     rows = np.flatnonzero(ranks < cutoff)
     hits[rows, ranks[rows]] = 1
 
+    # RecBole's evaluator reads the hits under the name TOPK. Metrics that need other data, by its
+    # table ``metric_information``, are left out.
     struct = DataStruct()
     struct.set(TOPK, hits)
     evaluator = Evaluator(config)

@@ -145,6 +145,7 @@ class EvaluatingTrainer(Trainer):
             states = self.model.compute_states(interaction.to(self.device))
             vectors = self.model.item_vectors()
             items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
+            # ``products`` of states, vectors and ids returns the scores of these items.
             score = functools.partial(catalogue.products, states, vectors)
             return interaction, RowScores(score, items, excluded), positive_u, positive_i
 
@@ -153,6 +154,8 @@ class EvaluatingTrainer(Trainer):
             found = self.model.full_sort_predict(interaction.to(self.device))
         except NotImplementedError:  # RecBole scores the pairs of rows and items by ``predict``
             return super()._full_sort_batch_eval((interaction, excluded, positive_u, positive_i))
+        # ``require_scores`` checks that there is a score for each row and item; ``tot_item_num`` is
+        # RecBole's name for the number of items, padding included.
         shape = len(interaction), self.tot_item_num
         row_scores = catalogue.require_scores(found, *shape, self.model)
         row_scores[:, 0] = -torch.inf  # padding is no item
@@ -177,6 +180,8 @@ class RowScores:
 
     def find_best(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores and ids [b, k] of the best items; of equal scores, the lower id first."""
+        # A Choice says which items are ranked. ``score_parts`` yields their ids and scores part by
+        # part, and ``select_best`` keeps the k best.
         choice = catalogue.Choice(self.items)
         return catalogue.select_best(catalogue.score_parts(self.score, choice, self.excluded), k)
 
@@ -185,7 +190,8 @@ class RowScores:
 
         A target with the score -inf is no candidate; its rank is the number of items.
         """
-        # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row.
+        # ``score_and_rank`` returns the score and the rank, from 1, of one item of each row, among
+        # the items that a Choice names.
         ids, choice = targets[:, None], catalogue.Choice(self.items)
         score, rank = catalogue.score_and_rank(self.score, choice, ids, self.excluded)
         is_candidate = score[:, 0] > -torch.inf
@@ -218,7 +224,9 @@ class TargetCollector(Collector):
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
-        # The best items are collected here, and not by RecBole.
+        # TOPK and ITEMS are RecBole's own names: it would collect them itself, so they are switched
+        # off, as this class collects them. RANK is a name of this package, which RecBole's
+        # collector passes over, so there is nothing to switch off.
         setattr(self.register, TOPK, False)
         setattr(self.register, ITEMS, False)
         self.keeps_ranks = False  # set by the trainer, for the test
@@ -228,7 +236,8 @@ class TargetCollector(Collector):
     @property
     def takes_parts(self) -> bool:
         """Whether scores of a part of the items at a time suffice for all metrics."""
-        # Metrics such as GAUC need the scores of all items of a row at once.
+        # _FULL_ROWS names the data of metrics, such as GAUC, that need the scores of all items of a
+        # row at once; ``need`` tells whether a metric of the run asks for such data.
         needs_full_rows = any(map(self.register.need, _FULL_ROWS))
         return not needs_full_rows and (self.needs_topk or self.needs_items or self.needs_ranks)
 
@@ -300,7 +309,7 @@ class TargetCollector(Collector):
             rows = {name: value for name, value in collected if name.startswith("rec.")}
             for name, value in gather_rows(rows).items():
                 self.last.set(name, value)
-        for name in (RANK, EVENT):
+        for name in (RANK, EVENT):  # ``self.last`` is a copy, which keeps them
             if name in self.data_struct:
                 del self.data_struct[name]
         if self.needs_ranks:  # metrics of one's own may read targets and attributes of items
@@ -310,6 +319,8 @@ class TargetCollector(Collector):
 
 def collect_test_ranks(collector: TargetCollector) -> pd.DataFrame:
     """Return the rank of every target in a collector's last test, as :func:`make_rank_table`."""
+    # ``last`` is what the test has collected: under EVENT which interactions of the log the targets
+    # are, and under RANK their ranks, from 0.
     targets = collector.last.get(EVENT).cpu().numpy()
     ranks = collector.last.get(RANK).cpu().numpy()
     return make_rank_table(collector.dataset, targets, ranks, collector.config["timestamp_unit"])

@@ -99,7 +99,10 @@ class RunFolder:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the folder outlives the model in memory: it is not a temporary one."""
+        """Whether the folder outlives the model in memory: it is not a temporary one.
+
+        Temporary folders have names that begin with ``files.TEMPORARY``.
+        """
         return not any(part.startswith(files.TEMPORARY) for part in self.path.parts)
 
     @property
@@ -263,6 +266,7 @@ def make_folder(path: Path, exist_ok: bool = True) -> None:
 
 def find_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on, by name."""
+    # ``version`` finds that of an installed package; ``__version__`` is that of this one.
     packages = ("recbole", "torch", "numpy", "pandas", "scipy")
     versions = {"python": platform.python_version(), "recbole_pos": __version__}
     return versions | {package: version(package) for package in packages}
@@ -372,7 +376,11 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    """Return the result in ``result.json``; a UsageError if the file is missing or damaged."""
+    """Return the result in ``result.json``; a UsageError if the file is missing or damaged.
+
+    A field that is missing, or that a Result does not have, makes Python raise a TypeError, which
+    is caught like the others.
+    """
     try:
         return Result(**json.loads(folder.result.read_bytes()))
     except (OSError, ValueError, TypeError) as error:

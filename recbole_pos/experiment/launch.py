@@ -279,6 +279,8 @@ def run_as_rank(
             logging.getLogger(__name__).warning(
                 f"a process was lost; all resume from the last epoch (restart {num_restarts})"
             )
+        # ``gpu`` is the only one that this process sees. ``strict`` would refuse options without
+        # effect; they were checked when the run began.
         config = PosConfig(config_dict={**plain, "gpu_id": gpu}, strict=False)
         config.plain["gpu_id"] = plain["gpu_id"]  # the folder keeps the option of the whole run
         is_first = rank == 0  # only the first process prints

@@ -86,13 +86,16 @@ def run(
     # temporary folder of its files, which lasts as long as the variable ``dataset``.
     args, options = split_keywords(settings or RunArguments(), keywords)
     config_dict = {**(config_dict or {}), **options}
+    # ``read_dataset_name`` gives the path of a Dataset. ``allow`` lets modules that the call names
+    # be imported from the working directory.
     name = read_dataset_name(dataset)
     allow(config_dict.get("plugins"))
     # With this, torch counts GPUs without initialising CUDA: each process still chooses its own.
     if is_launched():
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-    # The configuration: of a new run, or of the interrupted one to resume.
+    # The configuration: of a new run, or of the interrupted one to resume. A run that was stopped
+    # before its first checkpoint (``is_only_begun``) begins again, so ``require`` is not asked.
     run_dir = run_dir or args.run_dir
     folder = None if args.resume is None else RunFolder(args.resume)
     if folder is None:
@@ -159,6 +162,7 @@ class Catalogue:
         """
         # Most names of attributes are those of RecBole's datasets: ``field2id_token`` has the names
         # of users and items by id. ``counts_time``: whether times are dates, not running numbers.
+        # ``num`` counts the names of a field, the padding included.
         self.config = config
         self.dataset_name = config["dataset"]
         self.uid_field, self.iid_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
@@ -180,6 +184,7 @@ class Catalogue:
         return len(self.field2id_token[field])
 
     def __getattr__(self, name: str) -> Any:
+        # Python calls this for an attribute that is not set, which only a dataset has.
         if name.startswith("__"):  # Python looks up special methods in any object
             raise AttributeError(name)
         missing = f"{self.config['model']}: {name.lstrip('_')}, of interactions or attributes,"
@@ -231,7 +236,8 @@ def load(
         dataset = read_dataset(config, folder, hold_out_later=grown)
         dataset = dataset if view is None else view(dataset)
 
-    # The model, with weights that are checked to be of these data.
+    # The model, with weights that are checked to be of these data: ``prepare`` builds it with
+    # random weights, and ``load_best`` puts the best in, and returns the fields that have changed.
     experiment = prepare(config, fresh=False, dataset=dataset)
     identity = experiment.dataset.identity
     experiment.changed = load_best(experiment.model, file, identity, allows_changed_fields=grown)
@@ -275,7 +281,11 @@ def finds_dataset(path: str | Path) -> bool:
 
 
 def _has_dataset(config: PosConfig) -> bool:
-    """Return whether there are files of interactions for a configuration."""
+    """Return whether there are files of interactions for a configuration.
+
+    ``data_path`` is the folder of the dataset itself here, and a file is called as
+    ``ml-100k.inter``, ``ml-100k.train.inter`` or ``ml-100k.inter.parquet``.
+    """
     name = glob.escape(config["dataset"])
     return any(Path(config["data_path"]).glob(f"{name}.*inter*"))
 
@@ -473,7 +483,8 @@ def _run_from(
     for name in decided:
         if options.get(name) is not None:
             raise UsageError(f"{name}: attach and update decide it; leave it out")
-    # ``attach`` and ``update`` take fewer arguments than ``run``; the others keep their defaults.
+    # ``attach`` and ``update`` take fewer arguments than ``run`` (only what is printed, and the
+    # folder); the others keep their defaults.
     args = RunArguments(**vars(replace(settings or AttachArguments(), **keywords)))
     files = [str(source.config)]
     return run(

@@ -53,8 +53,9 @@ def train(
         Interrupted: at Ctrl-C; says how to resume.
         StorageError: if a file cannot be written; says what was kept.
     """
+    # A shard is the share of one process, whose rank is its number; a single process has rank 0.
     is_first = current_shard().rank == 0
-    keep_freed_memory()
+    keep_freed_memory()  # which each step would get from the system again
     with ExitStack() as locks:
         # A run to resume is locked before its checkpoint is read.
         if folder is not None and is_first:
@@ -217,6 +218,7 @@ def _report_start(experiment: Experiment, folder: RunFolder, reporter: Reporter)
         folder: folder of the run; its path is shown unless it is a temporary one.
         reporter: prints the lines, and logs the facts as json.
     """
+    # ``count_dataset`` gives users, items and events; ``describe_device`` name, threads, precision.
     config, dataset, loaders = experiment.config, experiment.dataset, experiment.loaders
     device = describe_device(config)
     facts = {

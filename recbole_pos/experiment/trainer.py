@@ -83,6 +83,8 @@ class PosTrainer(EvaluatingTrainer):
         self.shard = distributed.current_shard()
         self.shared_loss: distributed.SharedLoss | None = None  # None in a single process
         if not self.shard.is_alone:
+            # A loss that compares the targets of a batch (``targets_meet``) needs those of all
+            # processes, which a global loss gathers.
             _require_shareable(config, model)
             if getattr(model, "targets_meet", False):
                 model.loss = distributed.make_global_loss(model.loss, self.shard)
@@ -96,7 +98,7 @@ class PosTrainer(EvaluatingTrainer):
         self.test_batch_size = config["eval_batch_size"]
         self.eval_collector, self.evaluator = TargetCollector(config), Evaluator(config)
         self.wandblogger = WandbLogger(config)
-        self.item_tensor = self.tot_item_num = None
+        self.item_tensor = self.tot_item_num = None  # RecBole's, set by its ``evaluate``
 
         # the state of the training, and where it is written and reported
         self.progress = Progress()
@@ -285,6 +287,7 @@ class PosTrainer(EvaluatingTrainer):
                 loss = self._step(loss_func, batch, watch, step)
                 for callback in self.callbacks:
                     callback.on_step(self.steps, loss)
+                # A batch has as many targets as its length; of several processes, of all of them.
                 task.advance(len(batch) if self.shard.is_alone else self.shard.num_batch_targets)
             mean_loss = watch.compute_mean()
 
@@ -403,7 +406,8 @@ class PosTrainer(EvaluatingTrainer):
         A step touches few rows of such a table. Its gradient is kept, and of it only these rows are
         set to zero, instead of a new table of zeros in each step.
         """
-        # several processes send each other the whole gradient, so nothing is gained there
+        # several processes send each other the whole gradient, so nothing is gained there;
+        # ``find_kept_table`` gives None if the model has no table for which it is worth it
         table = self.adapter.find_kept_table() if self.shard.is_alone else None
         if table is None:
             yield
@@ -442,8 +446,8 @@ class PosTrainer(EvaluatingTrainer):
         if not math.isfinite(score):
             raise TrainingError(f"{self.valid_metric} is {score} on validation data")
 
-        # Early stopping: RecBole counts the validations without gain. Before the first there is no
-        # best score, so any is better.
+        # Early stopping: RecBole counts the validations without gain, and stops when they are more
+        # than ``stopping_step``. Before the first there is no best score, so any is better.
         best_score = progress.best_score
         if best_score is None:
             best_score = -math.inf if self.valid_metric_bigger else math.inf

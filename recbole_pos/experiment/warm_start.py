@@ -45,6 +45,8 @@ def apply_start_options(
         with_weights: whether weights of other runs are read. A resumed run does not read them: it
             gets its own weights from its checkpoint.
     """
+    # ``require`` refuses a folder without a trained run, with the option's name in the message;
+    # ``identity`` are digests of the data.
     if with_weights and config["init_from"]:
         source = RunFolder(config["init_from"]).require("init_from")
         _load_init_weights(model, source, config, dataset.identity)
@@ -172,7 +174,8 @@ def _require_same_function(earlier: dict[str, Any], config: Options, option: str
         raise UsageError(f"{option}: its run has the scheme {', '.join(missing)}, this run has not")
 
     # Options that shape the model: its own of the role MODEL (not those of training), those of its
-    # schemes, and some that all models have.
+    # schemes, and some that all models have. SIDE_FEATURES are options that name attributes of
+    # items, users or interactions that the model embeds.
     keys = {key for key in own_defaults(earlier["model"]) if find_option(key).role == MODEL}
     schemes: list[type[PositionScheme]] = [SCHEMES[name] for name in present]
     keys.update(*(scheme.options for scheme in schemes))
@@ -250,7 +253,7 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
     # New items. Padding is counted among the known ones.
     num_known = len(vocabulary.tokens[config["ITEM_ID_FIELD"]])
     num_new = dataset.item_num - num_known
-    if num_new > 0:
+    if num_new > 0:  # ``notices`` are logged when the training begins
         model.notices.append(
             f"update_from: new items since {source.path.name} was trained: {num_new:,}"
         )
@@ -262,7 +265,7 @@ def _update_weights(model: Any, config: Options, dataset: Dataset) -> None:
                 "new_items: with item_vectors_use: replace, items have no vectors of their own; "
                 "leave it out"
             )
-        tokens = read_item_attribute(dataset, config["new_items"])
+        tokens = read_item_attribute(dataset, config["new_items"])  # [items, s] ids, 0 for none
         with torch.no_grad():
             fill_new_items(model.item_embedding.weight, num_known, tokens)
 
