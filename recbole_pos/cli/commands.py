@@ -49,6 +49,7 @@ def _convert(args: argparse.Namespace) -> None:
     """
     from recbole_pos.conversion.convert import convert
 
+    # read_settings takes those arguments of the command that are fields of the class.
     convert(args.events, settings=read_settings(args, arguments.ConvertArguments))
 
 
@@ -112,6 +113,7 @@ def _run(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
     settings = read_settings(args, arguments.RunArguments)
     is_first_process = os.environ.get("RANK", "0") == "0"  # torchrun sets it
+    # ``task`` is what the first line says: "FPARec on ml-100k", or the folder that is resumed.
     task = " on ".join(name for name in (args.model, args.dataset) if name)
     if settings.resume is not None:
         task = f"resumes {settings.resume}"
@@ -146,6 +148,7 @@ def _tune(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
         from recbole_pos.config.plugins import import_named
 
         import_named(overrides.pop("plugins", None))
+    # ``settings`` say how to search, and ``overrides`` has the options given as --key value.
     settings = read_settings(args, arguments.SearchArguments)
     tune(args.model, args.dataset, args.space, args.config_files, overrides, settings=settings)
 
@@ -240,6 +243,7 @@ def _update(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 @Command.register("models", _PLUGINS)
 def _models(args: argparse.Namespace) -> None:
     """List what can be run."""
+    # Prints a table of all models; --plugins has been imported before, by the caller.
     from recbole_pos.cli.listing import list_models
 
     list_models()
@@ -291,6 +295,7 @@ def _inspect_because(args: argparse.Namespace) -> None:
     # For a history, the data of the users are not needed, and only items are read.
     has_history = args.user is None
     recommender = Recommender.load(args.run_dir, args.data_path, histories_only=has_history)
+    # Print which names of --history are of no known item.
     report_unknown(recommender, Reporter(), history=args.history)
 
     # A frame with a row for each recommended item and past interaction: how much the score of the
@@ -390,6 +395,7 @@ def _score(args: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
     # Arguments of the command and of the function have the same names. ``overrides`` has the
     # options that are given as --key value, by key.
+    # ``scored`` has the metrics, the counts of what is wrong, and the comparison with the runs.
     names = "runs name metrics part".split()
     given = {name: getattr(args, name) for name in names}
     scored = score(args.files, args.dataset, args.config_files, **given, **overrides)
@@ -468,6 +474,7 @@ def _recommend(args: argparse.Namespace) -> None:
     names = "run_dir histories k exclude_seen items exclude data_path at item_vectors because"
     options = ListOptions(**{name: getattr(args, name) for name in names.split()})
     settings = read_settings(args, arguments.PartArguments)
+    # ``settings`` say whether one file or many parts are written, and by how many processes.
     recommend_to_files(settings, options, args.out, args.users)
 
 
@@ -534,4 +541,5 @@ def _serve(args: argparse.Namespace) -> None:
         raise UsageError(
             f"serve: {error.name} is not installed; pip install 'recbole-pos[serve]'"
         ) from None
+    # The settings: address, threads, data, new items and the index.
     serve(args.run_dir, read_settings(args, arguments.ServeArguments))

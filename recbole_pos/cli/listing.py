@@ -33,12 +33,13 @@ def list_models() -> None:
     First come the models of this package and custom models, then RecBole's. What a model is says
     the first paragraph of the docstring of its class, which ``read_summary`` returns.
     """
-    # MODELS and BASELINES are registries (name -> class) of this package, US is its name; ADDED has
-    # custom models, and OURS all of them.
+    # MODELS and BASELINES are registries (name -> class) of this package, US is the text by which
+    # the table names it; ADDED has custom models, and OURS looks a name up in all three.
     rows = []
     for name in dict.fromkeys([*models.MODELS, *models.BASELINES, *models.ADDED]):  # each once
         source = models.ADDED.added[name].cls.__module__ if name in models.ADDED else US
         rows.append((name, source, read_summary(models.OURS, name)))
+    # Of RecBole's models there is a table of name -> sentence.
     from_recbole = {**models.RECBOLE_SEQUENTIAL, **models.RECBOLE_GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
     print_table(("model", "from", "what it is"), rows)
@@ -59,6 +60,7 @@ def list_schemes() -> None:
             from recbole_pos.position.build import describe
 
             facts = describe(name)
+        # SCHEMES is the registry name -> class of a scheme, with the defaults of its options.
         options = ", ".join(SCHEMES.defaults(name)) or "-"
         num_parameters = f"{facts.parameters:,}"
         text = read_summary(SCHEMES, name)
@@ -81,6 +83,7 @@ def list_options(model: str, overrides: Mapping[str, Any]) -> None:
     from recbole_pos.config.options import find_option
     from recbole_pos.config.plugins import import_named, take_model
 
+    # Import the modules of the user, one of which may have the class of the model.
     take_model(model, import_named(overrides.get("plugins")))
     if model not in models.list_runnable():
         raise UsageError(models.explain_unknown(model))
@@ -162,7 +165,7 @@ def read_summary(registry: Mapping[str, type], name: str) -> str:
         name: name of the class in it.
     """
     # Each registry has the paths of its classes, such as "package.module:Class". Custom classes
-    # have no path, since they are imported already.
+    # have no path, since they are imported already. ``maps`` are the registries of a ChainMap.
     paths: dict[str, str] = {}
     for part in getattr(registry, "maps", [registry]):
         paths |= part.paths
@@ -199,8 +202,8 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     """
     from recbole_pos.config.sources import plugin_defaults
 
-    # The files of RecBole and of this package (below ROOT). ``shared`` are the options that this
-    # package gives to all models.
+    # The files of RecBole (in the folder ``properties`` of its package) and of this package (below
+    # ROOT). ``shared`` are the options that this package gives to all models.
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
@@ -255,6 +258,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str
         rows: cells, row by row.
         note: text below the table.
     """
+    # The width is that of the terminal, but within _MIN_WIDTH and _MAX_WIDTH characters.
     console = Console(highlight=False)
     console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH)
     table = Table(caption=note or None, show_lines=True)

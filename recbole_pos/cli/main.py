@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         except KeyboardInterrupt as interrupt:
             print(str(interrupt) or "interrupted", file=sys.stderr)
+            # 143 if SIGTERM has caused it, and 130 after Ctrl-C.
             return 128 + signal.SIGTERM if terminated.is_set() else Interrupted.exit_code
         except BrokenPipeError:
             # Nothing reads stdout any more (`| head`). Python still writes the rest of it at exit,
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             if "--debug" in words:
                 raise
-            return _report(error)
+            return _report(error)  # prints it, and returns its exit code
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -89,6 +90,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"recbole-pos {__version__}")
     commands: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": commands}  # name of a group -> its subparsers; "" for commands without a group
+    # ``by_name`` has all registered commands; _GROUPS has the help of each group.
     for name, command in Command.by_name.items():
         # A command such as "inspect attention" is in a group, which has a parser of its own.
         group, _, last_name = name.rpartition(" ")
@@ -132,6 +134,7 @@ def _run_command(words: list[str]) -> None:
     # Without a command it is a run: `recbole-pos -m FPARec ...`, as in RecBole's script.
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["run", *words]
+    # ``command_parsers`` are by the first word: of a command, or of a group such as inspect.
     parser, command_parsers = make_parser()
     command_parser = command_parsers.get(words[0]) if words else None
 
@@ -237,7 +240,7 @@ def _format_warning(message: Warning | str, category: type[Warning], *location: 
     """
     if issubclass(category, RunWarning):
         return f"warning: {message}\n"
-    return _USUAL_FORMAT(message, category, *location)  # Python's own
+    return _USUAL_FORMAT(message, category, *location)  # Python's own, kept before it is replaced
 
 
 @contextmanager
@@ -258,5 +261,6 @@ def _interrupt_on_sigterm() -> Iterator[threading.Event]:
             on_ctrl_c = signal.default_int_handler
         on_ctrl_c(signal.SIGINT, frame)
 
+    # The former handler of SIGTERM is back after the block.
     with handle_signals(interrupt, signal.SIGTERM):
         yield terminated

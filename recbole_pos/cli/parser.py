@@ -48,6 +48,7 @@ class Parser(argparse.ArgumentParser):
 
     def add(self, argument: Argument) -> None:
         """Add an argument to the command; of those with the same group, only one can be given."""
+        # _exclusive has a group of argparse, which refuses two of its arguments, by name.
         group = argument.group
         if group is not None and group not in self._exclusive:
             self._exclusive[group] = self.add_mutually_exclusive_group()
@@ -66,6 +67,7 @@ class Parser(argparse.ArgumentParser):
             settings_class: a dataclass, such as ``RunArguments``.
         """
         for field in fields(settings_class):
+            # find_kind reads the annotation: bool, list (of words), int, float or str.
             about, kind = field.metadata, find_kind(field)
             settings = {"dest": field.name, "help": about["text"], "default": field.default}
             if kind is bool:
@@ -188,6 +190,7 @@ def split_options(words: list[str], own_names: set[str]) -> tuple[list[str], lis
     options: list[str] = []
     takes_value = False  # whether the next word may be the value of the option before it
     for word in words:
+        # _OPTION_START matches --key and -k, but not a negative number.
         if takes_value and not _OPTION_START.match(word):
             options[-1] += f"={word}"
             takes_value = False
@@ -228,7 +231,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
                 f"cannot read {shown(argument)}: this command has no such flag, and options of the "
                 "configuration are given as --key=value or --key value"
             )
-        value = parse_scalar(text, f"--{key}")
+        value = parse_scalar(text, f"--{key}")  # as yaml; the key is for messages
         name, _, inner_name = key.partition(".")
         if inner_name:
             overrides.setdefault(name, {})[inner_name] = value

@@ -49,6 +49,8 @@ def inspect_attention(path: str | Path, data_path: str | Path | None = None) -> 
     experiment = load(folder.path, data_path=data_path)
     model = experiment.model
     find_attention_layers(model)  # refuses models without attention, whose rows we cannot read
+    # A loader yields batches of held-out targets with the histories before them; None or empty if
+    # the split has none.
     loader = experiment.loaders["test"] or experiment.loaders["valid"]
     if not loader:
         raise UsageError("this split holds nothing out, so there are no test or validation rows")
@@ -92,7 +94,8 @@ def compute_attention_weights(layer: MultiHeadAttention, x: Tensor, batch: Seque
         UsageError: if a position scheme of the layer mixes interactions without such weights.
     """
     # A position scheme (``position`` in the yaml) may take the place of the attention. A layer may
-    # combine several, by name (``parts``).
+    # combine several, by name (``parts``). PositionalAttention has weights by positions only; other
+    # schemes that replace attention have no weights to show.
     for name, scheme in layer.position.parts().items():
         if isinstance(scheme, PositionalAttention):
             return _align_positional_weights(scheme, batch)
@@ -115,7 +118,7 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
     Returns:
         [b, h or 1, t, t] weights, of which row 0 is the oldest interaction of each history.
     """
-    # Row of the matrix for each position of each history.
+    # Row of the matrix for each position of each history; ``batch.width`` is t, the longest length.
     first = (batch.width - batch.lengths)[:, None]
     index = first + torch.arange(batch.width, device=first.device)
     index = index.clamp(max=batch.width - 1)  # [b, t]; padding gets weights that tril removes
@@ -124,6 +127,7 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
 
     # Without the older positions that a short history lacks, weights must be divided by their sum.
     # It is kept above 0, since all weights of a short history may underflow to 0.
+    # ``normalised``: whether the scheme divides by the sum of the weights of a query.
     if not scheme.normalised:
         return weights
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
@@ -149,6 +153,7 @@ def iterate_attention(
     # a tensor should have), and the order in which rows are read.
     layers = find_attention_layers(model)
     first_layer = layers[0]
+    # RecBole's column of the lengths of histories
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()[rows]
     max_weights = chunk_elements(torch.device(model.device)) // first_layer.n_heads
     order = np.argsort(-lengths, kind="stable")
@@ -191,6 +196,7 @@ def compute_layer_inputs(
     ]
     try:
         # Without targets no history of the batch reads another one (some models let them).
+        # pack: the histories without padding; prepare adds what a model computes for a batch.
         batch = replace(model.pack(rows), targets=None)
         model.encode(model.prepare(batch))
     finally:
@@ -217,6 +223,7 @@ def average_attention(
     Raises:
         UsageError: if the model has no attention weights.
     """
+    # RecBole's column of the lengths of histories; ``rows`` are the histories that are long enough.
     lengths = loader._dataset.inter_feat[model.ITEM_SEQ_LEN].numpy()
     newest = min(newest, int(lengths.max()))
     rows = np.flatnonzero(lengths >= newest)

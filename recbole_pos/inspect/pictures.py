@@ -32,6 +32,7 @@ MAX_NUMBERS = 400  # cells that show the change of rank
 
 def describe_run(experiment: Experiment) -> str:
     """Return text such as ``PosSASRec (rope, kernel) on ml-100k``, or ``Pop on ml-100k``."""
+    # The option ``position`` names the position schemes; models of RecBole have none.
     config = experiment.config
     schemes = scheme_names(config["position"]) if config["position"] else []
     in_brackets = f" ({', '.join(schemes)})" if schemes else ""
@@ -47,7 +48,7 @@ def new_figure(width: float, height: float, square: bool = False) -> Figure:
     """
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # attaches itself to the figure, as what draws it
     return figure
 
 
@@ -60,7 +61,7 @@ def shorten(name: str, limit: int = LONGEST) -> str:
     """
     if len(name) <= limit:
         return name
-    head = limit // 2
+    head = limit // 2  # characters before the ellipsis, which is one itself
     return f"{name[:head]}…{name[len(name) - (limit - head - 1) :]}"
 
 
@@ -81,7 +82,7 @@ def write(figure: Figure, file: str | Path, *titles: str) -> Path:
         UsageError: if the file cannot be written.
     """
     title = figure.suptitle("", fontsize=TITLE, parse_math=False)  # names may have a dollar
-    num_chars = int(figure.get_figwidth() / CHARACTER)  # width of a character in inches
+    num_chars = int(figure.get_figwidth() / CHARACTER)  # CHARACTER: inches of a wide letter
     title.set_text("\n".join(textwrap.fill(line, num_chars) for line in titles if line))
     try:
         figure.savefig(file, dpi=DPI)
@@ -97,7 +98,7 @@ def choose_colors(matrices: Sequence[np.ndarray]) -> dict[str, Any]:
         Arguments of matplotlib's ``imshow``: shades of blue from 0 to the largest value, or, if a
         value is below 0, red for these and blue for those above, with white for 0.
     """
-    limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
+    limit = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0  # 1 if all are 0
     if min(float(matrix.min()) for matrix in matrices) < 0:
         return {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     return {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
@@ -139,7 +140,7 @@ def draw_maps(
     # Draw each matrix, with one scale of colours for all. Only panels at the left and at the bottom
     # have labels.
     style = choose_colors([matrix for _, matrix in panels])
-    font_size = 10 if inches > 2.2 else SMALL
+    font_size = 10 if inches > 2.2 else SMALL  # points: SMALL for small panels
     image: Any = None
     for index, (panel, (name, matrix)) in enumerate(zip(grid.flat, panels, strict=False)):
         n = len(matrix)
@@ -187,9 +188,11 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     past = tables["past"].iloc[0].to_list()[::-1]
     num_items, length = loss.shape
 
+    # 0.34 inches for each column and row, and room for labels and colours.
     figure = new_figure(min(3.5 + 0.34 * length, 17), 2.6 + 0.34 * num_items)
 
-    # A cell for each item and interaction, with names on both axes, or numbers if there are many.
+    # A cell for each item and interaction, with names on both axes; above MAX_NAMES interactions,
+    # about ten of them have a number. shorten cuts long names in their middle.
     panel = figure.subplots()
     image = panel.imshow(loss, aspect="auto", interpolation="nearest", **choose_colors([loss]))
     labels = [f"{shorten(str(name))}  ({rank})" for name, rank in items["rank"].items()]
@@ -205,7 +208,8 @@ def draw_explanation(effects: pd.DataFrame, file: str | Path, title: str = "") -
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name does not start a formula
 
-    # Numbers in the cells: by how many ranks the item falls.
+    # Numbers in the cells, if these are at most MAX_NUMBERS: by how many ranks the item falls,
+    # where its rank changes.
     caption = ""
     if loss.size <= MAX_NUMBERS:
         caption = "numbers: ranks it falls without the interaction"

@@ -57,7 +57,7 @@ def connect(address: str | None) -> bool:
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Without this token, Ray writes one into the home folder, which may not be writable.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:
+    else:  # else Ray would try for minutes
         _require_answer(address)
 
     # Connect. Ray has no class of its own for a start that takes too long.
@@ -130,6 +130,7 @@ def choose_resources(cpus: float, gpus: float | None, uses_gpu: bool) -> Resourc
         uses_gpu: whether the configuration leaves GPUs on (``use_gpu``).
     """
     if gpus is None:
+        # _list_machines has the numbers of CPUs and GPUs of each machine.
         has_gpu = any(machine.get("GPU", 0) >= 1 for machine in _list_machines())
         gpus = 1 if uses_gpu and has_gpu else 0
     return Resources(cpus, gpus)
@@ -149,6 +150,7 @@ def count_concurrent_runs(resources: Resources) -> int:
     Raises:
         UsageError: if no machine has so many, for which Ray would wait without end.
     """
+    # count_runs adds up how many runs fit on each machine, and raises the UsageError.
     return count_runs(_list_machines(), resources)
 
 
@@ -202,6 +204,7 @@ class RayRuns:
         Yields:
             The reference, and the dict that ``train_run`` returned, such as ``{"status": "done"}``.
         """
+        # ray.wait returns the references that have ended, and the others.
         for run in ray.wait(list(runs), timeout=1.0)[0]:
             try:
                 yield run, ray.get(run)
@@ -246,7 +249,8 @@ def run_tasks(
         count_concurrent_runs(Resources(cpus=1))  # raises the UsageError of a cluster without CPUs
         task = ray.remote(function).options(num_cpus=1, max_retries=MOST_LOSSES)
 
-        # Keep Ray supplied with tasks, MOST_SUBMITTED at a time, and yield each result as it comes.
+        # Keep Ray supplied with tasks, MOST_SUBMITTED at a time, and yield each result as it comes:
+        # ray.wait returns a list of the one task that has ended, and a list of the others.
         waiting = deque(numbers)
         while waiting or running:
             while waiting and len(running) < MOST_SUBMITTED:

@@ -59,6 +59,7 @@ def start_server() -> None:
     from multiprocessing import forkserver  # Windows has none, and trains on Ray
 
     forkserver.set_forkserver_preload(["recbole_pos.runs.worker", "torch._dynamo"])
+    # The preload names modules that the server imports: training needs both.
     with keep_working_directory_out():
         forkserver.ensure_running()
 
@@ -84,6 +85,7 @@ class LocalRuns:
 
     def count_concurrent_runs(self, resources: Resources) -> int:
         """Return how many runs this machine trains at a time; a UsageError if it is none."""
+        # count_runs takes a list of machines, here one without GPUs.
         return count_runs([{"CPU": count_cores()}], resources)
 
     def share(self, data: SharedData) -> MappedData:
@@ -92,6 +94,7 @@ class LocalRuns:
 
     def start(self, resources: Resources, *arguments: Any) -> LocalRun:
         """Start ``train_run(*arguments)`` in a process, whose threads are among the arguments."""
+        # Nothing is done with ``resources`` here: train_run gets them, too, and sets its threads.
         return LocalRun(arguments)
 
     def wait(self, runs: Iterable[LocalRun]) -> Iterator[tuple[LocalRun, dict[str, Any]]]:
@@ -167,7 +170,7 @@ class LocalRun:
         with suppress(EOFError, OSError):  # the pipe has ended without a result
             return self.connection.recv()
 
-        # The process was killed.
+        # The process was killed; up to MOST_LOSSES times another one goes on with the run.
         self.process.join()
         self.num_lost += 1
         if self.num_lost <= MOST_LOSSES:
@@ -204,6 +207,7 @@ class MappedData:
 
     def make_dataset(self, config: Any) -> Any:
         """Return the dataset for the configuration of a run; it reads the mapped columns."""
+        # ``mmap_mode``: the file is mapped into memory, not copied, and cannot be written to.
         data = copy.copy(self.template)
         data.columns = {name: np.load(file, mmap_mode="r") for name, file in self.files.items()}
         return data.make_dataset(config)
@@ -225,7 +229,7 @@ def _train_and_send(connection: Connection, environment: dict[str, str], argumen
     os.setpgid(0, 0)
 
     def end_with_the_command() -> None:
-        wait([connection])
+        wait([connection])  # until the pipe is readable: its other end is gone
         os._exit(1)
 
     threading.Thread(target=end_with_the_command, daemon=True).start()

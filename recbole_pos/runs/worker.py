@@ -109,7 +109,7 @@ class SharedData:
         split = template.split
         self.columns = {name: column.numpy() for name, column in split.log.fields.items()}
         template.split = replace(split, log=replace(split.log, fields={}))
-        template.config = {}  # not needed, and large to copy
+        template.config = {}  # large to copy; make_dataset puts in the configuration of a run
         self.template = template
 
     def make_dataset(self, config: Any) -> Dataset:
@@ -122,6 +122,7 @@ class SharedData:
                 dataset, options of the data may not.
         """
         dataset = copy.copy(self.template)
+        # wrap_read_only makes tensors of the arrays; for_config puts the configuration in.
         fields = {name: wrap_read_only(column) for name, column in self.columns.items()}
         dataset.split = replace(dataset.split, log=replace(dataset.split.log, fields=fields))
         return dataset.for_config(config)
@@ -161,7 +162,8 @@ def train_run(
     torch.set_num_threads(max(1, int(resources.cpus)))
     logging.getLogger().setLevel(logging.WARNING)  # without RecBole's reports of every step
     try:
-        # The folder of the run; a run that is only tested begins as a copy of the trained one.
+        # The folder of the run; a run that is only tested begins as a copy of the trained one,
+        # whose training has ended. ``unpack`` registers the custom models.
         unpack(packed)
         run = RunFolder(path)
         if not run.path.parent.is_dir():

@@ -41,7 +41,8 @@ def require_reasons(scorer: Scorer, because: int, histories: Histories) -> None:
         )
 
     # Without an interaction, the model must give another score: it must read the history from here,
-    # not from the dataset by the id of the user.
+    # not from the dataset by the id of the user, as models that compare users (``needs_events``) do
+    # for users of the dataset (``histories.users``: their ids; None for given histories).
     reads_dataset = histories.users is not None and getattr(scorer.model, "needs_events", False)
     if because and (reads_dataset or scorer.config["MODEL_TYPE"] != ModelType.SEQUENTIAL):
         raise UsageError(
@@ -76,6 +77,7 @@ def add_reasons(
         is_nth = reasons["reason"] == n
         row = reasons["pair"][is_nth]
 
+        # The other rows stay empty. Names begin with the item of id 1, hence id - 1.
         past = np.full(len(table), None, dtype=object)
         past[row] = item_names[reasons["past"][is_nth] - 1]
         columns[f"because_{n}"] = past
@@ -102,12 +104,13 @@ def find_reasons(effects: Effects, limit: int) -> Effects:
         the fall of the score, the largest first. A further column ``reason`` numbers the entries
         of each item from 1: for ``pair`` [0, 0, 2] it is [1, 2, 1].
     """
-    # NaN: the history has no other interaction, so this one counts more than any.
+    # NaN: the history has no other interaction, so this one counts more than any. lexsort sorts by
+    # its last key, the item, and then by the change: the largest fall first.
     change = effects["score_change"]
     change = np.where(np.isnan(change), -np.inf, change)
     order = np.lexsort((change, effects["pair"]))
 
-    # Only a fall that is larger than rounding is a reason.
+    # Only a fall that is larger than rounding (NOISE, relative to the score) is a reason.
     is_fall = change < -NOISE * np.maximum(np.abs(effects["score"]), 1)
     order = order[is_fall[order]]
 
@@ -133,6 +136,7 @@ def make_effects_table(
         The columns that :meth:`Recommender.explain` documents. Of each item, the interactions come
         first without which its score falls most.
     """
+    # ``pair`` is the index in item_ids; an id, from 1 on, has its name one place earlier.
     table = pd.DataFrame(effects).sort_values(["pair", "score_change"], kind="stable")
     table["item"] = item_names[item_ids[table["pair"]] - 1]
     table["past"] = item_names[table["past"] - 1]
@@ -201,6 +205,7 @@ def leave_one_out(
         batch = not_empty[start : start + BATCH]
         batch_rows = variant_owner[batch]
         variants = newest.select(batch_rows).leave_out(left_out[batch])
+        # restrict: items outside of a history's own list of allowed ones, if it has one, get -inf.
         scores = variants.restrict(scorer.make_scores(variants))
         # The whole histories say what is not recommended, not the variants.
         barred = explained.select(batch_rows).list_barred(exclude_seen)
@@ -211,7 +216,9 @@ def leave_one_out(
     rank[np.isnan(score)] = np.nan
 
     # Entries of the result: each item to explain with each interaction that is read of its history.
-    # An entry compares two cells of the scores: the whole history, and the one without it.
+    # An entry compares two cells of the scores: the whole history, and the one without it. For two
+    # items with 2 and 3 interactions read, ``pair`` is [0, 0, 1, 1, 1], and gather_index counts the
+    # entries of each item from 0, so that ``steps_back`` is [1, 2, 1, 2, 3].
     pair = np.repeat(np.arange(len(row)), num_read[owner])
     steps_back = 1 + gather_index(np.zeros_like(row), num_read[owner])
     history = owner[pair]

@@ -71,7 +71,7 @@ def export(
         UsageError: if the model cannot be exported, or the folder is in use.
         StorageError: if a file cannot be written.
     """
-    check_choice("format", format, tuple(SUFFIX))  # format -> suffix of its files
+    check_choice("format", format, tuple(SUFFIX))  # its keys: names of formats
     k = require_k(k)
     if format == "onnx":
         require_onnx()
@@ -79,10 +79,10 @@ def export(
     with name_write_errors(folder):
         if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"to: {folder} is in use; name a folder that is new or empty")
-    with replace_folder(folder) as unfinished:
+    with replace_folder(folder) as unfinished:  # gets its name when the block ends
         try:
             experiment = load_without_data(run_dir)
-        except NeedsDataset:
+        except NeedsDataset:  # the model reads more of it than names of items
             experiment = load(run_dir, data_path=data_path)
         encoder = make_encoder(experiment.model)
         with name_write_errors(folder):
@@ -103,7 +103,7 @@ def _write_files(encoder: Encoder, dataset: Dataset, folder: Path, format: str, 
     Raises:
         UsageError: if the model cannot be exported, or a program does not agree with it.
     """
-    # The two programs; vectors of the first must be those of the model (_require_same).
+    # Two programs; vectors of the first must be the model's. Id 0 of names is padding: None.
     names = _list_tokens(dataset, dataset.iid_field)
     recommend = Recommend(encoder, min(k, len(names) - 1))
     _write_program(encoder, folder, format, "vector", ("vector",))
@@ -182,7 +182,7 @@ def _render_readme(encoder: Encoder, format: str, k: int, names: list[Any], conf
             of the example.
         config: options of the run.
     """
-    # What each input is, and an example of its value as code.
+    # What each input is (if that is not obvious), and an example of its value as code.
     unit = config["timestamp_unit"]
     descriptions = {
         "times": f"float64 [B, L], {unit} as in the data, 0 behind the shorter ones",
@@ -299,7 +299,7 @@ def _require_same(encoder: Encoder, program: Program) -> None:
     # A full history, one of one interaction, and a batch with both.
     for lengths in ([n], [1], [n, 1, (n + 1) // 2, n, 1]):
         inputs = encoder.random_inputs(torch.tensor(lengths), generator)
-        expected = encoder(*inputs.values())
+        expected = encoder(*inputs.values())  # vectors [B, d], as the program's first output
         difference = (expected - program(inputs)[0]).abs().max().item()
         limit = TOLERANCE * max(1.0, expected.abs().max().item())
         if not difference <= limit:  # not "difference > limit", which is false for NaN
@@ -372,7 +372,7 @@ class Encoder(nn.Module):
         is_padding = torch.arange(shape[1]) >= lengths[:, None]
         items = torch.randint(1, model.n_items, shape, generator=generator)
 
-        # Times from July 2017 on, with gaps of a second to two weeks, uniform in their logarithm.
+        # Times from July 2017 on, with gaps of 1 second to 2 weeks (e^14 s), uniform in logarithm.
         gaps = (14 * torch.rand(shape, generator=generator, dtype=torch.float64)).exp()
         times = (1.5e9 + gaps.cumsum(1)) / model.time_unit
         values = {
@@ -382,7 +382,7 @@ class Encoder(nn.Module):
             "at": times[:, -1] + 3600 / model.time_unit,
         }
 
-        # Features: a value for each interaction or user; token lists have two names each.
+        # Features: numbers, or ids below len(embed.table), their number; lists have two ids each.
         for name, embed in self.fields.items():
             field_shape: tuple[int, ...] = shape if name.startswith("events_") else shape[:1]
             if embed.numeric:
@@ -438,12 +438,12 @@ def make_encoder(model: Any) -> Encoder:
             items, or reads more than the history.
     """
     # The encoder computes what PosRecommender does, so a model that overrides this is refused.
-    name = ensure_registered(type(model))
+    name = ensure_registered(type(model))  # as users write it
     overrides = isinstance(model, PosRecommender) and any(
         getattr(type(model), method) is not getattr(PosRecommender, method)
         for method in ("compute_states", "full_sort_predict")
     )
-    # So is one that prepares its batches: it makes graphs of histories, or compares users.
+    # So is one that ``prepares`` its batches: it makes graphs of histories, or compares users.
     if not isinstance(model, PosRecommender) or model.prepares or overrides:
         raise UsageError(
             f"{name} cannot be exported: a program reads one history by the plugin's layers, which "
@@ -522,7 +522,7 @@ def write_onnx(
     import onnx_ir  # here, since the package is optional
 
     try:
-        with _silence_exporter():
+        with _silence_exporter():  # _cummin: ONNX has no such operation; _scalar: keeps digits
             program = program.run_decompositions({torch.ops.aten.cummin.default: _cummin})
             onnx_program = torch.onnx.export(
                 program,
@@ -560,7 +560,7 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     Returns:
         The minima, and zeros in place of torch's indices, which no model reads.
     """
-    # Compare each entry with all, of which later ones are set to infinity: n * n operations.
+    # Compare each entry with all; later ones are set to infinity, as no minimum: n * n operations.
     index = torch.arange(x.size(dim), device=x.device)
     is_later = index[:, None] < index
     lowest = x.movedim(dim, -1).unsqueeze(-2).masked_fill(is_later, torch.inf).amin(-1)

@@ -27,6 +27,7 @@ class _ExperimentKeeper(Callback):
     experiment: Any = None
 
     def on_end(self, experiment: Any, result: Any) -> None:
+        # Training calls this at its end, with the experiment: model, dataset, trainer and so on.
         self.experiment = experiment
 
 
@@ -64,7 +65,8 @@ def fit(
     Raises:
         UsageError: if an argument is wrong, see :func:`run`.
     """
-    # ``keywords`` are arguments of run, such as verbose, or options, such as epochs.
+    # ``keywords`` are arguments of run, such as verbose, or options, such as epochs. The first go
+    # into ``args``, a copy of the settings.
     args, options = split_keywords(settings or RunArguments(), keywords)
 
     # The returned object keeps temporary data and folders alive.
@@ -73,7 +75,9 @@ def fit(
         temporary = TemporaryFolder()
         resources.append(temporary)  # the folder is removed with its last reference
         run_dir = temporary.path / "run"
-        data = os.fspath(data)  # a path, since run warns of objects whose data are temporary
+        # a path or name in place of an object: run warns of objects whose data are temporary, which
+        # is no problem here, since ``resources`` keeps them
+        data = os.fspath(data)
 
     # Train. A single process keeps the experiment (model, dataset and trainer) in memory for us:
     # the keeper is called when training ends. Callbacks of other processes cannot reach us.

@@ -106,6 +106,7 @@ class FittedModel:
         Raises:
             UsageError: if the model has no run folder, or as in :func:`recbole_pos.evaluate`.
         """
+        # A UsageError that begins with "evaluate" if the model has no folder.
         folder = self._require_folder("evaluate")
         # A model loaded without data has a Catalogue (names of items and counts) in place of the
         # dataset; given None, `evaluate` reads the data from the disk.
@@ -168,7 +169,8 @@ class FittedModel:
         """
         # Refuse a folder in use, and find the dataset.
         target = RunFolder(path)
-        if target.holds_run or (target.path / SEARCH).exists():  # the file of a search for options
+        # SEARCH is the name of the file that a search for options (`tune`) has in its folder.
+        if target.holds_run or (target.path / SEARCH).exists():
             raise UsageError(f"save: {target.path} holds a run already; name another folder")
         folder = self._require_folder("save")
         dataset_folder = Path(self.config["data_path"])
@@ -176,7 +178,9 @@ class FittedModel:
         if data is None:
             # A dataset that was made of a frame may have a temporary folder, its ``home``.
             is_temporary = any(isinstance(x, Dataset) and x.home for x in self.resources)
+            # ``folder.data`` is where an earlier `save` has put a copy of the dataset.
             data = is_temporary or dataset_folder.is_relative_to(folder.data.resolve())
+        # Items of add_items are only in memory; the number 2 lets the warning name save's caller.
         if self.num_added:
             text = f"save: the {self.num_added:,} items of add_items are not saved; add them again"
             warnings.warn(text, RunWarning, 2)
@@ -191,6 +195,7 @@ class FittedModel:
         # as they are written: its data_path lacks the dataset's name, which RecBole appends.
         if not data and dataset_folder.is_dir():
             config["data_path"] = self.config.plain["data_path"]
+        # with_results: not only the weights, but also metrics, ranks and so on
         copy_run(folder, target, with_results=True, config=config)
         return target.path
 
@@ -213,7 +218,10 @@ class FittedModel:
 
     @property
     def _unit(self) -> float | None:
-        """Seconds in the unit of the time field; None if it only orders interactions."""
+        """Seconds in the unit of the time field; None if it only orders interactions.
+
+        A run that does not say whether the field counts time is trusted to count it.
+        """
         return None if self._counts_time is False else SECONDS[self.config["timestamp_unit"]]
 
     @property
@@ -242,12 +250,14 @@ class FittedModel:
         Raises:
             UsageError: if no item is left, or a boost is not a number.
         """
+        # ``self.ids`` has the id of each known item by name.
         if allowed is None and excluded is None and boosts is None:
             return self._all_items
         return make_choice(self.ids, allowed, excluded, boosts)
 
     @cached_property
     def _all_items(self) -> Choice:
+        # The choice of every item, without boosts; ids begin at 1.
         return Choice(torch.arange(1, len(self.ids) + 1))
 
     def require_id(self, name: str) -> int:
@@ -258,6 +268,7 @@ class FittedModel:
 
     def item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """Return names [items] and vectors [items, d]; raise a UsageError if there are none."""
+        # Row 0 of the scorer's vectors is padding.
         return self.items, self.scorer.require_vectors()[1:].cpu().numpy()
 
     def similar(
@@ -284,6 +295,8 @@ class FittedModel:
         names = read_names(items, "items")
         for name in names:
             self.require_id(name)
+        # Columns with an entry for each neighbour: ``row`` is the index of the given item in names,
+        # ``item`` the id of the neighbour, from 1 on.
         row, rank, item, cosine = self.find_nearest(names, k, self.choose_items(allowed, excluded))
         return pd.DataFrame(
             {
@@ -309,8 +322,8 @@ class FittedModel:
         k = require_k(k)
         vectors = self._unit_vectors
         ids = torch.tensor([self.ids[name] for name in names], dtype=torch.int64)
-        # Rank all items for some of the given ones at a time, by the products of unit vectors,
-        # which are cosines.
+        # Rank the items of the choice for BATCH of the given ones at a time, by the products of
+        # unit vectors, which are cosines.
         rankings = []
         for rows in torch.arange(len(ids)).split(BATCH):
             batch_ids = ids[rows]
@@ -337,6 +350,7 @@ class FittedModel:
         counts = ", ".join(f"{facts[key]:,} {key}" for key in ("users", "items", "interactions"))
         headline = f"{facts['model']} on {facts['dataset']}: {counts}"
         if result is None:
+            # Unknown: the model was trained by RecBole's own functions, without a run folder.
             is_stopped = self.folder is not None and is_unfinished(self.folder)
             return f"{headline}\ntraining: {'not finished' if is_stopped else 'unknown'}"
         split = ", ".join(f"{kind}: {value}" for kind, value in (facts["split"] or {}).items())
@@ -353,6 +367,7 @@ class FittedModel:
         return "\n".join(lines + [f"warning: {text}" for text in result.warnings])
 
     def _repr_html_(self) -> str:
+        # What notebooks show in place of the text of __repr__.
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 

@@ -44,6 +44,8 @@ _TIME_LIMIT = 2.0**63  # times from here on do not fit into int64, and are refus
 
 
 def _is_list(value: Any) -> bool:
+    # Text, bytes and mappings are values; arrays of several dimensions are no lists. What has no
+    # ``ndim``, such as a list of Python, counts as one dimension.
     if isinstance(value, (str, bytes, Mapping)) or getattr(value, "ndim", 1) != 1:
         return False  # nor are numpy's numbers a list, which have the ndim 0
     return hasattr(value, "__getitem__")  # a list, an array, a Series of pandas or polars
@@ -72,6 +74,7 @@ def _validate_plain(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         validate: pydantic's own validation of the field. What it refuses is converted into types of
             Python and tried again: the conversion is slow, and seldom needed.
     """
+    # _is_list is true for lists, arrays and Series, but not for text; _to_plain converts.
     value = list(value) if _is_list(value) else value
     try:
         return validate(value)
@@ -87,7 +90,7 @@ Moment = StrictFloat | StrictStr | datetime  # read_moment says what is not fini
 def _to_datetime(value: Any) -> Any:
     """Return a date (midnight) or a time of numpy as a datetime, and other values as they are."""
     if isinstance(value, np.datetime64):
-        return pd.Timestamp(value)
+        return pd.Timestamp(value)  # a subclass of datetime
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day)
     return value
@@ -98,6 +101,7 @@ def _to_time(value: Any) -> Any:
 
     None means that the value is missing. All other values are returned as they are.
     """
+    # A datetime is a date, too; _to_datetime converts what is none yet.
     if _is_list(value) and any(isinstance(x, (np.datetime64, date)) for x in value):
         return list(map(_to_datetime, value))
     is_nan = isinstance(value, (float, np.floating)) and value != value
@@ -130,6 +134,8 @@ class History(BaseModel, extra="forbid", strict=True):
     @model_validator(mode="before")
     @classmethod
     def _to_fields(cls, value: Any) -> Any:
+        # pydantic calls this with what the user gives, before it reads the fields. What is neither
+        # a mapping nor a list is left for pydantic to read or refuse.
         if isinstance(value, Mapping):
             return dict(value)
         return {"items": value} if _is_list(value) else value
@@ -158,8 +164,8 @@ def describe_invalid(error: ValidationError, location: str) -> str:
     misspelt = [reason for reason in reasons if reason["type"] == "extra_forbidden"]
     reason = (misspelt or reasons)[0]
 
-    # Keys of the place are indices, names of fields, and names of types that pydantic has tried,
-    # which are left out.
+    # Keys of the place are indices, names of fields (KEYS has those of a history), and names of
+    # types that pydantic has tried, which are left out.
     for key in reason["loc"]:
         if isinstance(key, int):
             location += f"[{key}]"
@@ -197,7 +203,8 @@ def read_histories(
     Raises:
         UsageError: naming the history that is malformed, what was found and what was expected.
     """
-    # A table with only the usual columns is read column by column, which is much faster.
+    # A table with only the usual columns (_RARE_KEYS are the others), for a model without features,
+    # is read column by column, which is much faster; None if a value needs the other way.
     table = _to_table(histories)
     if table is not None:
         if not any(fields.values()) and not _RARE_KEYS & set(table.column_names):
@@ -206,7 +213,7 @@ def read_histories(
                 return packed
         histories = table.to_pylist()
 
-    # Everything else is validated history by history.
+    # Everything else is validated history by history: pydantic makes a History of each.
     try:
         rows = _HISTORIES.validate_python(histories)
     except ValidationError as error:
@@ -308,7 +315,8 @@ def _read_times(histories: list[History], unit: float | None) -> np.ndarray | No
                 f"{len(history.times)}"
             )
 
-        # Plain numbers need no conversion by read_moment, which takes three times as long.
+        # Plain numbers need no conversion by read_moment, which takes three times as long. Times
+        # from _TIME_LIMIT on, NaN and infinity are left to it: it refuses them.
         numbers = [x for x in history.times if isinstance(x, float) and abs(x) < _TIME_LIMIT]
         if len(numbers) == num_items:
             times += numbers
@@ -353,6 +361,8 @@ def _read_features(histories: list[History], fields: Fields, lengths: np.ndarray
     Raises:
         UsageError: if a history has a feature that the model does not read, or a wrong value.
     """
+    # For each table (``events``, ``user``), refuse names that the model does not read; ``nearest``
+    # suggests a name that is spelt alike.
     columns: dict[str, dict[str, Any]] = {}
     for table, readable in fields.items():
         rows = [getattr(history, table) or {} for history in histories]
@@ -393,7 +403,8 @@ def _read_column(
         UsageError: if a value has the wrong type, or interactions have too many or few values.
     """
     # Validate the values of each history, and put them one after the other.
-    # An adapter is pydantic's check of a type: lists of numbers, of names, or of lists of names.
+    # An adapter is pydantic's check of a type: lists of numbers (_NUMBERS), of names (_NAMES), or
+    # of lists of names (_NAME_LISTS); each value may also be None.
     adapter: TypeAdapter[Any] = _NUMBERS
     if tokens is not None:
         adapter = _NAME_LISTS if tokens.is_list else _NAMES
@@ -414,7 +425,8 @@ def _read_column(
         except ValidationError as error:
             raise UsageError(describe_invalid(error, location)) from None
 
-    # Convert the values by the kind of the feature: number, token, or list of tokens.
+    # Convert the values by the kind of the feature: number, token, or list of tokens. The id 0 is
+    # padding, so ``ids.get`` leaves it out of lists as it does unknown names.
     if tokens is None:
         numbers = [np.nan if value is None else value for value in flat]
         return torch.tensor(numbers, dtype=torch.float32)
@@ -446,7 +458,7 @@ def read_moment(time: Any, location: str, unit: float | None) -> float:
     if not isinstance(time, float):
         time = _to_plain(_to_datetime(time))  # types of numpy become Python's, dates datetimes
     if isinstance(time, (float, int)) and not isinstance(time, bool):
-        if abs(time) < _TIME_LIMIT:  # false for NaN
+        if abs(time) < _TIME_LIMIT:  # what int64 can hold; false for NaN, which fails below
             return float(time)
 
     # Everything but a number becomes a datetime, in UTC if it names no zone. A value that is no
@@ -510,13 +522,15 @@ def _read_columns(
     if not all(map(_is_full_list, lists)) or (needs_time and "times" not in columns):
         return None
 
-    # Names must be text or whole numbers; without ids, histories are numbered from 0.
+    # Names must be text or whole numbers (_holds_names); without ids, histories get numbers from 0.
+    # ``flatten`` puts the names of all lists one after the other.
     ids = columns.get("id", pa.array(range(len(table)), pa.int64()))
     names = columns["items"].flatten()
     if ids.null_count or not (_holds_names(ids) and _holds_names(names)):
         return None
 
-    # As many times as items in each history, all of them finite.
+    # As many times as items in each history, all of them finite. ``_to_moments`` returns None for a
+    # column of another type than numbers or timestamps.
     lengths, *lengths_of_times = (
         pc.list_value_length(x).to_numpy().astype(np.int64) for x in lists
     )
@@ -528,12 +542,14 @@ def _read_columns(
         if not (np.abs(times) < _TIME_LIMIT).all():  # false for NaN, too
             return None
 
+    # Ids of the items, 0 for unknown names, which ``pack`` leaves out.
     items = _look_up(names.cast(pa.large_string()), item_ids)
     return Histories.pack(ids.to_pylist(), items, lengths, times, None, Features())
 
 
 def _look_up(names: pa.Array, ids: Mapping[str, int]) -> np.ndarray:
     """Return the id of each name [m], 0 for an unknown one; equal names are looked up once."""
+    # Arrow's dictionary has each name once, and for each of the m names its index there.
     encoded = names.dictionary_encode()
     distinct = np.array([ids.get(name, 0) for name in encoded.dictionary.to_pylist()], np.int64)
     return distinct[encoded.indices.to_numpy()]
@@ -547,6 +563,7 @@ def _is_full_list(column: pa.Array) -> bool:
 
 def _holds_names(values: pa.Array) -> bool:
     """Return whether values are text or whole numbers."""
+    # A dictionary array (a category of pandas) has its values in ``dictionary``.
     values = values.dictionary if pa.types.is_dictionary(values.type) else values
     is_name = pa.types.is_integer, pa.types.is_string, pa.types.is_large_string
     return any(check(values.type) for check in is_name)
@@ -563,6 +580,7 @@ def _to_moments(values: pa.Array, unit: float | None) -> np.ndarray | None:
         [m] float64; None if the column is of another type, or has timestamps without a unit.
     """
     if pa.types.is_timestamp(values.type) and unit is not None:
+        # Microseconds since 1970. ``safe=False``: finer digits are cut off without an error.
         since_epoch = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         return since_epoch.to_numpy() / (unit * 1e6)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):

@@ -120,6 +120,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
     # Read the histories into arrays, in which one follows the other (packed).
     if (body.histories is None) == (body.users is None):
         raise UsageError("give histories or users, one of the two")
+    # ``choice`` is the ids of the items that may be recommended, with their boosts.
     choice = trained.choose_items(body.allowed, body.excluded, body.boosts)
     if body.histories is None:
         packed = trained.read_users(body.users)
@@ -132,6 +133,7 @@ def recommend(trained: Recommender, body: RecommendBody) -> list[Recommendation]
     # ``row`` is the index of its history, so it ascends.
     hides_seen = trained.hides_seen(body.exclude_seen)
     row, _, item, score = trained.rank_items(packed, body.k, hides_seen, choice)
+    # Ids begin at 1. Of what leave_one_out finds, find_reasons keeps the ``because`` best reasons.
     names, scores = trained.items[item - 1].tolist(), score.tolist()
     reasons = None
     if body.because:
@@ -175,6 +177,7 @@ def find_similar(trained: Recommender, body: SimilarBody) -> list[Neighbours]:
     Raises:
         UsageError: for unknown items, or a model without vectors.
     """
+    # ``row`` is the index in names of the item that a neighbour belongs to; it ascends.
     names = list(map(str, body.items))
     for name in names:
         trained.require_id(name)
@@ -291,7 +294,8 @@ def serve(run_dir: str, settings: ServeArguments) -> None:
         UsageError: if there is no such run, or a dataset that is needed is missing.
         CheckpointError: if its model cannot be loaded.
     """
-    # ``histories_only``: True reads the dataset only if the model needs it, None if it is there.
+    # ``histories_only``: True reads the dataset only if the model needs it, None if it is there
+    # (False, the default of the setting, would require it).
     trained = Recommender.load(
         run_dir,
         data_path=settings.data_path,

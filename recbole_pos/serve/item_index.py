@@ -67,14 +67,16 @@ def use_index(
         )
     vectors = np.ascontiguousarray(trained.scorer.require_vectors().cpu().numpy())
 
-    # Read the saved index, which has a digest of the weights and item vectors it was made from.
+    # Read the saved index (FILE), which has a digest (key) of the weights and item vectors it was
+    # made from; None if there is none, or it has another key.
     file, key = None, ""
     if trained.folder is not None:
         file = trained.folder.path / FILE
         key = digest_file(trained.folder.checkpoint) + hashlib.sha256(vectors.data).hexdigest()
     index = None if file is None else read_index(file, key, vectors)
 
-    # Or build it, and measure its recall on histories of users, for which the data are needed.
+    # Or build it, and measure its recall on histories of users, for which the data are needed. A
+    # model with a Catalogue was loaded without them.
     if index is None:
         source = trained
         if isinstance(trained.dataset, Catalogue) and trained.folder is not None:
@@ -124,6 +126,7 @@ def cluster_items(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         min_points_per_centroid=1,  # for small catalogues; it only warns
         seed=0,
     )
+    # faiss's k-means; a search for the nearest centroid then gives the list of each item
     kmeans.train(points)
     _, nearest = kmeans.index.search(points, 1)
     return kmeans.centroids, nearest[:, 0]
@@ -135,6 +138,7 @@ def encode_sample(source: Recommender) -> torch.Tensor:
     Args:
         source: a model with its dataset, which has the histories.
     """
+    # Users with an interaction, of whom NUM_SAMPLED are drawn with a fixed seed.
     dataset = source.dataset
     names = dataset.field2id_token[dataset.uid_field][dataset.log.lengths > 0]
     size = min(NUM_SAMPLED, len(names))
@@ -175,7 +179,7 @@ def read_index(file: Path, key: str, vectors: np.ndarray) -> ItemIndex | None:
     if not has_shapes or lists.min() < 0 or lists.max() >= len(centroids):
         return None
     index = ItemIndex(vectors, centroids, lists)
-    index.probes, index.recalls = probes, recalls
+    index.probes, index.recalls = probes, recalls  # as they were measured when it was built
     return index
 
 
@@ -249,6 +253,7 @@ class ItemIndex:
             states: [n, d] vectors of histories.
             vectors: [items + 1, d] item vectors by id, of which the best ones are found exactly.
         """
+        # len(self.lists) is the number of items: ``lists`` has the list's number for each item.
         every_item = Choice(torch.arange(1, len(self.lists) + 1))
         k = min(RECALL_AT, len(self.lists))
         with torch.inference_mode():
@@ -258,6 +263,7 @@ class ItemIndex:
 
         probes: list[int] = []
         recalls: list[float] = []
+        # len(self.centroids) is the number of lists.
         # The first number of lists is so small that they hold about twice k items. It is doubled
         # until nearly all of the best items are found (ENOUGH), or all lists are read.
         num_probes = math.ceil(2 * k * len(self.centroids) / len(self.lists))
@@ -277,6 +283,7 @@ class ItemIndex:
 
         For a recall of 1 all lists are read, so that it is the recall of every history.
         """
+        # ``recalls`` belong to ``probes``, which ascend; the last, all lists, has recall 1.
         first = np.flatnonzero(self.recalls >= recall)[0] if recall < 1 else -1
         self.num_probes, self.recall = int(self.probes[first]), float(self.recalls[first])
 
@@ -292,6 +299,7 @@ class ItemIndex:
             choice: the items that may be recommended.
         """
         # ``bonus`` are the boosts; recall was measured on the best RECALL_AT items of histories.
+        # len(self.lists) is the number of all items.
         is_plain = choice.bonus is None and histories.allowed is None and k <= RECALL_AT
         return is_plain and 2 * len(choice.items) >= len(self.lists)
 
@@ -314,7 +322,7 @@ class ItemIndex:
             Scores and item ids, both [b, k]; the score is -inf where no further item is left.
         """
         # Some of the found items may be barred, at most ``most_barred`` of a history, so find as
-        # many more.
+        # many more. ``self.lists`` has an entry for each item of the catalogue.
         rows, items = (pairs.numpy() for pairs in barred)
         most_barred = int(np.bincount(rows, minlength=1).max())
         number = min(k + most_barred, len(choice.items))
@@ -364,6 +372,7 @@ class ItemIndex:
         scores = np.empty((len(queries), number), np.float32)
         items = np.empty((len(queries), number), np.int64)
         rows = np.arange(len(queries))  # vectors to search for, at first all
+        # Once all lists (len(self.centroids)) were read, nothing more can be found.
         while len(rows) and num_probes < 2 * len(self.centroids):
             settings = faiss.SearchParametersIVF(nprobe=num_probes, sel=selector)
             scores[rows], items[rows] = self._faiss_index.search(

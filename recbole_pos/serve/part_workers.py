@@ -47,6 +47,7 @@ def run_workers(
 
         # Whenever a process has ended its task, or was killed, it gets the next one.
         while busy := [worker for worker in workers if worker.number is not None]:
+            # ``receive`` gives what the task has returned, or tells that the process is gone.
             for worker in wait_for_any(busy):
                 is_done, result = worker.receive()
                 if is_done:
@@ -69,6 +70,7 @@ def run_workers(
 
 def wait_for_any(workers: list[Worker]) -> list[Worker]:
     """Wait until a task ends or a process is killed; return the processes of which one is true."""
+    # multiprocessing's ``wait`` returns the pipes that have content, or have ended.
     by_connection: dict[Any, Worker] = {worker.connection: worker for worker in workers}
     return [by_connection[connection] for connection in wait(list(by_connection))]
 
@@ -83,7 +85,7 @@ class Worker:
 
     def __init__(self, function: Callable[[Any, int], Any], job: Any) -> None:
         """Start the process, which waits for the number of its first task."""
-        self.function, self.job = function, job
+        self.function, self.job = function, job  # to start the process again
         self.number: int | None = None
         self.connection: Connection
         self.restart()
@@ -93,6 +95,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, other_end = context.Pipe()
         arguments = (other_end, self.function, self.job)
+        # daemon: the process is ended with the command
         self.process = context.Process(target=_serve_tasks, args=arguments, daemon=True)
         self.process.start()
         other_end.close()  # so that the pipe ends when the process does

@@ -95,8 +95,8 @@ def recommend_to_files(
     users = None if users == ["all"] else users
     if settings.index is not None:
         options = replace(options, index=IndexArguments(settings.index, settings.index_recall))
-    # One file, unless an argument of parts is given (differs from its default); those of the index
-    # are for both.
+    # One file, unless an argument of parts is given: list_changed names those that differ from
+    # their defaults. Those of the index are for both.
     if not set(list_changed(settings)) - {"index", "index_recall"}:
         return write_recommendations(options, out, users)
 
@@ -131,18 +131,20 @@ def recommend_in_parts(job: PartJob, settings: PartArguments) -> Path:
     for name, number in (("part_rows", job.part_rows), ("workers", settings.workers)):
         if number < 1:
             raise UsageError(f"{name}: expected 1 or more, found {number}")
-    share_number, num_shares = _read_share(settings.part)
+    share_number, num_shares = _read_share(settings.part)  # "2/8" -> 2, 8; without it 1, 1
     keep_freed_memory()  # else each batch asks the system for memory anew, which takes time
     reporter, out = Reporter(), Path(job.out)
     writer = PartWriter(job, reporter)
     make_folder(out / JOB_FOLDER)
 
-    # Commands of a scheduler run side by side, each on its share; any other command is alone.
+    # Commands of a scheduler run side by side, each on its share; any other command is alone, and
+    # locks the folder ("written" is what the message says of it), so that a second one is refused.
     # The manifest says what the parts are made from, so that parts of other jobs are not mixed in.
     is_alone = settings.part is None
     with lock_folder(out / JOB_FOLDER, "written") if is_alone else nullcontext():
         _keep_manifest(out, writer.describe())
-        # Share 2 of 8 has the parts 1, 9, 17, ... of all, as far as they are missing.
+        # Share 2 of 8 has the parts 1, 9, 17, ... of all (find_part gives their files), as far as
+        # they are missing.
         missing = [n for n in range(writer.num_parts) if not find_part(out, n).is_file()]
         share = [n for n in missing if n % num_shares == share_number - 1]
         if len(missing) < writer.num_parts:
@@ -193,7 +195,7 @@ def _write_all(
     job = replace(
         job,
         options=replace(job.options, data_path=job.options.data_path or str(dataset_folder.parent)),
-        packed_code=pack(trained.config["model"]),
+        packed_code=pack(trained.config["model"]),  # code of the user's models as bytes
         num_threads=1 if address is not None else max(1, count_cores() // workers),
     )
     if address is not None:
@@ -230,6 +232,7 @@ def try_part(job: PartJob, number: int) -> Counter[str] | PosError:
 @lru_cache(maxsize=1)
 def get_writer(job: PartJob) -> PartWriter:
     """Return the writer of a job; a process loads the model once for all its parts."""
+    # The cache keeps one writer, by its job, which is frozen and so can be a key.
     return PartWriter(job, Reporter(enabled=False))
 
 
@@ -260,6 +263,7 @@ class PartWriter:
             torch.set_num_threads(job.num_threads)
         self.job = job
         self.trained, self.choice = load_model(job.options, reporter)
+        # reads_request: the model was trained with request_time: target
         if self.trained.scorer.reads_request and job.options.at in (None, "now"):
             raise UsageError(
                 f"at: {self.trained.config['model']} reads the time of the request, which must be "
@@ -301,6 +305,7 @@ class PartWriter:
             Name -> number, text, or None for an option that is not given.
         """
         options, index = self.job.options, self.trained.scorer.index
+        # ``require`` refuses a folder without a run; ``source`` has the users or histories.
         facts = {
             "model": digest_file(RunFolder(options.run_dir).require().checkpoint),
             "data": _digest_data(self.trained.dataset),
@@ -372,6 +377,7 @@ class HistorySource:
                 f"histories: {path}: parts are read from parquet (a file .parquet or a folder), "
                 "which can be read from the middle"
             )
+        # The footer of a parquet file says how it is divided into row groups, which are read whole.
         # of each row group: its file, its number in that file, and how many rows it has
         self.row_groups: list[tuple[str, int, int]] = []
         with name_read_errors(path):
@@ -396,6 +402,8 @@ class HistorySource:
         Raises:
             UsageError: for a file that cannot be read, or a malformed history.
         """
+        # An empty table in front, so that there is something to concatenate; ``row_groups`` are the
+        # groups of all files in order, each with its number of rows.
         tables = [self.schema.empty_table()]
         num_before = 0  # histories in the row groups before this one
         with name_read_errors(self.path):
@@ -445,6 +453,7 @@ def _keep_manifest(out: Path, description: dict[str, Any]) -> None:
     Raises:
         UsageError: if the folder holds parts that were made from something else.
     """
+    # JOB_FOLDER is the subfolder of all that is no part.
     file = out / JOB_FOLDER / "manifest.json"
     # Look for parts first: another command may be writing both, the manifest before the parts.
     has_parts = any(out.glob("part-*.parquet"))
@@ -485,6 +494,7 @@ def _read_share(part: str | None) -> tuple[int, int]:
 
 def _digest(texts: Iterable[str]) -> str:
     """Return a digest of texts, in hexadecimal."""
+    # The zero byte ends each text, so that ["ab"] and ["a", "b"] have other digests.
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(text.encode() + b"\0")
@@ -519,4 +529,5 @@ def _digest_option(path: str | None) -> str | None:
         return None
     files = [Path(path), Path(path).with_suffix(".txt")]
     with name_read_errors(path):
+        # dict.fromkeys: once, if the file is a .txt itself
         return _digest([digest_file(file) for file in dict.fromkeys(files) if file.is_file()])

@@ -126,6 +126,7 @@ def load_model(options: ListOptions, reporter: Reporter) -> tuple[Recommender, C
         reporter.line(trained.add_items(options.item_vectors))
     if options.index is not None:
         reporter.line(use_index(trained, options.index, options.data_path))
+    # Print what the dataset has gained since training, and names that are of no known item.
     _report_growth(trained, reporter)
     report_unknown(trained, reporter, items=items, exclude=exclude)
     return trained, trained.choose_items(items, exclude)
@@ -156,6 +157,7 @@ def write_recommendations(
     if file.suffix not in ("", ".csv", ".parquet") and not is_special:
         raise UsageError(f"out: {file}: expected a name that ends in .csv or .parquet; change it")
 
+    # ``printed`` keeps tables until they have more than _MAX_PRINTED rows, too many to print.
     reporter = Reporter(enabled=not is_special)  # only the table goes into a pipe
     counts: Counter[str] = Counter()
     printed: list[pd.DataFrame] = []
@@ -214,10 +216,12 @@ def write_lists(
     counts["refused"] = len(histories.errors)
     k, because = options.k, options.because
     for table in trained.make_tables(histories, k, options.exclude_seen, choice, because):
+        # Users and items of the dataset are in columns named like its fields, not id and item.
         if options.histories is None:
             table = rename_fields(table, trained)
         write(table)
         counts["rows"] += len(table)
+        # ``by`` is MODEL, or the text for popularity.
         is_popular = table["by"] != MODEL  # the first row of a user counts for the user
         counts["popular"] += int(((table["rank"] == 1) & is_popular).sum())
     return counts
@@ -289,7 +293,8 @@ def read_parts(file: str | Path) -> Iterator[list[History] | pa.Table]:
     with name_read_errors(file):
         data = ds.dataset(str(file), format="parquet")
         require_columns(data.schema.names, file)
-        names = [name for name in KEYS if name in data.schema.names]  # columns of histories
+        # KEYS are the columns that a history may have; others are not read.
+        names = [name for name in KEYS if name in data.schema.names]
         num_histories = 0
         for batch in data.to_batches(names, batch_size=PART, batch_readahead=1):
             batch.validate(full=True)  # a damaged file may hold invalid text
@@ -313,7 +318,7 @@ def _read_lines(file: str | Path) -> Iterator[History]:
     with name_read_errors(file), open(file, encoding="utf-8-sig") as lines:
         num_histories = 0
         for number, line in enumerate(lines, start=1):
-            if line.strip():
+            if line.strip():  # describe_invalid makes one line of pydantic's error
                 try:
                     history = History.model_validate_json(line)
                 except ValidationError as error:
@@ -348,6 +353,7 @@ def _escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
     Such a name, as ``=1+1``, could run code on the machine of whoever opens the csv.
     """
+    # Columns of text; escape_formula returns a name that is no formula as it is.
     for column in table.select_dtypes(exclude="number"):
         escaped = {name: escape_formula(name) for name in table[column].unique()}
         table = table.assign(**{column: table[column].map(escaped)})
@@ -397,6 +403,7 @@ def report_unknown(
         names_by_option: option such as ``items`` -> names; None if the option is not given.
     """
     for option, names in names_by_option.items():
+        # ``trained.ids`` has the known items by name.
         unknown = [name for name in names or () if name not in trained.ids]
         if names and unknown:
             reporter.line(
@@ -430,14 +437,15 @@ def open_writer(file: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         writer: pq.ParquetWriter | None = None
 
         def write_csv(table: pd.DataFrame) -> None:
-            nonlocal has_header
+            nonlocal has_header  # only the first table has a line of the names of columns
             _escape_formulas(table).to_csv(unfinished, header=not has_header, index=False)
             has_header = True
 
         def write_parquet(table: pd.DataFrame) -> None:
             """Append recommendations; the first table opens the file and gives it its columns."""
             nonlocal writer
-            # A recommendation has columns of _TYPES, and for each reason of _REASON_TYPES.
+            # A recommendation has columns of _TYPES (id, rank, item, score, by), and for each
+            # reason those of _REASON_TYPES (its item, steps back, two changes).
             num_reasons = (len(table.columns) - len(_TYPES)) // len(_REASON_TYPES)
             schema = pa.schema(zip(table, _TYPES + _REASON_TYPES * num_reasons, strict=True))
             if writer is None:

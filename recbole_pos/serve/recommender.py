@@ -86,11 +86,11 @@ class Recommender(FittedModel):
         """
         super().__init__(experiment, folder, resources)
         self.growth, self.changed = growth, experiment.changed
-        # The scorer asks the model for scores. Id 0 is padding, so names begin at id 1.
-        dataset = experiment.dataset
+        dataset = experiment.dataset  # id 0 is padding, so names begin at id 1
         self.scorer = Scorer(experiment.model, experiment.config, dataset.item_num)
         self.items: np.ndarray = dataset.field2id_token[dataset.iid_field][1:]
         self.ids: dict[str, int] = {name: i for i, name in enumerate(self.items, start=1)}
+        # by_user: the model scores only users of its training, by their ids, not histories.
         self.by_user = reads_users(self.config["model"], type(experiment.model))
         counts = torch.from_numpy(dataset.popularity).float()
         self.popularity = counts / max(float(counts.sum()), 1.0)
@@ -127,7 +127,7 @@ class Recommender(FittedModel):
         # Without the dataset (if that is requested, or there is none) its users get no answer.
         has_data = data_path is not None or histories_only is False or finds_dataset(run_dir)
         trained = None
-        if histories_only or not has_data:
+        if histories_only or not has_data:  # Growth(): nothing is known of new data
             try:
                 trained = cls(load_without_data(run_dir), Growth(), folder=find_run_folder(run_dir))
             except NeedsDataset:  # the model reads more of the dataset than names of items
@@ -199,7 +199,7 @@ class Recommender(FittedModel):
             self.popularity = torch.nn.functional.pad(self.popularity, (0, len(names)))
             self.scorer = Scorer(model, self.config, len(self.ids) + 1)
             self.num_added += len(names)
-            for cached in ("_all_items", "_unit_vectors"):  # cached properties of the old catalogue
+            for cached in ("_all_items", "_unit_vectors"):  # cached; computed anew when read
                 self.__dict__.pop(cached, None)
 
             # Recommend once, to see whether the model can score the new items.
@@ -285,9 +285,9 @@ class Recommender(FittedModel):
                 f"{self.config['model']} scores the users it was trained with, by their names; it "
                 "cannot read a history. Sequential models can"
             )
-        needs_time, fields = self.scorer.needs_time, self._fields
+        needs_time, fields = self.scorer.needs_time, self._fields  # fields: features of histories
         packed = read_histories(histories, self.ids, needs_time, self._unit, fields)
-        packed.require_before(self._latest, self.config["timestamp_unit"])
+        packed.require_before(self._latest, self.config["timestamp_unit"])  # _latest: year 2200
         return packed
 
     @cached_property
@@ -314,7 +314,7 @@ class Recommender(FittedModel):
             UsageError: for a time that the model does not read, or in no year that can be meant,
                 or if every request is before the newest interaction of its history.
         """
-        if not self.scorer.reads_request:
+        if not self.scorer.reads_request:  # it was trained without request_time: target
             if at is None and histories.at is None:
                 return histories
             raise UsageError(
@@ -329,7 +329,7 @@ class Recommender(FittedModel):
             default = read_moment(at, "at", self._unit)
         elif all_have_time:
             pass  # the default is not used
-        elif self._unit is None:
+        elif self._unit is None:  # its numbers only order interactions, so now is none of them
             raise UsageError("at: the time field counts no time; give at instead of now")
         else:
             if not self._has_warned:
@@ -338,7 +338,7 @@ class Recommender(FittedModel):
                 warnings.warn(text, RunWarning, 3)
             # The clock that gave a history its times may be ahead of this machine's clock.
             default = np.maximum(time.time() / self._unit, histories.newest)
-        packed = histories.with_request_time(default)
+        packed = histories.with_request_time(default)  # refuses requests before the newest time
         packed.require_before(self._latest, self.config["timestamp_unit"])
         return packed
 
@@ -404,7 +404,7 @@ class Recommender(FittedModel):
         """
         require_reasons(self.scorer, because, packed)
         hides_seen = self.hides_seen(exclude_seen)
-        # A pool: histories that are ranked together, from which one table is made.
+        # A pool: histories that are ranked together, and make one table; smaller with reasons.
         pool_size = EXPLAINED_POOL if because else POOL
         for start in range(0, max(len(packed), 1), pool_size):
             pool = packed.select(np.arange(start, min(start + pool_size, len(packed))))
@@ -493,7 +493,7 @@ class Recommender(FittedModel):
 
         All items of ``choice`` are scored, unless the scorer has an approximate index of them.
         """
-        barred = histories.list_barred(hides_seen)
+        barred = histories.list_barred(hides_seen)  # pairs of a history and a hidden item
         index = self.scorer.index
         if index is not None and index.can_rank(histories, k, choice):
             return index.find_best(self.scorer.encode(histories), k, choice, barred)
@@ -550,7 +550,7 @@ class Recommender(FittedModel):
             )
 
         # Find the ids of the items to explain: the given items, or the recommended ones.
-        choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)
+        choice, hides_seen = self.choose_items(), self.hides_seen(exclude_seen)  # all items
         if items is None:
             _row, _rank, item_ids, _score = self.rank_items(batch, k, hides_seen, choice)
         else:
@@ -581,12 +581,12 @@ class Recommender(FittedModel):
         Raises:
             UsageError: if the model has no such vectors, or a history is malformed.
         """
-        d = self.scorer.require_vectors().size(1)
+        d = self.scorer.require_vectors().size(1)  # [items + 1, d]
         packed = self.add_request_time(self.read(histories))
         warn_of_errors(packed)
         states = np.zeros((len(packed), d), dtype=np.float32)
         not_empty = np.flatnonzero(packed.lengths)
-        for start in range(0, len(not_empty), BATCH):
+        for start in range(0, len(not_empty), BATCH):  # BATCH histories at a time
             rows = not_empty[start : start + BATCH]
             states[rows] = self.scorer.encode(packed.select(rows)).cpu().numpy()
         return states

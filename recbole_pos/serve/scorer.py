@@ -161,7 +161,7 @@ class Histories:
         at = None if at is None or np.isnan(at).all() else at
 
         index = torch.from_numpy(order)
-        features = features.map(lambda x: x[index])
+        features = features.map(lambda x: x[index])  # of interactions; those of users stay
         num_unknown = lengths - num_known
         return cls(ids, items[order], num_known, times, num_unknown, at=at, features=features)
 
@@ -234,7 +234,7 @@ class Histories:
         Args:
             rows: [r] index of each history to return, in this order; one may repeat.
         """
-        start = (np.cumsum(self.lengths) - self.lengths)[rows]  # places of first interactions
+        start = (np.cumsum(self.lengths) - self.lengths)[rows]  # places of oldest interactions
         lengths = self.lengths[rows]
         selected = self._take_interactions(gather_index(start, lengths), lengths)
         row_index = torch.from_numpy(rows)
@@ -245,7 +245,7 @@ class Histories:
             users=None if self.users is None else self.users[rows],
             at=None if self.at is None else self.at[rows],
             errors={new: self.errors[old] for new, old in enumerate(rows) if old in self.errors},
-            features=selected.features.map(lambda x: x, lambda x: x[row_index]),
+            features=selected.features.map(lambda x: x, lambda x: x[row_index]),  # of users
             allowed=None if self.allowed is None else self.allowed[row_index],
             excluded=None if self.excluded is None else self.excluded[row_index],
         )
@@ -290,7 +290,7 @@ class Histories:
         def restricted_scores(ids: Tensor) -> Tensor:
             # Find each allowed item among the ids, where it may be missing.
             column = torch.searchsorted(ids, allowed_ids).clamp_(max=len(ids) - 1)
-            is_here = ids[column] == allowed_ids
+            is_here = ids[column] == allowed_ids  # false for the id 0, which marks a list
             is_allowed = is_free[:, None].repeat(1, len(ids))
             is_allowed[rows[is_here], column[is_here]] = True
             return scores(ids).masked_fill(~is_allowed, -torch.inf)
@@ -327,7 +327,7 @@ class Histories:
         """
         times = None if self.times is None else self.times[index]
         tensor_index = torch.from_numpy(index)
-        features = self.features.map(lambda x: x[tensor_index])
+        features = self.features.map(lambda x: x[tensor_index])  # of interactions only
         return replace(
             self, items=self.items[index], lengths=lengths, times=times, features=features
         )
@@ -361,12 +361,12 @@ class Scorer:
         self.model, self.config, self.device = model, config, config["device"]
         self.num_items = num_items
         self.index: Any = None  # an ItemIndex, if the best items are found approximately
-        self.reads_request = bool(getattr(model, "reads_request", False))
-        # Number of newest interactions that are read; None for all, as AttrFormer with ``chunking``
-        # reads whole histories, as linked chunks.
+        self.reads_request = bool(getattr(model, "reads_request", False))  # the time of the request
+        # Number of newest interactions that are read; None for all. AttrFormer reads all if it was
+        # trained on histories cut into chunks that read earlier ones (``linked``).
         reads_all = getattr(model, "linked", False)
         self.reach: int | None = None if reads_all else config["MAX_ITEM_LIST_LENGTH"]
-        features = getattr(model, "event_features", None)
+        features = getattr(model, "event_features", None)  # the layer that embeds features
         self.fields = {"events": {}, "user": {}} if features is None else features.by_table()
         has_vectors = isinstance(model, PosRecommender) and model.scores_by_products
         self.vectors: Tensor | None = model.item_vectors().detach() if has_vectors else None
@@ -419,8 +419,8 @@ class Scorer:
         """
         if self.vectors is not None:
             states, vectors = self.encode(histories), self.vectors
-            return lambda items: products(states, vectors, items).cpu()
-        found = self.model.full_sort_predict(self.make_rows(histories))
+            return lambda items: products(states, vectors, items).cpu()  # of these ids only
+        found = self.model.full_sort_predict(self.make_rows(histories))  # of all items, by id
         scores = require_scores(found, len(histories), self.num_items, self.model).cpu()
         return lambda items: scores[:, items]
 
@@ -484,7 +484,7 @@ class Scorer:
         """
         config = self.config
         users = np.zeros(len(histories), np.int64) if histories.users is None else histories.users
-        columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}
+        columns = {config["USER_ID_FIELD"]: torch.from_numpy(users)}  # id 0: no known user
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             max_length = config["MAX_ITEM_LIST_LENGTH"]
             histories = histories.keep_newest(max_length)
@@ -543,7 +543,7 @@ def to_columns(
     Raises:
         UsageError: with the name of the first history that has a score of NaN or infinity.
     """
-    is_finite = (score < np.inf).all(1)  # [b]; false for NaN, too
+    is_finite = (score < np.inf).all(1)  # [b]; false for NaN, too; -inf may stand
     if not is_finite.all():
         name = names[rows[is_finite.argmin()]]
         raise UsageError(
@@ -587,7 +587,7 @@ def make_choice(
     # What is added to the score of each item, by id; boosts of unknown names go to the padding 0.
     bonus = torch.zeros(len(ids) + 1)
     for name, boost in boosts.items():
-        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):
+        if not (is_number(boost) and abs(boost) < LARGEST_BOOST):  # 1e30: sums stay finite
             raise UsageError(f"boosts: {shown(name)}: expected a number, found {shown(boost)}")
         bonus[ids.get(str(name), 0)] = float(boost)
     return Choice(items, bonus[items])
