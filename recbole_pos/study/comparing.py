@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from recbole_pos.config.arguments import (
     CompareArguments,
@@ -54,8 +53,10 @@ from recbole_pos.study.scoring import add_judged, judge_rows
 from recbole_pos.study.statistics import ALL, is_from_ranks
 from recbole_pos.study.study_file import change_plan, make_plan, plan_models, read_plan
 from recbole_pos.study.study_folder import PackedStudy, StudyFolder, pack
-from recbole_pos.study.study_report import draw_charts, print_results, write_results
 from recbole_pos.values import check_choice, listed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +100,8 @@ class Compared:
         Raises:
             UsageError: for another kind, or for a kind that the results have no values for.
         """
+        from recbole_pos.study.study_report import draw_charts  # here, since it imports matplotlib
+
         # draw_charts leaves out charts without values, so that their kinds are refused.
         charts = draw_charts(self.results, self.results.comparisons[0])
         figures = {chart.kind: chart.figure for chart in charts}
@@ -481,6 +484,9 @@ def _write_and_print(results: Results, reporter: Reporter, folder: Path, latex: 
         folder: folder that table.md, table.csv, runs.csv and report.html are written into.
         latex: whether files for a paper, in LaTeX, are written as well.
     """
+    # Imported here, since matplotlib takes half a second to import, and runs begin before that.
+    from recbole_pos.study.study_report import print_results, write_results
+
     files, tables = write_results(results, folder, latex), make_tables(results)
     print_results(results, tables, reporter)
     for file in files:

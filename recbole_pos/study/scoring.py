@@ -40,7 +40,6 @@ from recbole_pos.study.results import (
 from recbole_pos.study.statistics import RankTable, is_from_ranks
 from recbole_pos.study.study_file import make_plan
 from recbole_pos.study.study_folder import PackedStudy
-from recbole_pos.study.study_report import print_results, write_results
 
 _METRICS = ("ndcg", "hit", "mrr")  # metrics by default
 _MAIN_CUTOFF = 10  # cutoff of the first metric, if the lists are long enough
@@ -86,6 +85,10 @@ class Scored:
         Args:
             reporter: prints the lines.
         """
+        from recbole_pos.study.study_report import (
+            print_results,  # here, since it imports matplotlib
+        )
+
         print_results(self.results, self.tables, reporter)
         for text in self.faults:  # a frequent fault is a warning already
             if text not in self.results.warnings:
@@ -93,6 +96,10 @@ class Scored:
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the files of a comparison and those for a paper; return their paths."""
+        from recbole_pos.study.study_report import (
+            write_results,  # here, since it imports matplotlib
+        )
+
         return write_results(self.results, Path(folder), latex=True)
 
     def __repr__(self) -> str:

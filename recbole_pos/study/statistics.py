@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes long to import
 
 from recbole_pos.errors import UsageError
 
@@ -275,18 +275,18 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """Low and high end of the 95% confidence interval; nan without an error."""
-        half_width = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.df))  # LEVEL is 0.95
+        half_width = self.error * float(stdtrit(self.df, (1 + LEVEL) / 2))  # LEVEL is 0.95
         return self.difference - half_width, self.difference + half_width
 
     @property
     def p(self) -> float:
         """Two-sided p-value of a t-test that the difference is zero; nan without an error."""
-        return float(2 * stats.t.sf(abs(self.difference) / self.error, self.df))
+        return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
 
     @property
     def detectable(self) -> float:
         """Minimum detectable difference at 80% power; nan without an error."""
-        quantiles = stats.t.ppf([(1 + LEVEL) / 2, POWER], self.df)  # levels 0.975 and 0.8
+        quantiles = stdtrit(self.df, [(1 + LEVEL) / 2, POWER])  # levels 0.975 and 0.8
         return self.error * float(quantiles.sum())
 
 
