@@ -112,6 +112,11 @@ def test_rows_of_the_same_time_are_ordered_by_a_column(tmp_path: Path, run: Run)
     assert run(text, "--then=stp", "--overwrite") == 2
 
 
+def test_a_zone_that_does_not_exist_is_named(run: Run, capsys) -> None:
+    assert run("user,item,time\nu,a,2024-01-01 10:00\n", "--timezone=Europe/Olso") == 2
+    assert "timezone: found 'Europe/Olso'" in capsys.readouterr().err
+
+
 def test_partitions_are_columns(tmp_path: Path, run: Run) -> None:
     folders = ["country=NO", "country=F%C3%B8r", "country=__HIVE_DEFAULT_PARTITION__"]
     for user, name in enumerate(folders):

@@ -149,7 +149,12 @@ def _convert_clock(seconds: np.ndarray, timezone: str) -> np.ndarray:
     # Take the whole seconds for local times of the zone, and find the same moments in UTC.
     clock = pd.Series(np.floor(seconds).astype("datetime64[s]"))
     is_first = np.ones(len(clock), dtype=bool)
-    local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
+    try:
+        local = clock.dt.tz_localize(timezone, ambiguous=is_first, nonexistent="shift_forward")
+    except KeyError as error:  # how pandas says that there is no such zone
+        raise UsageError(
+            f"timezone: found {shown(timezone)}, expected a zone such as Europe/Oslo"
+        ) from error
     utc = local.dt.tz_convert("UTC").dt.tz_localize(None)
     return seconds - (clock - utc).dt.total_seconds().to_numpy()
 
