@@ -208,8 +208,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # Files that study or search on ``cluster``, in one process one after another: a Ray of each would
 # start two workers, which import torch and RecBole.
 STUDIES = tuple(
-    f"tests/test_{x}.py"
-    for x in ("study_driver", "study_packed", "pages", "tune", "parts", "valid_users", "local_runs")
+    f"tests/test_{x}.py" for x in ("study_driver", "study_packed", "pages", "tune", "valid_users")
 )
 
 

@@ -9,13 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import psutil
 import pytest
 from conftest import SMALL, wait
 
-EPOCHS = 25
+EPOCHS = 12
 SCRIPT = """
 import sys, recbole_pos
 compared = recbole_pos.compare(
@@ -71,10 +69,8 @@ def test_killed_runs_resume_and_end_with_their_command(script: Path) -> None:
     assert again.returncode == 0, error
     assert "['done', 'done', 'done', 'done']" in out
     epochs = [len(f.read_text().splitlines()) for f in folder.glob("study/runs/*/metrics.jsonl")]
-    assert sorted(epochs)[-2:] == [
-        EPOCHS,
-        EPOCHS,
-    ]  # of PosSASRec: none trained twice, none left out
+    # of PosSASRec: none trained twice, none left out
+    assert sorted(epochs)[-2:] == [EPOCHS, EPOCHS]
 
 
 def test_ctrl_c_ends_all_and_says_how_to_resume(script: Path) -> None:
@@ -88,21 +84,3 @@ def test_ctrl_c_ends_all_and_says_how_to_resume(script: Path) -> None:
     assert "continue with `recbole-pos compare" in error and "KeyboardInterrupt" in error
     psutil.wait_procs([training], timeout=60)
     assert not training.is_running()
-
-
-def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, cluster) -> None:
-    """Ranks of every test target."""
-    import recbole_pos
-    from recbole_pos.study import dispatcher
-
-    options = {**SMALL, "data_path": str(tiny)}
-    ranks = []
-    for is_here in (True, False):
-        monkeypatch.setattr(dispatcher, "can_run_here", lambda *_, is_here=is_here: is_here)
-        compared = recbole_pos.compare(
-            ["PosSASRec"], "tiny", None, options, run_dir=tmp_path / str(is_here), verbose=False
-        )
-        (run,) = (compared.folder / path for path in compared.runs["path"])
-        ranks.append(pd.read_parquet(run / "test_ranks.parquet"))
-        assert np.isfinite(compared.runs["ndcg@10"]).all()
-    pd.testing.assert_frame_equal(*ranks)

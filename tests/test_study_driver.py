@@ -348,3 +348,20 @@ def test_code_of_ones_own_counts(digest_code) -> None:
     edits += [{name: FILES[f"{name}.py"] + "#\n"} for name in ("my_base", "mine")]
     assert len({digest_code(**edited) for edited in edits}) == 5
     assert digest_code() == digest_code(unused=other)
+
+
+def test_the_same_bits_as_on_ray(tiny: Path, tmp_path: Path, monkeypatch, cluster) -> None:
+    """Ranks of every test target."""
+    from recbole_pos.study import dispatcher
+
+    options = {**SMALL, "data_path": str(tiny)}
+    ranks = []
+    for is_here in (True, False):
+        monkeypatch.setattr(dispatcher, "can_run_here", lambda *_, is_here=is_here: is_here)
+        compared = recbole_pos.compare(
+            ["PosSASRec"], "tiny", None, options, run_dir=tmp_path / str(is_here), verbose=False
+        )
+        (run,) = (compared.folder / path for path in compared.runs["path"])
+        ranks.append(pd.read_parquet(run / "test_ranks.parquet"))
+        assert compared.runs["ndcg@10"].notna().all()
+    pd.testing.assert_frame_equal(*ranks)
