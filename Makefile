@@ -6,7 +6,7 @@ STUDY ?= studies/first.yaml
 NOTEBOOKS ?= examples/*.ipynb
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every process of the tests compiles all again
 
-.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions bench-sce results pages rhythm tune bench-attrformer clean bench-export bench-serve bench-recommend bench-gpu bench-reading bench-scale toolkits
+.PHONY: help run test fuzz lint docs notebooks dist simulate test-fast test-all test-ray test-versions bench bench-peers bench-positions results pages rhythm tune bench-attrformer clean bench-serve bench-recommend bench-gpu bench-reading bench-scale toolkits
 
 run: $(VENV)/installed  ## train PosSASRec on ml-100k to early stopping and print the test table
 	$(BIN)/recbole-pos run -m PosSASRec -d ml-100k
@@ -85,9 +85,6 @@ bench-reading: $(VENV)/installed  ## a log until its first batches, CPU-seconds 
 bench-scale: $(VENV)/installed  ## how cost grows with events, length and items; writes results/scale.md (ARGS="--quick")
 	$(BIN)/python benchmarks/scale.py $(ARGS)
 
-bench-sce: $(VENV)/installed  ## scalable cross-entropy on 500,000 items, all losses; writes results/sce.md, docs/losses.md
-	$(BIN)/python benchmarks/sce.py
-
 bench-serve: $(VENV)/installed  ## how fast `recbole-pos serve` answers; writes the table of docs/serving.md
 	$(BIN)/python benchmarks/serving.py serve $(ARGS)
 
@@ -96,10 +93,6 @@ bench-recommend: $(VENV)/installed  ## users a second, and memory at a million i
 
 bench-attrformer: $(VENV)/installed  ## AttrFormer's epoch and memory (ARGS="--data_path ..." for Amazon Beauty)
 	$(BIN)/python benchmarks/attrformer.py $(ARGS)
-
-bench-export: $(VENV)/installed  ## one request to each model and its exported programs; writes the table of docs/export.md
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
-	$(BIN)/python benchmarks/serving.py export $(ARGS)
 
 bench-gpu: $(VENV)/installed  ## training on this machine's GPU, nine minutes; writes results/gpu.md
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -1,14 +1,12 @@
-"""How fast trained models answer: ``make bench-serve``, ``bench-recommend``, ``bench-export``.
+"""How fast trained models answer: ``make bench-serve``, ``make bench-recommend``.
 
-    python benchmarks/serving.py serve|recommend|export [--requests 2000] [--histories 20000]
+    python benchmarks/serving.py serve|recommend [--requests 2000] [--histories 20000]
 
 ``serve`` asks `recbole-pos serve` and the library one request at a time, on one core: FPARec of the
 default size with random weights; it writes the table of docs/serving.md. ``recommend`` asks for
 many histories at once, `Recommender` against RecBole's `full_sort_topk`, and for a million items;
 with ``--index`` it measures only the approximate index of a million items, on trained vectors. It
-writes results/recommend.md. ``export`` asks models and their exported programs for the best of
-all items of ml-100k; it writes the table of docs/export.md. Weights are fresh there, which takes as
-long as trained ones.
+writes results/recommend.md.
 """
 
 from __future__ import annotations
@@ -46,20 +44,10 @@ from page import (
     time_call,
 )
 from recbole.utils.case_study import full_sort_topk
-from training import build
 
 import recbole_pos
 from recbole_pos.config.arguments import IndexArguments
 from recbole_pos.experiment.folder import peak_rss_mb
-from recbole_pos.model.models import MODELS
-from recbole_pos.serve.export import (
-    Encoder,
-    Recommend,
-    load_program,
-    make_encoder,
-    trace,
-    write_onnx,
-)
 from recbole_pos.serve.item_index import FILE as INDEX_FILE
 from recbole_pos.serve.item_index import use_index
 
@@ -393,73 +381,9 @@ def write_recommend(args: argparse.Namespace) -> None:
     replace_section(RESULTS / "recommend.md", "speed", "\n\n".join(parts))
 
 
-# --- export: the model as it is evaluated, and its exported programs ---
-
-EXPORTED = [name for name in MODELS if name not in ("PosRec", "AttrFormer")]
-BEST = 100
-
-
-def ask_model(encoder: Encoder, inputs: dict[str, torch.Tensor]) -> Callable[[], Any]:
-    """Return a function that asks a model itself for the BEST items of one history.
-
-    Args:
-        encoder: the model in the form that is exported.
-        inputs: the history, as the encoder takes it.
-    """
-    model = encoder.model
-    is_padding = torch.arange(model.n_items) == 0
-
-    def request() -> Any:
-        scores = model(*inputs.values()) @ model.item_embedding.weight.t()
-        return scores.masked_fill(is_padding, -torch.inf).topk(BEST)
-
-    return request
-
-
-def measure_programs(name: str, folder: Path, requests: int) -> list[str]:
-    """Return a row of the table: times of a request to a model, and to its exported programs.
-
-    Args:
-        name: name of the model.
-        folder: folder for the programs.
-        requests: number of requests to each; sides take turns.
-    """
-    experiment = build(name, "ml-100k", MAX_ITEM_LIST_LENGTH=LENGTH)
-    encoder = make_encoder(experiment.model.eval())
-    module = Recommend(encoder, BEST)
-    inputs = encoder.random_inputs(torch.tensor([LENGTH]), torch.Generator().manual_seed(0))
-    sides = [ask_model(encoder, dict(inputs))]
-
-    # The exported programs also take which items may be recommended: all.
-    inputs["allowed"] = torch.ones(1, encoder.model.n_items, dtype=torch.bool)
-    inputs = {name: inputs[name] for name in module.inputs}
-    program = trace(module)
-    torch.export.save(program, folder / f"{name}.pt2")
-    write_onnx(program, folder / f"{name}.onnx", module.inputs, ("best", "scores"))
-    sides += [
-        partial(load_program(folder / f"{name}.{suffix}"), inputs) for suffix in ("pt2", "onnx")
-    ]
-    runs = in_turns(sides, WARM + requests, time_call)
-    return [name, *(show_percentiles(of_side[WARM:], 2) for of_side in runs.values())]
-
-
-def write_export(args: argparse.Namespace) -> None:
-    """Measure every model that can be exported, and write the table."""
-    torch.set_num_threads(1)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        rows = [measure_programs(name, Path(folder), args.requests) for name in EXPORTED]
-    note = (
-        f"Median / 99th percentile of {args.requests} requests, in milliseconds, sides in turn: "
-        f"one history of {LENGTH} interactions to the {BEST} best of the 1,682 items of ml-100k, "
-        f"default sizes, {machine(1)}; written by `make bench-export`."
-    )
-    text = table(("model", "eager", "torch_export", "onnx"), rows)
-    replace_section(DOCS / "export.md", "latency", f"{text}\n\n{note}")
-
-
 def main() -> None:
-    """Measure what the command line names (serve, recommend or export), and write its page."""
-    sections = {"serve": write_serve, "recommend": write_recommend, "export": write_export}
+    """Measure what the command line names (serve or recommend), and write its page."""
+    sections = {"serve": write_serve, "recommend": write_recommend}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("section", choices=sections)
     parser.add_argument("--requests", type=int, default=1_000)

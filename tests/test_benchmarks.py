@@ -85,14 +85,6 @@ def test_a_cell_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "| PosRec | 2,000 (stopped at its limit) |" in scale.tabulate(figures, "length")
 
 
-def test_the_losses_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sce
-
-    for name in (*sce.NAMES, *sce.SAMPLED):
-        figures = sce.measure(name, 50, 8, 1)
-        assert figures.keys() == sce.FORMS.keys() and figures["loss_seconds"] > 0
-
-
 @pytest.mark.slow
 def test_a_server_is_measured() -> None:
     import serving
