@@ -132,8 +132,6 @@ def fork(action: Callable[[], Any], stdout: int | None = None) -> subprocess.Com
     Returns:
         The exit code, negative for a signal; what was written.
     """
-    import torch._dynamo  # noqa: F401  as every optimiser does: once for all that are forked
-
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         pid = os.fork()
         if not pid:

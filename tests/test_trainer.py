@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,14 @@ def test_gradients_are_clipped(experiment) -> None:
 def test_options_reach_the_optimiser(experiment) -> None:
     given = {"learning_rate": 0.02, "weight_decay": 0.03, "adam_betas": [0.8, 0.7]}
     optimizer = experiment("FPARec", learner="adamw", **given).trainer.optimizer
-    assert type(optimizer) is torch.optim.AdamW
+    assert isinstance(optimizer, torch.optim.AdamW)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.03, (0.8, 0.7))
+
+
+def test_training_starts_without_the_import_of_torchs_compiler(experiment, monkeypatch) -> None:
+    """Which takes longer than all else that a small run does before its first epoch has ended."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # its import is an error now
+    optimizer = fit(experiment("FPARec", epochs=1)).optimizer
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert len(optimizer.state) > 0

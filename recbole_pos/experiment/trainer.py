@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import os
 import time
@@ -38,8 +39,29 @@ from recbole_pos.reporter import Reporter
 from recbole_pos.tables.storage import trim_heap
 from recbole_pos.values import Options
 
-_FUSED = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 PER_STEP = ("cosine", "linear")  # schedules that need the number of steps of the whole training
+
+
+def _without_dynamo(optimizer: type[torch.optim.Adam]) -> type[torch.optim.Adam]:
+    """Return a class like an optimiser of torch, which does not import ``torch._dynamo``.
+
+    That module is the compiler of ``torch.compile``. torch wraps some methods of optimisers in
+    functions that import it, so that the compiler leaves these methods alone. The import takes
+    1.3 s at the start of every training, and optimisers are not compiled here.
+
+    Args:
+        optimizer: the class, Adam or AdamW.
+    """
+    names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])  # which its wrapper did, too
+    return type(optimizer.__name__, (optimizer,), methods)
+
+
+_FUSED = {
+    "adam": _without_dynamo(torch.optim.Adam),
+    "adamw": _without_dynamo(torch.optim.AdamW),
+}
 
 
 class PosTrainer(EvaluatingTrainer):

@@ -58,8 +58,7 @@ def start_server() -> None:
         return
     from multiprocessing import forkserver  # Windows has none, and trains on Ray
 
-    forkserver.set_forkserver_preload(["recbole_pos.runs.worker", "torch._dynamo"])
-    # The preload names modules that the server imports: training needs both.
+    forkserver.set_forkserver_preload(["recbole_pos.runs.worker"])  # what the server imports
     with keep_working_directory_out():
         forkserver.ensure_running()
 
