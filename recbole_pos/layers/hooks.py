@@ -146,8 +146,10 @@ class AttentionPosition(PositionScheme):
         """Compute what replaces dot-product attention; None, by default, replaces nothing.
 
         Args:
-            query, key, value: [m, h, e], history after history. If ``projections`` leaves them
-                out, query and key are None, and value is the layer's input, cut into heads.
+            query: [m, h, e], history after history; None if ``projections`` leaves it out.
+            key: [m, h, e] as ``query``; None if ``projections`` leaves it out.
+            value: [m, h, e] as ``query``; if ``projections`` leaves it out, the layer's input, cut
+                into heads.
             batch: the histories.
             dropout: dropout on the weights of attention.
 
