@@ -13,7 +13,7 @@ from torch import nn
 
 import recbole_pos
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.data.interactions import check_clock, sort_interactions
+from recbole_pos.data.interactions import check_clock, check_resolution, sort_interactions
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.diagnosis import looks_ahead
@@ -29,7 +29,7 @@ def check(times: list[float], unit: str = "seconds", period: float = 600.0) -> l
         "when": torch.tensor(times, dtype=torch.float64),
     }
     log, _ = sort_interactions(fields, 3, "user", "item", "when")
-    return check_clock(log, unit, period)
+    return check_clock(log, unit) + check_resolution(log, unit, period)
 
 
 def days(*numbers: int, since: int = 0) -> list[float]:

@@ -224,7 +224,9 @@ def test_a_batch_is_what_loops_make_of_it(sizes, longest, stride, places) -> Non
     batch = np.array(places) % len(windows.start)
     features = Features({"price": log.items * 2.5}, {"age": torch.arange(99)})
     requirements = BatchRequirements(times=True, log_rows=True)
-    found = WindowGatherer(log, windows, requirements, CPU, features).gather(batch)
+    found = WindowGatherer(log, windows, requirements, CPU, features).gather(
+        batch, torch.from_numpy(batch)
+    )
     events, lengths, positions, targets = [], [], [], []
     for w in batch:
         for event in range(windows.start[w], windows.end[w]):

@@ -28,7 +28,7 @@ from recbole_pos.files import atomic_write
 from recbole_pos.values import Options
 from recbole_pos.version import __version__
 
-FORMAT = 9  # number to raise when the same files and options are prepared in another way
+FORMAT = 10  # number to raise when the same files and options are prepared in another way
 MIN_BYTES = 4 << 20  # least size of the files: smaller ones are read in less than a second
 MAX_CACHES = 4  # how many caches of a dataset are kept
 _SETTLED = 2e9  # nanoseconds after which a change of a file changes its times, too
@@ -158,16 +158,10 @@ def capture(dataset: Dataset) -> dict[str, Any]:
     Returns:
         ``part`` and ``is_target``: [interactions], for each interaction whether it is of training,
         validation or test, and whether it may be a target. ``tables``: table -> field -> array.
-        ``names``: field -> [ids] names. ``sharing``: field -> field in ``names`` with its names.
+        ``names``: field -> [ids] names.
         Other values are attributes of the dataset (``_KEPT_ATTRIBUTES``) or its split, by name.
     """
-    split, names = dataset.split, dataset.field2id_token
-
-    # Fields that share their names (as friends do with users) have the same array. It is stored
-    # once, under the first of these fields, to which ``sharing`` maps each of them. ``first_field``
-    # maps the identity of an array to this field. Since the last entry of a dict with the same key
-    # stays, fields are read in reverse.
-    first_field = {id(column): field for field, column in reversed(names.items())}
+    split = dataset.split
     return {
         **{name: getattr(dataset, name) for name in _KEPT_ATTRIBUTES},
         "offsets": split.log.offsets,
@@ -178,8 +172,7 @@ def capture(dataset: Dataset) -> dict[str, Any]:
             name: {field: column.numpy() for field, column in table.items()}
             for name, table in dataset.tables.items()
         },
-        "names": {field: names[field] for field in first_field.values()},
-        "sharing": {field: first_field[id(column)] for field, column in names.items()},
+        "names": dataset.field2id_token,
     }
 
 
@@ -203,14 +196,11 @@ def restore(state: dict[str, Any], config: Options) -> Dataset:
     key_fields = (config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
     log = EventLog(tables["inter"], state["offsets"], *key_fields)
 
-    # Fields that share their names share the array again, and the mapping from names to ids.
-    names, sharing = state["names"], state["sharing"]
-    ids = {field: NameIds(column) for field, column in names.items()}
     dataset = Dataset(
         config=config,
         kinds=state["kinds"],
-        field2id_token={field: names[stored_as] for field, stored_as in sharing.items()},
-        field2token_id={field: ids[stored_as] for field, stored_as in sharing.items()},
+        field2id_token=state["names"],
+        field2token_id={field: NameIds(names) for field, names in state["names"].items()},
         user_feat=tables.get("user"),
         item_feat=tables.get("item"),
         missing=state["missing"],

@@ -202,29 +202,28 @@ class Dataset:
     def target_counts(self) -> np.ndarray:
         """[items] int64 how often each item is a target in an epoch of training.
 
-        Under ``target_window: n`` each state (what the model computes after an interaction) learns
-        to predict the next n targets, so an item counts once for each state that learns it. For
-        example, of a user with the targets [a, b, c] and n = 2, a counts once, b and c twice.
+        A state is what the model computes after an interaction, to predict the next target. Under
+        ``target_window: n`` it learns the next n targets of its user, so an item counts once for
+        each state that learns it. For example, of a user with the targets [a, b, c] and n = 2, the
+        states before them learn [a, b], [b, c] and [c]: a counts once, b and c twice.
         """
-        # Only models that train on windows read ``target_window``. ``is_learned``: [interactions]
-        # bool, the training targets that a model learns at all, such as the newest of each user.
+        # Only models that train on windows read ``target_window``.
         learns_from_windows = self.config["augmentation"] == "all_positions"
-        window = self.config["target_window"] if learns_from_windows else 1
-        is_learned = self._find_learned_targets()
+        num_steps = self.config["target_window"] if learns_from_windows else 1
 
-        # Number the training targets 0, 1, 2 and so on. Target i is learned by the states before
-        # the targets first[i] to i, which are at most ``window`` and of the same user (``users`` is
-        # sorted, so searchsorted gives the number of a user's first target).
-        target_rows = np.flatnonzero(self.split.find_targets(TRAIN))
-        users = self.log.find_users(target_rows)
-        number = np.arange(len(target_rows))
-        first = np.maximum(number - window + 1, np.searchsorted(users, users))
+        # All training targets, in the order of the log; and for each whether the state before it
+        # learns at all, as with ``augmentation: none`` only the one before the newest target does.
+        rows = np.flatnonzero(self.split.find_targets(TRAIN))
+        users, items = self.log.find_users(rows), self.log.items.numpy()[rows]
+        has_learning_state = self._find_learned_targets()[rows]
 
-        # Of these states, count those that learn at all: the ones before a target that is learned.
-        num_before = np.concatenate(([0], np.cumsum(is_learned[target_rows])))
-        num_learning = num_before[number + 1] - num_before[first]
-        items = self.log.items.numpy()[target_rows]
-        return np.bincount(items, num_learning, self.item_num).astype(np.int64)
+        # For step = 0, 1, ...: the state before target i learns target i + step of the same user.
+        counts = np.zeros(self.item_num, dtype=np.int64)
+        for step in range(min(num_steps, len(rows))):
+            num_pairs = len(rows) - step
+            is_learned = has_learning_state[:num_pairs] & (users[:num_pairs] == users[step:])
+            counts += np.bincount(items[step:][is_learned], minlength=self.item_num)
+        return counts
 
     def _find_learned_targets(self) -> np.ndarray:
         """Return which training targets (interactions to predict) a model learns in an epoch.
@@ -237,15 +236,19 @@ class Dataset:
         """
         augmentation = self.config["augmentation"]
         is_learned = self.split.find_targets(TRAIN, only_newest=augmentation == "none")
-        if augmentation == "all_positions":
-            # Under ``train_windows: last`` a user's older targets are in no window. The target of
-            # an input is the next interaction, so the targets of the inputs in rows first .. end-1
-            # are the rows first + 1 .. end; ``gather_index`` lists them for all windows.
-            windows = self.make_training_windows()
-            is_in_window = np.zeros(len(self.log), dtype=bool)
-            is_in_window[gather_index(windows.first + 1, windows.end - windows.first)] = True
-            is_learned &= is_in_window
-        return is_learned
+        if augmentation != "all_positions":
+            return is_learned
+
+        # Under ``train_windows: last`` a user's older targets are in no window. A window has its
+        # inputs in the rows up to ``end``, ``end`` excluded, and those from ``first`` on have a
+        # target: the interaction in the row after them. So of a window with first 3 and end 5, the
+        # inputs 3 and 4 have the targets 4 and 5. Mark these rows of all windows.
+        windows = self.make_training_windows()
+        num_targets = windows.end - windows.first
+        target_rows = gather_index(windows.first + 1, num_targets)  # num_targets rows from each
+        is_in_window = np.zeros(len(self.log), dtype=bool)
+        is_in_window[target_rows] = True
+        return is_learned & is_in_window
 
     def for_config(self, config: Options) -> Dataset:
         """Return a copy under other options of model, training and histories; arrays are shared."""

@@ -49,10 +49,8 @@ class EventLog:
             rows: the rows of the chunk in this log.
             log: the log of these rows only, with the chunk's users numbered from 0 in ``offsets``.
         """
-        # CHUNK_INTERACTIONS is about how many interactions a chunk has. Chunks begin at each user
-        # whose first row, divided by it, gives a larger whole number than that of the user before.
-        first_users = np.flatnonzero(np.diff(self.offsets[:-1] // CHUNK_INTERACTIONS, prepend=-1))
-        for first, end in itertools.pairwise([*first_users.tolist(), len(self.offsets) - 1]):
+        # CHUNK_INTERACTIONS is about how many interactions a chunk has.
+        for first, end in _cut_users(self.offsets, CHUNK_INTERACTIONS):
             offsets = self.offsets[first : end + 1]
             rows = slice(int(offsets[0]), int(offsets[-1]))
             if rows.start == rows.stop:  # the users of this chunk have no interactions
@@ -133,6 +131,23 @@ class EventLog:
         start = self.starts
         end = np.repeat(self.offsets[1:], self.lengths)
         return num_before[end] - num_before[start], num_until - num_before[start]
+
+
+def _cut_users(offsets: np.ndarray, num_rows: int) -> list[tuple[int, int]]:
+    """Cut all users into ranges that follow each other, each with about ``num_rows`` interactions.
+
+    For example, users with 3, 2, 2 and 1 interactions, of which the first rows are [0, 3, 5, 7],
+    are cut for 4 rows into users 0 to 1, whose first rows are below 4, and users 2 to 3.
+
+    Args:
+        offsets: [users + 1] first row of each user, and the number of all rows.
+        num_rows: about how many interactions a range has.
+
+    Returns:
+        The first user of each range, and the one after its last: [(0, 2), (2, 4)].
+    """
+    _, first_users = np.unique(offsets[:-1] // num_rows, return_index=True)
+    return list(itertools.pairwise([*first_users.tolist(), len(offsets) - 1]))
 
 
 def sort_interactions(
@@ -232,19 +247,16 @@ def sort_by_user(
         order: [interactions] int64 rows in that order.
         offsets: [users + 1] int64; user u has the places offsets[u] : offsets[u + 1] in it.
     """
+    # ``storage.sorted_rows`` is how many rows memory allows to sort at a time.
     storage = storage or Storage()
     offsets = np.concatenate(([0], np.cumsum(np.bincount(users, minlength=num_users))))
-    order: np.ndarray = storage.empty(len(users), np.int64)
+    if len(users) <= storage.sorted_rows:
+        return _sort_rows(users, times, given_part), offsets
 
-    # Ranges of users that are sorted at a time, such as [0, 7, 12]: users 0 to 6, then 7 to 11. All
-    # rows of a user are in one range, so that the sorted ranges follow each other. A range has
-    # about ``storage.sorted_rows`` rows, as many as memory allows to sort at a time.
-    is_first = np.diff(offsets[:-1] // storage.sorted_rows, prepend=-1) != 0
-    bounds = [*np.flatnonzero(is_first).tolist(), len(offsets) - 1]
-    for first, end in itertools.pairwise(bounds):
-        if len(bounds) == 2:  # one range of all users: no rows need be selected
-            order[:] = _sort_rows(users, times, given_part)
-            break
+    # Sort ranges of users one by one. All rows of a user are in one range, so that the sorted
+    # ranges follow each other.
+    order: np.ndarray = storage.empty(len(users), np.int64)
+    for first, end in _cut_users(offsets, storage.sorted_rows):
         rows = np.flatnonzero((users >= first) & (users < end))
         parts = None if given_part is None else given_part[rows]
         in_range = _sort_rows(users[rows], times[rows], parts)
@@ -304,73 +316,83 @@ def counts_time(times: np.ndarray, unit: str) -> bool | None:
 def check_clock(
     log: EventLog,
     unit: str,
-    shortest_period: float | None = None,
     instead: str = "take a scheme without time such as rope or learned",
-    across: bool = False,
+    compares_users: bool = False,
 ) -> list[str]:
     """Check that the time field holds clock times, before a time-aware model is built.
 
     Args:
         log: the interactions, sorted by user and time.
         unit: unit of the time field, such as seconds (the option ``timestamp_unit``).
-        shortest_period: for a model that encodes time by rotation in planes, the seconds in which
-            its fastest plane turns once; None for others.
         instead: what the message advises to use where the times are unusable.
-        across: whether the model compares only times of different users, which may differ even if
-            each user has one time only.
+        compares_users: whether the model compares only times of different users with each other,
+            so that each user may have one time only.
 
     Returns:
         Warnings to show before training; empty if the times are as they should be.
 
     Raises:
-        UsageError: if no user has two different times; with ``across``, if all are the same.
+        UsageError: if no user has two different times; with ``compares_users``, if all times are
+            the same.
     """
-    # All different times, and the steps between interactions of one user that follow each other.
+    # The steps in time between interactions of one user that follow each other.
     name, times, users = shown(log.time_field), log.times.numpy(), log.users.numpy()
-    distinct = np.unique(times)
     steps = np.diff(times)[users[1:] == users[:-1]]
     steps = steps[steps != 0]
+    distinct = np.unique(times)
     advice = f"set TIME_FIELD to a column of clock times, or {instead}"
-
-    # No user has two different times.
     if len(steps) == 0:
-        if across and len(distinct) > 1:
+        if compares_users and len(distinct) > 1:
             return []
         raise UsageError(
             f"{name} is the same for all interactions of a user: there is no time to learn from; "
             f"{advice}"
         )
 
-    # Numbers that only count: each whole number once, or the same step between all interactions.
-    is_numbering = len(distinct) == len(times) == distinct[-1] - distinct[0] + 1
-    if is_numbering or (steps == steps[0]).all():
+    # Numbers that only count the rows: 1, 2, 3 and so on, or the same step everywhere.
+    first, last = distinct[0], distinct[-1]
+    counts_rows = len(distinct) == len(times) and len(times) == last - first + 1
+    if counts_rows or (steps == steps[0]).all():
         return [
             f"{name} looks like a running number, not like clock time: a time-aware model learns "
             f"no more from it than from order; {advice}"
         ]
 
-    # Dates that are unlikely, as milliseconds that are read as seconds. ``SECONDS`` has the number
-    # of seconds in each unit, and YEAR that in a year.
-    messages = []
-    first, last = (1970 + time * SECONDS[unit] / YEAR for time in (distinct[0], distinct[-1]))
-    if first < 1971 or last > 2100:
-        messages.append(
-            f"{name} reads as {unit} from the year {first // 1:.6g} to {last // 1:.6g}. If it "
-            f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
-            f"numbers interactions: {advice}; if it counts from another day than 1970-01-01, its "
-            "years do not matter"
-        )
+    # Dates that are unlikely, as milliseconds that are read as seconds.
+    if counts_time(times, unit):
+        return []
+    years = [1970 + time * SECONDS[unit] / YEAR for time in (first, last)]
+    return [
+        f"{name} reads as {unit} from the year {years[0] // 1:.6g} to {years[1] // 1:.6g}. If it "
+        f"counts something else, set timestamp_unit to one of {', '.join(SECONDS)}; if it only "
+        f"numbers interactions: {advice}; if it counts from another day than 1970-01-01, its years "
+        "do not matter"
+    ]
 
-    # Times that are too coarse: by Nyquist, a period needs at least two distinguishable times.
-    resolution = float(np.diff(distinct).min()) * SECONDS[unit]
-    if shortest_period is not None and shortest_period < 2 * resolution:
-        messages.append(
-            f"{name}, read as {unit}, has a resolution of {resolution:g} s, so periods under "
-            f"{2 * resolution:g} s mean nothing, but the fastest plane turns in "
-            f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is "
-            "set)"
-        )
-    return messages
+
+def check_resolution(log: EventLog, unit: str, shortest_period: float) -> list[str]:
+    """Warn if a model's shortest period of time is too short for the times of a log.
+
+    For example, times in whole days cannot tell an hour from the next. By Nyquist, a period must be
+    at least twice as long as the least difference between two times.
+
+    Args:
+        log: the interactions.
+        unit: unit of the time field, such as seconds (the option ``timestamp_unit``).
+        shortest_period: seconds in which the fastest rotation of the model turns once.
+
+    Returns:
+        One warning, or none.
+    """
+    differences = np.diff(np.unique(log.times.numpy()))
+    resolution = float(differences.min(initial=np.inf)) * SECONDS[unit]
+    if shortest_period >= 2 * resolution:
+        return []
+    return [
+        f"{shown(log.time_field)}, read as {unit}, has a resolution of {resolution:g} s, so "
+        f"periods under {2 * resolution:g} s mean nothing, but the fastest rotation turns in "
+        f"{shortest_period:g} s: raise time_min_period (or lower time_scale, if time_base is set)"
+    ]
 
 
 def require_order(log: EventLog, readers: str, instead: str) -> None:

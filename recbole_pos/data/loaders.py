@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from recbole.data.dataloader import AbstractDataLoader, FullSortEvalDataLoader, TrainDataLoader
 from recbole.data.interaction import Interaction
@@ -22,7 +23,6 @@ from recbole_pos.data.windows import (
     SequenceBatch,
     WindowGatherer,
     fits_on_device,
-    gather_index,
     prefetch,
     send_to_device,
 )
@@ -38,17 +38,22 @@ class WindowLoader:
     batches. As many random windows as ``length_pool`` batches have are sorted by length and cut
     into batches with about equal numbers of targets, which are then shuffled: little padding, and
     every target weighs about the same in a step. A batch with more than ``train_batch_events``
-    inputs is cut, but never within a window, nor between the windows of a user if the model takes
-    these together (``linked``).
+    inputs is cut, but never within a group of windows.
+
+    A group are the windows that must come in the same batch: all windows of a user if the model
+    takes these together (``requirements.linked``), else a single window.
 
     Attributes:
+        dataset: the training interactions, as RecBole's classes read them.
+        log: the interactions; a window is a range of its rows.
         windows: all training windows.
-        grouped: index of the windows, in the order of their groups. A group comes in one batch: it
-            is a window or, under ``linked``, all windows of a user.
-        group_sizes: [groups] number of windows of each group.
+        features: columns of attributes of interactions and users that batches carry.
+        requirements: what the model declares about its batches.
+        groups: a row for each group, with the columns ``windows`` (how many), ``max_length`` (of
+            its longest window), ``inputs`` and ``targets`` (numbers of all its windows).
         num_targets: number of targets in one epoch, of all processes.
         epoch: number of the epoch whose batches are yielded.
-        shard: the part of every batch that this process yields.
+        shard: the part of every batch that this process yields: all of it, until :meth:`divide`.
     """
 
     packed = True  # batches are packed windows, not rows
@@ -64,26 +69,28 @@ class WindowLoader:
             requirements: what the model declares about its batches, such as that they carry times
                 or (``linked``) all windows of a user.
         """
-        # RecBole's code reads the data of a loader under both names.
+        # The data. RecBole's code reads the dataset of a loader under the name ``_dataset``, too.
         self.dataset = self._dataset = dataset
-        self.log, self.requirements = dataset.data.log, requirements
+        self.log = dataset.data.log
         self.windows = dataset.data.make_training_windows()
-        self.features = read_history_features(dataset.data)  # attributes that batches carry
+        self.features = read_history_features(dataset.data)
+        self.requirements = requirements
 
-        # Windows of as many batches as ``length_pool`` says are sorted by length together.
+        # Options of the batches; ``max_inputs`` is None for no limit.
         self.batch_size, self.pool_size = config["train_batch_size"], config["length_pool"]
+        self.max_inputs = config["train_batch_events"]
         self.seed, self.shuffle = config["seed"], config["shuffle"]
-        self.max_inputs = config["train_batch_events"]  # of a batch; None for no limit
 
-        # Windows that must come in the same batch form a group. ``grouped`` has the numbers of the
-        # windows, group after group, and ``group_sizes`` how many windows each group has.
-        self.grouped, self.group_sizes = self._group_windows()
-        self.num_targets = int(self.windows.num_targets.sum())  # in one epoch
+        # The sizes of the groups, and of the whole epoch.
+        self.groups, self._windows_by_group = self._group_windows()
+        self.num_targets = int(self.windows.num_targets.sum())
+
+        # The state of the loader. The gatherer makes a batch of the numbers of its windows, on the
+        # device where it has a copy of the data; the batches of an epoch are kept with its number.
         self.epoch = 0
-        self.shard = Shard()  # the part of each batch that this process yields: all, until divided
-        # Makes batches of the numbers of windows, on the device where it has a copy of the data.
+        self.shard = Shard()
         self._gatherer = self._make_gatherer(torch.device("cpu"))
-        self._cached: tuple[int, list[np.ndarray]] | None = None  # an epoch and its batches
+        self._cached: tuple[int, list[np.ndarray]] | None = None
 
     def divide(self, shard: Shard) -> None:
         """Yield only this process's part (shard) of every batch from now on."""
@@ -96,6 +103,35 @@ class WindowLoader:
     def __len__(self) -> int:
         return len(self._get_batches())
 
+    def _group_windows(self) -> tuple[pd.DataFrame, list[np.ndarray] | None]:
+        """Find the groups of windows that must come in the same batch.
+
+        For example, windows of the users [5, 3, 5] that must come together for each user are the
+        groups [1] and [0, 2], in the order of the users.
+
+        Returns:
+            groups: the table of groups, see the attributes of this class.
+            windows_by_group: for each group the numbers of its windows, oldest first; None if each
+                window is a group, whose number is that of the window.
+        """
+        lengths, num_targets = self.windows.lengths, self.windows.num_targets
+        if not self.requirements.linked:
+            sizes = {"windows": 1, "max_length": lengths, "inputs": lengths, "targets": num_targets}
+            return pd.DataFrame(sizes), None
+
+        # Sorting windows by their first rows puts those of a user together, oldest first, since the
+        # log is sorted by user and time.
+        windows = np.argsort(self.windows.start, kind="stable")
+        users = self.log.find_users(self.windows.start[windows])
+        table = pd.DataFrame({"length": lengths[windows], "targets": num_targets[windows]})
+        groups = table.groupby(users).agg(
+            windows=("length", "size"),
+            max_length=("length", "max"),
+            inputs=("length", "sum"),
+            targets=("targets", "sum"),
+        )
+        return groups, np.split(windows, groups["windows"].cumsum()[:-1])
+
     def _get_batches(self) -> list[np.ndarray]:
         """Return the windows of each batch of this epoch, from the cache if they are there."""
         if self._cached is None or self._cached[0] != self.epoch:
@@ -105,105 +141,87 @@ class WindowLoader:
     def _make_batches(self) -> list[np.ndarray]:
         """Distribute the training windows over the batches of this epoch.
 
-        Windows that must come in one batch form a group: a single window or, if the model takes
-        them together (``requirements.linked``), all windows of a user. ``self.grouped`` has the
-        numbers of the windows, group after group, and ``self.group_sizes`` the size of each group.
-
         Returns:
             For each batch the numbers of its windows, [k] int64.
         """
-        # Of each group: number of windows, largest length, numbers of inputs and targets. ``first``
-        # is the place of a group's first window in ``grouped``.
-        sizes, lengths = self.group_sizes, self.windows.lengths[self.grouped]
-        first = np.cumsum(sizes) - sizes
-        max_lengths = np.maximum.reduceat(lengths, first)
-        num_inputs = np.add.reduceat(lengths, first)
-        num_targets = np.add.reduceat(self.windows.num_targets[self.grouped], first)
-
-        # Cut a random order of the groups into pools, such as [[4, 0, 2], [1, 3]], each with about
-        # as many windows as ``pool_size`` batches.
+        # Put the groups in random order.
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(len(first)) if self.shuffle else np.arange(len(first))
-        num_before = np.cumsum(sizes[order]) - sizes[order]  # windows before each group
-        pool = num_before // (self.batch_size * self.pool_size)
-        pools = np.split(order, np.flatnonzero(np.diff(pool)) + 1)
+        num_groups = len(self.groups)
+        order = rng.permutation(num_groups) if self.shuffle else np.arange(num_groups)
 
-        # Cut each pool into batches: as it is; or sorted by length, so that windows of a batch are
-        # about as long, into batches of about as many targets each (``_split_evenly``). ``batches``
-        # holds the numbers of groups, not yet of windows.
-        batches: list[np.ndarray] = []
-        for groups in pools:
-            num_batches = math.ceil(int(sizes[groups].sum()) / self.batch_size)
-            if self.pool_size == 1 or not self.shuffle:
-                batches += np.array_split(groups, min(num_batches, len(groups)))
-            else:
-                groups = groups[np.argsort(max_lengths[groups], kind="stable")]
-                batches += _split_evenly(groups, num_targets[groups], num_batches)
-        # ``_limit_inputs`` cuts a batch of more than ``max_inputs`` inputs into smaller ones.
+        # Cut that order into pools, such as [[4, 0, 2], [1, 3]], each with about as many windows as
+        # ``pool_size`` batches: a group is of pool 0, 1, ... by the number of windows before it.
+        sizes = self.groups["windows"].to_numpy()[order]
+        num_before = np.cumsum(sizes) - sizes
+        pools = _split_where_different(order, num_before // (self.batch_size * self.pool_size))
+
+        # Cut each pool into batches of groups, and the large ones of these into smaller ones.
+        batches = [batch for pool in pools for batch in self._cut_pool(pool)]
         if self.max_inputs is not None:
-            batches = [cut for batch in batches for cut in self._limit_inputs(batch, num_inputs)]
+            batches = [part for batch in batches for part in self._limit_inputs(batch)]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
 
-        # Replace the numbers of groups by those of their windows, which are the same if each group
-        # is one window. ``gather_index`` gives the places of all windows of a group in ``grouped``.
-        if not self.requirements.linked:
+        # Replace groups by their windows, if a group may have several.
+        windows_by_group = self._windows_by_group
+        if windows_by_group is None:
             return batches
-        return [self.grouped[gather_index(first[groups], sizes[groups])] for groups in batches]
+        return [np.concatenate([windows_by_group[i] for i in batch]) for batch in batches]
 
-    def _limit_inputs(self, groups: np.ndarray, num_inputs: np.ndarray) -> list[np.ndarray]:
+    def _cut_pool(self, pool: np.ndarray) -> list[np.ndarray]:
+        """Cut a pool of groups into batches, each with about ``batch_size`` windows.
+
+        If pools have several batches, the groups are sorted by length first, so that windows of a
+        batch are about as long, and batches have about as many targets each.
+
+        Args:
+            pool: [n] numbers of groups.
+
+        Returns:
+            For each batch the numbers of its groups.
+        """
+        sizes = self.groups.iloc[pool]
+        num_batches = math.ceil(sizes["windows"].sum() / self.batch_size)
+        if self.pool_size == 1 or not self.shuffle:
+            return np.array_split(pool, min(num_batches, len(pool)))
+        by_length = np.argsort(sizes["max_length"].to_numpy(), kind="stable")
+        num_targets = sizes["targets"].to_numpy()
+        return _split_evenly(pool[by_length], num_targets[by_length], num_batches)
+
+    def _limit_inputs(self, batch: np.ndarray) -> list[np.ndarray]:
         """Cut a batch into smaller ones, each of at most ``max_inputs`` inputs or of one group.
 
         Args:
-            groups: [k] numbers of the groups of windows in the batch.
-            num_inputs: number of inputs of every group, by its number.
+            batch: [k] numbers of the groups in the batch.
 
         Returns:
-            The numbers of the groups of each smaller batch.
+            For each smaller batch the numbers of its groups.
         """
         # Cut by numbers of inputs into as few batches as may do; one that is still too large (since
         # groups are not of equal size) is cut again.
-        total = int(num_inputs[groups].sum())
-        if total <= self.max_inputs or len(groups) == 1:
-            return [groups]
-        cuts = _split_evenly(groups, num_inputs[groups], math.ceil(total / self.max_inputs))
-        return [batch for cut in cuts for batch in self._limit_inputs(cut, num_inputs)]
-
-    def _group_windows(self) -> tuple[Any, np.ndarray]:
-        """Group the windows that must come in the same batch.
-
-        Under ``linked`` these are all windows of a user, oldest first; else each window is a group.
-        For example, windows of the users [5, 3, 5] give ([1, 0, 2], [1, 2]).
-
-        Returns:
-            grouped: numbers of the windows, [windows] int64, group by group; a slice of all if each
-                window is a group.
-            sizes: [groups] int64 number of windows of each group.
-        """
-        start = self.windows.start
-        if not self.requirements.linked:
-            return slice(None), np.broadcast_to(np.int64(1), len(start))
-        # Sorting windows by their first rows puts those of a user together, oldest first.
-        windows = np.argsort(start, kind="stable")  # the log is sorted by user, then time
-        user = self.log.find_users(start[windows])
-        return windows, np.unique(user, return_counts=True)[1]
+        num_inputs = self.groups["inputs"].to_numpy()[batch]
+        total = int(num_inputs.sum())
+        if total <= self.max_inputs or len(batch) == 1:
+            return [batch]
+        cuts = _split_evenly(batch, num_inputs, math.ceil(total / self.max_inputs))
+        return [part for cut in cuts for part in self._limit_inputs(cut)]
 
     def __iter__(self) -> Iterator[SequenceBatch]:
-        """Yield the batches of this epoch or, with several processes, this one's share of each."""
-        num_targets, batches = self.windows.num_targets, self._get_batches()
-        shares = [self.shard.take_rows(batch) for batch in batches]  # one process takes all
+        """Yield the batches of this epoch or, with several processes, this one's part of each."""
+        batches, num_targets = self._get_batches(), self.windows.num_targets
 
-        # Copy the numbers of all windows to the device at once, rather than batch by batch.
-        windows = torch.from_numpy(np.concatenate(shares))
-        windows = windows.to(self._gatherer.device)
-        indices = windows.split(list(map(len, shares)))
+        # The windows of this process in each batch: all, if it is the only one. Copy all their
+        # numbers to the device at once, rather than batch by batch.
+        own_batches = [self.shard.take_rows(batch) for batch in batches]
+        all_numbers = torch.from_numpy(np.concatenate(own_batches)).to(self._gatherer.device)
+        numbers_on_device = all_numbers.split(list(map(len, own_batches)))
 
-        # ``take`` also tells the shard (this process's part of every batch) how many targets the
-        # batch has in all processes, by which the loss is divided. ``gather`` makes the batch of
-        # the numbers of its windows.
-        for step, (batch, share) in enumerate(zip(batches, shares, strict=True)):
-            share = self.shard.take(batch, num_targets[batch])
-            yield self._gatherer.gather(share, indices[step])
+        for batch, numbers in zip(batches, numbers_on_device, strict=True):
+            # ``take`` returns the same windows as ``take_rows`` above. It also tells the shard how
+            # many targets the batch has, here and in all processes, by which the loss is weighted:
+            # so it is called just before the batch is used.
+            own_batch = self.shard.take(batch, num_targets[batch])
+            yield self._gatherer.gather(own_batch, numbers)
 
     def iterate_batches(self, device: torch.device, data_on_device: str) -> Iterator[SequenceBatch]:
         """Yield the batches of an epoch on the device of the model.
@@ -215,21 +233,19 @@ class WindowLoader:
             device: device of the model.
             data_on_device: option of that name: auto, or never, which leaves the data on the host.
         """
-        # The gatherer makes batches on the device where it has the data. Copy them, unless that is
-        # done, or the model needs each batch on the host first: its ``prepare`` computes sizes
-        # there that depend on the values of the batch.
+        # Copy the data to the device if they fit, unless that is done, or the model needs each
+        # batch on the host first: its ``prepare`` computes sizes there that depend on the values.
         prepare = self.requirements.prepare
-        data = self.log, self.windows, self.features
         if self._gatherer.device != device and prepare is None:
-            if fits_on_device(device, data_on_device, *data):
+            if fits_on_device(device, data_on_device, self.log, self.windows, self.features):
                 self._gatherer = self._make_gatherer(device)
-        if self._gatherer.device == device:  # ``__iter__`` yields batches on that device
-            yield from self
+        batches = iter(self)  # on the device of the gatherer
+        if self._gatherer.device == device:
+            yield from batches
             return
 
-        # Batches from the host. With several processes none is made ahead: the shard remembers the
-        # numbers of the batch made last, which must be the one that the model is using.
-        batches: Iterator[SequenceBatch] = iter(self)
+        # Make batches on the host. The next one is made in a thread while the model uses this one;
+        # not with several processes, as the shard keeps the counts of the batch that was made last.
         if prepare is not None:
             batches = map(prepare, batches)
         if device.type == "cuda":
@@ -240,11 +256,22 @@ class WindowLoader:
             yield batch.to(device)
 
     def gather(self, batch: np.ndarray) -> SequenceBatch:
-        """Return the given windows as one packed batch."""
-        return self._gatherer.gather(batch)
+        """Return the windows of the given numbers as one packed batch."""
+        numbers = torch.from_numpy(batch).to(self._gatherer.device)
+        return self._gatherer.gather(batch, numbers)
 
     def _make_gatherer(self, device: torch.device) -> WindowGatherer:
         return WindowGatherer(self.log, self.windows, self.requirements, device, self.features)
+
+
+def _split_where_different(values: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+    """Split an array between neighbours whose keys differ: [5, 6, 7] by [0, 0, 1] to [5, 6], [7].
+
+    Args:
+        values: [n].
+        keys: [n] whole numbers.
+    """
+    return np.split(values, np.flatnonzero(np.diff(keys)) + 1)
 
 
 def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> list[np.ndarray]:
@@ -264,7 +291,7 @@ def _split_evenly(groups: np.ndarray, weights: np.ndarray, num_parts: int) -> li
     # A group belongs to the part in which the middle of its weight lies.
     middle = np.cumsum(weights) - weights / 2
     part = np.minimum(middle * num_parts // weights.sum(), num_parts - 1)
-    return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
+    return _split_where_different(groups, part)
 
 
 class RowLoader(TrainDataLoader):
@@ -309,8 +336,6 @@ class RowLoader(TrainDataLoader):
         """
         if shard.is_alone or not self.shard.is_alone:
             return
-        if self.num_workers:
-            raise UsageError("worker: with nproc batches are made in each process; expected 0")
         collate, self.shard = self.collate_fn, shard
         self.collate_fn = lambda index: collate(shard.take(index))
 
@@ -348,6 +373,7 @@ class TargetLoader(FullSortEvalDataLoader):
         AbstractDataLoader.__init__(self, config, dataset, None, shuffle=False)
 
     def _init_batch_size_and_step(self) -> None:
+        """Set the number of rows of a batch; RecBole's constructor calls this."""
         self.step = self.config["eval_batch_size"]
         self.set_batch_size(self.step)
 
@@ -454,11 +480,8 @@ def make_held_out_loaders(
     loaders: dict[str, TargetLoader | None] = {}
     num_processes = current_shard().size
     for phase in PHASES[1:]:  # all but training
-        if not len(parts[phase]):
-            loaders[phase] = None
-            continue
-        loader = TargetLoader(config, parts[phase])
-        if loader.num_targets < num_processes:
+        loader = TargetLoader(config, parts[phase]) if len(parts[phase]) else None
+        if loader and loader.num_targets < num_processes:
             raise UsageError(
                 f"nproc: {num_processes} processes share the {phase} targets, of which there are "
                 f"{loader.num_targets}; use fewer"
@@ -470,33 +493,35 @@ def make_held_out_loaders(
 def _make_sampler(config: Options, train: RecBoleView) -> Any:
     """Return RecBole's sampler of negative items; None if the model samples none.
 
-    Negatives are items that a user has not had; a loss compares the target with them.
+    A negative is a random item that the user has not had, with which the loss compares the target.
 
     The sampler knows training interactions only. RecBole itself would make it of all parts, so that
     held-out interactions would count in the popularity of items.
 
     Args:
-        config: configuration; ``train_neg_sample_args`` says from which distribution items are
-            drawn.
+        config: configuration. ``train_neg_sample_args`` says from which distribution items are
+            drawn: uniform, popularity (in proportion to its power ``alpha``), or none. With
+            ``repeatable`` a negative may be any item but the target itself.
         train: the training interactions.
 
     Raises:
-        UsageError: if a user has all items, for whom RecBole would find no negative.
+        UsageError: if a user has had all items that can be drawn, since RecBole would then draw
+            again forever.
     """
     options = config["train_neg_sample_args"]
     distribution, alpha = options["distribution"], options["alpha"]
     if distribution == "none":
         return None
-    if config["repeatable"]:  # for a row, only its target may not be drawn
+    if config["repeatable"]:
         return RepeatableSampler(["train"], train, distribution, alpha).set_phase("train")
 
-    # Else all items of the row's user in training may not be drawn. If these are all that can be
-    # drawn (by popularity those that occur in training), RecBole would draw again forever.
-    users, items = train.inter_feat[train.uid_field], train.inter_feat[train.iid_field]
-    pairs = torch.unique(users * train.item_num + items)  # one number for each user and item
-    max_used = int(torch.bincount(pairs // train.item_num).max())
-    num_drawn = items.unique().numel() if distribution == "popularity" else train.item_num - 1
-    if max_used == num_drawn:
+    # The most different items of one user, and the number of items that can be drawn: all, or by
+    # popularity those that occur in training. Item 0 is padding.
+    columns = {name: train.inter_feat[name].numpy() for name in (train.uid_field, train.iid_field)}
+    items_by_user = pd.DataFrame(columns).groupby(train.uid_field)[train.iid_field]
+    num_in_training = len(np.unique(columns[train.iid_field]))
+    num_drawn = num_in_training if distribution == "popularity" else train.item_num - 1
+    if items_by_user.nunique().max() == num_drawn:
         raise UsageError(
             "train_neg_sample_args: a user has all items that occur in training, which leaves no "
             "negative; leave such users out, as by user_inter_num_interval, or take a model or "

@@ -98,35 +98,35 @@ def cut_windows(
     Raises:
         UsageError: if the stride is too small or too large.
     """
-    # ``stride`` becomes the number of new targets in each window, except in a user's oldest one.
-    if mode == "sliding":
-        stride = max(max_length // 2, 1) if stride is None else stride
-        if not 1 <= stride <= max_length:
-            raise UsageError(
-                f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
-            )
-    else:
-        stride = 1 if mode == "prefix" else max_length
-
-    # The inputs of a user are all interactions but the newest, which is only a target.
+    # The newest interaction of a user is only a target; all others are inputs.
     is_trainable = user_end - user_start >= 2
     user_start, user_end = user_start[is_trainable], user_end[is_trainable] - 1
     num_inputs = user_end - user_start
-    if mode == "last":
-        num_windows = np.ones_like(num_inputs)
-    elif mode == "prefix":
-        num_windows = num_inputs
-    else:  # the oldest window learns all its targets, up to L; each other one ``stride`` of them
-        num_windows = -(-np.maximum(num_inputs - max_length, 0) // stride) + 1  # rounded up
 
-    # Windows of a user from the newest to the oldest; each ends a stride before the newer one.
+    # How many targets each window has that no newer one has, and how many windows each user gets.
+    # The oldest window of a user has all that are left, at most L.
+    num_new, num_windows = max_length, np.ones_like(num_inputs)
+    if mode == "prefix":
+        num_new, num_windows = 1, num_inputs
+    elif mode == "sliding":
+        num_new = max(max_length // 2, 1) if stride is None else stride
+        if not 1 <= num_new <= max_length:
+            raise UsageError(
+                f"window_stride: expected 1 to MAX_ITEM_LIST_LENGTH ({max_length}), found {stride}"
+            )
+    if mode in ("chunk", "sliding"):
+        num_left = np.maximum(num_inputs - max_length, 0)  # for windows other than the oldest
+        num_windows = 1 + np.ceil(num_left / num_new).astype(np.int64)
+
+    # A row for each window: its user (an index of the arrays above), and its age among the windows
+    # of the user: 0 for the newest, then 1, 2, ... Each ends ``num_new`` rows before the newer one.
     user = np.repeat(np.arange(len(num_windows)), num_windows)
-    age = gather_index(np.zeros_like(num_windows), num_windows)  # 0 is the newest of a user
-    end = user_end[user] - age * stride
+    newest_window = np.cumsum(num_windows) - num_windows  # number of each user's newest one
+    age = np.arange(len(user)) - newest_window[user]
+    end = user_end[user] - age * num_new
     start = np.maximum(end - max_length, user_start[user])
     is_oldest = age == num_windows[user] - 1
-    # The oldest window learns from all its inputs, each other one from the newest ``stride``.
-    return Windows(start, end, np.where(is_oldest, start, end - stride))
+    return Windows(start, end, first=np.where(is_oldest, start, end - num_new))
 
 
 def gather_index(start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -244,71 +244,91 @@ class WindowGatherer:
         """[windows] user of each, which only features of users need."""
         return torch.from_numpy(self.log.find_users(self.windows.start)).to(self.device)
 
-    def gather(self, batch: np.ndarray, index: Tensor | None = None) -> SequenceBatch:
+    def gather(self, batch: np.ndarray, numbers: Tensor) -> SequenceBatch:
         """Return a batch of training windows, packed: all inputs end to end, without padding.
 
-        Nothing is read back from the device, which would wait for it. So all sizes are computed on
-        the host, whose copy of the windows says the same.
+        Nothing is read back from the device, since Python would wait for it. So whatever decides
+        the size of a tensor is computed from ``self.windows``, the copy of the windows on the host.
 
         Args:
             batch: [b] int64, numbers of the windows, on the host.
-            index: the same numbers on the device; copied there if None.
+            numbers: the same on the device.
 
         Returns:
             The batch on the device. Its ``targets`` are the items to predict, and ``queries`` the
             positions in ``items`` from which they are predicted; None if these are all positions.
         """
-        # Sizes, on the host.
-        windows = self.windows
-        host_lengths = windows.end[batch] - windows.start[batch]
+        host_lengths = self.windows.lengths[batch]
         num_inputs = int(host_lengths.sum())
-        num_targets = int(windows.num_targets[batch].sum())
-        if index is None:
-            index = torch.from_numpy(batch).to(self.device)
 
-        # Inputs: the rows of all windows in the log, one window after the other. Those of a window
-        # go from ``start`` to ``end``, and the ones from ``first`` on have a target.
-        start, end, first = self.start[index], self.end[index], self.first[index]
+        # Inputs of a window are the rows ``start`` to ``end`` of the log, ``end`` excluded; those of
+        # all windows are put one after the other.
+        start, end = self.start[numbers], self.end[numbers]
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)
 
-        # Targets: each is the interaction in the row after its input. If not all inputs have one,
-        # ``queries`` are the positions of those that do, among all inputs of the batch.
-        trained_rows = rows
-        queries = None
-        if num_targets < num_inputs:
-            offsets = lengths.cumsum(0) - lengths  # position of each window's first input
-            num_possible = int((windows.end[batch] - windows.first[batch]).sum())
-            queries = concatenate_ranges(offsets + first - start, end - first, num_possible)
-            # Only some interactions may be targets. A stable sort brings them to the front; an
-            # index by a mask would have to read its size from the device.
-            if self.is_target is not None:
-                is_context = (~self.is_target[rows[queries] + 1]).byte()
-                queries = queries[is_context.argsort(stable=True)[:num_targets]]
-            trained_rows = rows[queries]
+        # The target of an input is the interaction in the row after it.
+        queries, query_rows = None, rows
+        if int(self.windows.num_targets[batch].sum()) < num_inputs:
+            queries = self._find_queries(batch, numbers, rows)
+            query_rows = rows[queries]
 
         # Times in seconds: of the inputs and, if required, of the target of each window's newest
         # input, which stands in row ``end``.
         times = at = None
         if self.times is not None:
-            seconds = self.requirements.seconds  # times are not multiplied by 1, which would copy
-            times = self.times[rows] if seconds == 1 else self.times[rows] * seconds
+            times = self._read_seconds(self.times, rows)
             if self.requirements.requests:
-                at = self.times[end] if seconds == 1 else self.times[end] * seconds
+                at = self._read_seconds(self.times, end)
         # Attributes of interactions are taken by row, and those of users by the window's user.
-        features = self.features.map(lambda x: x[rows], lambda x: x[self.users[index]])
+        features = self.features.map(lambda x: x[rows], lambda x: x[self.users[numbers]])
         return SequenceBatch(
             items=self.items[rows],
             lengths=lengths,
             max_length=self.requirements.max_length,
             width=int(host_lengths.max()),
-            targets=self.items[trained_rows + 1],
+            targets=self.items[query_rows + 1],
             queries=queries,
             times=times,
             at=at,
             log_rows=rows if self.requirements.log_rows else None,
             features=features,
         )
+
+    def _read_seconds(self, times: Tensor, rows: Tensor) -> Tensor:
+        """Return the times of some rows of the log in seconds."""
+        seconds = self.requirements.seconds  # in one unit of the times
+        return times[rows] if seconds == 1 else times[rows] * seconds  # times 1 would be a copy
+
+    def _find_queries(self, batch: np.ndarray, numbers: Tensor, rows: Tensor) -> Tensor:
+        """Return the positions of a batch from which a target is predicted.
+
+        For example, of two windows with 3 inputs each, of which the last 2 and the last 1 have a
+        target, these are the positions [1, 2, 5].
+
+        Args:
+            batch: [b] int64, numbers of the windows, on the host.
+            numbers: the same on the device.
+            rows: [inputs] row in the log of each position of the batch.
+
+        Returns:
+            [targets] int64, on the device.
+        """
+        # The positions from the first input with a target to the end of each window. A window
+        # begins at the position ``window_start`` of the batch.
+        start, end, first = self.start[numbers], self.end[numbers], self.first[numbers]
+        window_start = (end - start).cumsum(0) - (end - start)
+        num_possible = int((self.windows.end[batch] - self.windows.first[batch]).sum())
+        queries = concatenate_ranges(window_start + first - start, end - first, num_possible)
+        if self.is_target is None:
+            return queries
+
+        # Only some interactions may be targets. A stable sort brings their positions to the front,
+        # of which as many are taken as there are; an index by a mask would have to read its size
+        # from the device.
+        num_targets = int(self.windows.num_targets[batch].sum())
+        has_no_target = (~self.is_target[rows[queries] + 1]).byte()
+        return queries[has_no_target.argsort(stable=True)[:num_targets]]
 
 
 def concatenate_ranges(start: Tensor, lengths: Tensor, total: int) -> Tensor:

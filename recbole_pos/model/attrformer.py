@@ -151,10 +151,10 @@ class AttrFormer(PosSASRec):
         unit = config["timestamp_unit"]
         if self.relates_times and not self.needs_time:
             instead = "leave the time out of relations"
-            self.notices += check_clock(dataset.log, unit, instead=instead)
+            self.notices += check_clock(dataset.log, unit, instead)
         elif self.lookup.clock == "time_respecting" and not self.needs_time:
             instead = "set cross_sequence: random_order"
-            self.notices += check_clock(dataset.log, unit, instead=instead, across=True)
+            self.notices += check_clock(dataset.log, unit, instead, compares_users=True)
 
         # up to bank_size users with training interactions, sampled by the seed
         users = np.flatnonzero(self.lookup.train_end > self.lookup.offsets[:-1])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recbole_pos.data.attributes import read_item_attribute
 from recbole_pos.data.dataset import Dataset
-from recbole_pos.data.interactions import check_clock, require_order
+from recbole_pos.data.interactions import check_clock, check_resolution, require_order
 from recbole_pos.errors import UsageError
 from recbole_pos.layers.attention import Dropout
 from recbole_pos.layers.forward import BlockOptions, TransformerEncoder, encode_by_attention
@@ -84,12 +84,15 @@ class PosSASRec(PosRecommender):
         self.scale = d**0.5 if config["embedding_scale"] else 1.0
         self.init_weights()
 
-        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones,
-        # such as times too coarse for schemes that turn vectors by an angle proportional to time:
-        # ``find_shortest_period`` returns the seconds of the fastest full turn
+        # ``check_clock`` refuses times from which nothing can be learned, and warns of odd ones.
+        # ``check_resolution`` warns of times too coarse for schemes that turn vectors by an angle
+        # proportional to time: ``find_shortest_period`` returns the seconds of the fastest full
+        # turn, None if there is no such scheme.
         if self.needs_time and has_log(dataset):  # a dataset for serving has no timestamps
-            period = find_shortest_period(self)
-            self.notices += check_clock(dataset.log, config["timestamp_unit"], period)
+            unit = config["timestamp_unit"]
+            self.notices += check_clock(dataset.log, unit)
+            if (period := find_shortest_period(self)) is not None:
+                self.notices += check_resolution(dataset.log, unit, period)
             # ``assume_order`` names the schemes that need times which never fall along a history
             if schemes.assume_order:
                 readers = f"position: {', '.join(schemes.assume_order)}"
