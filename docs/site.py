@@ -72,7 +72,7 @@ def _api() -> str:
 
 
 def _options() -> str:
-    """Return a page with every row of properties/options.yaml, then the defaults of each file."""
+    """Return a page with every row of the table of options, then the defaults of each file."""
     table = "| option | default | type | may be | meaning |\n|---|---|---|---|---|\n"
     lines = []
     for row in OPTIONS.values():

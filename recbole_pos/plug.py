@@ -26,10 +26,10 @@ def _get_model(get_model: Any, model_name: str) -> type:
         get_model: RecBole's function.
         model_name: name of the model.
     """
-    from recbole_pos.model.models import OURS
+    from recbole_pos.model.models import MODELS
 
-    # OURS has the plugin's models and those that users have registered.
-    return OURS[model_name] if model_name in OURS else get_model(model_name)
+    # MODELS has the plugin's models and those that users have registered.
+    return MODELS[model_name] if model_name in MODELS else get_model(model_name)
 
 
 @patch_module("recbole.data.dataset")

@@ -1,8 +1,8 @@
 """Names of models and position schemes, and the classes that they stand for.
 
-A :class:`Registry` has the plugin's own classes, which are listed as text and imported when they
-are requested (to know the names, nothing is imported), and classes that users register. The
-functions below find a class's defaults, and the module that another process must import to have it.
+A :class:`Registry` has the plugin's own classes, each with a yaml file in ``properties/`` that says
+where it is (to know the names, nothing is imported), and classes that users register. The functions
+below find a class's defaults, and the module that another process must import to have it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -19,7 +19,7 @@ from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.values import shown
-from recbole_pos.yaml_files import ROOT, read_yaml
+from recbole_pos.yaml_files import list_property_files, read_properties
 
 Defaults = Mapping[str, Any]  # of options
 US = "recbole-pos"  # as messages call this package
@@ -48,48 +48,85 @@ class Registration:
 class Registry(Mapping[str, type]):
     """Classes by name: the plugin's own, and those that users register.
 
-    Args:
-        kind: what the classes are, in one word, for messages.
-        paths: name -> ``module:Class``, of the plugin's classes.
-        folder: folder of ``properties/`` with a yaml file for each of the plugin's classes.
-        find_owner: returns the package that has reserved a name, or None.
+    A class of the plugin's own has a yaml file, whose name is that of the class here, and which
+    says where the class is and which options it has. The class is imported when it is requested.
 
     Attributes:
+        kind: what the classes are, in one word, for messages.
+        folder: folder of ``properties/`` with the yaml files of the plugin's classes.
+        shipped: names of the plugin's classes.
         added: name -> registration of a class that a user has registered.
+        reserved: names of RecBole's own classes, which users cannot give to theirs.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        paths: dict[str, str],
-        folder: str,
-        find_owner: Callable[[str], str | None] = lambda name: None,
-    ) -> None:
+    def __init__(self, kind: str, folder: str, reserved: Collection[str] = ()) -> None:
         """Start with the plugin's classes alone; users add theirs by :meth:`add`.
 
         Args:
             kind: what the classes are, in one word, for messages.
-            paths: name -> ``module:Class``, of the plugin's classes, imported on first use.
-            folder: folder of yaml files with the defaults of the plugin's classes.
-            find_owner: returns the library that has reserved a name, or None.
+            folder: folder of ``properties/`` with a yaml file for each of the plugin's classes.
+            reserved: names that RecBole has given to classes of its own.
         """
-        self.kind, self.paths, self.folder, self._find_owner = kind, paths, folder, find_owner
-        self.added: dict[str, Registration] = {}  # users' classes by name
+        self.kind, self.folder, self.reserved = kind, folder, reserved
+        self.shipped = list_property_files(folder)
+        self.added: dict[str, Registration] = {}
 
     def __getitem__(self, name: str) -> type:
         if name in self.added:
             return self.added[name].cls
-        module, _, class_name = self.paths[name].partition(":")
+        module, _, class_name = self.find_path(name).partition(":")
         return getattr(importlib.import_module(module), class_name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.paths or name in self.added
+        return name in self.shipped or name in self.added
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.paths, **self.added})
+        return iter(dict.fromkeys([*self.shipped, *self.added]))
 
     def __len__(self) -> int:
-        return len(self.paths) + len(self.added)
+        return len(self.shipped) + len(self.added)
+
+    def find_path(self, name: str) -> str:
+        """Return where a class of the plugin's is, as ``module:Class``; KeyError if there is none.
+
+        Args:
+            name: name of the class here.
+        """
+        if name not in self.shipped:
+            raise KeyError(name)
+        return read_properties(self.folder, name).about["class"]
+
+    def find_shipped_name(self, cls: type) -> str | None:
+        """Return the name here of one of the plugin's own classes; None for any other class."""
+        path = import_path(cls)  # as ``module:Class``
+        return next((name for name in self.shipped if self.find_path(name) == path), None)
+
+    def find_name(self, cls: type) -> str | None:
+        """Return a name under which a class can be looked up here; None if there is none.
+
+        A class may have several names. Its ``__name__`` is preferred, then the plugin's name for
+        it, then the name under which a user has registered it first.
+        """
+        # a user's class must be the very object: one that was defined again is not the registered
+        names = [name for name, added in self.added.items() if added.cls is cls]
+        shipped_name = self.find_shipped_name(cls)
+        if shipped_name is not None:
+            names.insert(0, shipped_name)
+        if cls.__name__ in names:
+            return cls.__name__
+        return names[0] if names else None
+
+    def find_registration(self, cls: type) -> Registration | None:
+        """Return what is kept of a class that a user has registered; None if it is not registered.
+
+        Classes are compared by module and name, so that one which a notebook has defined again is
+        found under its former registration.
+        """
+        path = import_path(cls)
+        for registration in self.added.values():
+            if import_path(registration.cls) == path:
+                return registration
+        return None
 
     def add(self, name: str, registration: Registration) -> None:
         """Register a user's class under a name.
@@ -106,8 +143,6 @@ class Registry(Mapping[str, type]):
             UsageError: if the name is no identifier, or if the plugin, RecBole or another class has
                 it.
         """
-        # ``kind`` is what the classes are, such as "scheme". ``paths`` has the plugin's own classes
-        # by name, ``added`` those of users.
         path = import_path(registration.cls)
         if not (isinstance(name, str) and name.isidentifier()):
             raise UsageError(
@@ -115,12 +150,16 @@ class Registry(Mapping[str, type]):
                 "_, and no digit first"
             )
 
-        # Who has the name already, if anybody: a library, this package (US is its name, shown in
-        # the message), or another class. The same class (an equal ``path``) may be added again.
-        owner = self._find_owner(name) or (US if name in self.paths else None)
-        if name in self.added and import_path(self.added[name].cls) != path:
+        # Who has the name already, if anybody: this package (US is its name), RecBole, or another
+        # class of the user's.
+        owner = None
+        if name in self.shipped:
+            owner = US
+        elif name in self.reserved:
+            owner = "RecBole"
+        elif name in self.added and import_path(self.added[name].cls) != path:
             owner = import_path(self.added[name].cls)
-        if owner:
+        if owner is not None:
             raise UsageError(
                 f"{self.kind} {shown(name)}: the name is taken by {owner}; give {path} another"
             )
@@ -129,42 +168,15 @@ class Registry(Mapping[str, type]):
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Return the default of each option of the class that has this name."""
-        if name in self.added:
-            return copy.deepcopy(self.added[name].defaults)
-        return read_yaml(ROOT / self.folder / f"{name}.yaml")
-
-    def find_registration(self, cls: type) -> Registration | None:
-        """Return what is kept of a class that a user has registered; None if it is not registered.
-
-        Classes are compared by module and name, so that one which a notebook has defined again is
-        found under its former registration.
-        """
-        path = import_path(cls)
-        for registration in self.added.values():
-            if import_path(registration.cls) == path:
-                return registration
-        return None
-
-    def find_name(self, cls: type) -> str | None:
-        """Return a name under which a class can be looked up here; None if there is none.
-
-        A class may have several names. Its ``__name__`` is preferred, then the plugin's name for
-        it, then the name under which a user has registered it first.
-        """
-        path = import_path(cls)
-        # ``paths`` has "module:Class" of the plugin's classes by name, ``added`` those of users
-        names = [name for name, own_path in self.paths.items() if own_path == path]
-        # a user's class must be the very object: one that was defined again is not the registered
-        names += [name for name, added in self.added.items() if added.cls is cls]
-        if cls.__name__ in names:
-            return cls.__name__
-        return names[0] if names else None
+        is_added = name in self.added
+        defaults = (self.added[name] if is_added else read_properties(self.folder, name)).defaults
+        return copy.deepcopy(defaults)
 
     def gather_defaults(
         self,
         cls: type,
         given: Defaults | None,
-        read_shipped: Callable[[type], dict[str, Any]],
+        read_others: Callable[[type], dict[str, Any]] = lambda base: {},
     ) -> tuple[dict[str, Any], frozenset[str]]:
         """Return the defaults of the options of a class that a user registers, its bases' included.
 
@@ -175,8 +187,8 @@ class Registry(Mapping[str, type]):
         Args:
             cls: the class, a model or position scheme, which is being registered.
             given: the defaults that it is registered with, or None.
-            read_shipped: returns the content of the yaml file of a class, ``{}`` if it is not one
-                of the plugin or RecBole.
+            read_others: returns the defaults of a class that has a yaml file and no name here, such
+                as one of RecBole's; ``{}`` for other classes.
 
         Returns:
             The default of each option, and the options that no yaml of the plugin or RecBole has.
@@ -185,25 +197,27 @@ class Registry(Mapping[str, type]):
             UsageError: if defaults are no dict of options.
         """
         defaults: dict[str, Any] = {}
-        shipped_names: set[str] = set()  # options that some yaml of the plugin or RecBole has
+        shipped_options: set[str] = set()  # options that some yaml of the plugin or RecBole has
         for base in reversed(cls.__mro__):  # from ``object`` to the class itself, so that it wins
-            shipped = read_shipped(base)
-            shipped_names |= set(shipped)
-            # The class itself is not registered yet; a base may have been registered earlier.
-            # ``given`` are the defaults that it was registered with.
+            shipped_name = self.find_shipped_name(base)
+            shipped = read_others(base) if shipped_name is None else self.defaults(shipped_name)
+            shipped_options |= set(shipped)
+
+            # What it was registered with: a base may have been registered earlier, the class itself
+            # is registered only now.
             earlier = self.find_registration(base)
             registered = None if earlier is None else earlier.given
             if base is cls:
                 registered = given
-            # From all three places, the later ones winning.
-            for found in (shipped, vars(base).get("defaults"), registered):
-                if found is not None and not isinstance(found, Mapping):
+
+            for source in (shipped, vars(base).get("defaults"), registered):  # a later one wins
+                if source is not None and not isinstance(source, Mapping):
                     raise UsageError(
                         f"{import_path(base)}: defaults: expected a dict of options, found "
-                        f"{shown(found)}"
+                        f"{shown(source)}"
                     )
-                defaults.update(copy.deepcopy(dict(found or {})))
-        return defaults, frozenset(set(defaults) - shipped_names)
+                defaults.update(copy.deepcopy(dict(source or {})))
+        return defaults, frozenset(set(defaults) - shipped_options)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -189,24 +189,83 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return _read_mapping(path, "config file", loader)[0]
 
 
+class Properties(NamedTuple):
+    """What a yaml file below ``properties/`` says of one model, position scheme or loss.
+
+    Attributes:
+        about: under ``class`` its class as ``module:Class``; of a position scheme also what it
+            changes. Empty for a loss.
+        defaults: option -> default.
+        rows: option -> its row of the table of options, of the options that it alone has.
+    """
+
+    about: dict[str, Any]
+    defaults: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+
+def list_property_files(folder: str) -> list[str]:
+    """Return the names of the models, position schemes or losses that have a yaml file, sorted.
+
+    Args:
+        folder: the folder of ``properties/`` with the files: ``model``, ``position`` or ``loss``.
+    """
+    return sorted(file.stem for file in (ROOT / folder).glob("*.yaml"))
+
+
 @functools.cache
-def read_option_rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of the table of options (``properties/options.yaml``) by name of the option.
+def read_properties(folder: str, name: str) -> Properties:
+    """Return what the yaml file of a model, position scheme or loss says of it.
+
+    An option whose row of the table of options stands in ``options.yaml``, since others have it
+    too, is a line ``key: default``. An option that this one alone has is written with its row::
+
+        rope_base: 10000.0
+        rope_scale:
+          type: float
+          default: 1.0
 
     The file is read once; nobody may change the result.
+
+    Args:
+        folder: the folder of ``properties/`` with the file: ``model``, ``position`` or ``loss``.
+        name: name of the file without ``.yaml``, and of the model, scheme or loss.
     """
+    options = read_yaml(ROOT / folder / f"{name}.yaml")
+    about = options.pop("about", {})
+    rows = {
+        option: value
+        for option, value in options.items()
+        if isinstance(value, dict) and "type" in value  # a row, and no default that is a mapping
+    }
+    own_defaults = {option: row["default"] for option, row in rows.items()}
+    return Properties(about, {**options, **own_defaults}, rows)
+
+
+@functools.cache
+def _read_shared_rows() -> dict[str, dict[str, Any]]:
+    """Return the rows of options that several models read, ``properties/options.yaml``, by name."""
     return read_yaml(ROOT / "options.yaml")
+
+
+def read_option_rows() -> dict[str, dict[str, Any]]:
+    """Return name of an option -> its row, of the whole table of options."""
+    rows = dict(_read_shared_rows())
+    for folder in ("model", "loss", "position"):
+        for name in list_property_files(folder):
+            rows |= read_properties(folder, name).rows
+    return rows
 
 
 def read_overall_defaults() -> dict[str, Any]:
     """Return option -> default, of the plugin's options for every model, RecBole's included.
 
-    They stand in the table of options. A row with a dot in its name (``eval_args.target``) is about
-    a key within another option, whose own default has that key already, so it is left out.
+    They stand in ``options.yaml``. A row with a dot in its name (``eval_args.target``) is about a
+    key within another option, whose own default has that key already, so it is left out.
     """
     return {
         name: copy.deepcopy(row["default"])
-        for name, row in read_option_rows().items()
+        for name, row in _read_shared_rows().items()
         if "default" in row and "." not in name
     }
 

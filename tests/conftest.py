@@ -43,7 +43,7 @@ from recbole_pos.config import plugins  # noqa: E402
 from recbole_pos.config.posconfig import PosConfig  # noqa: E402
 from recbole_pos.errors import UnknownKey  # noqa: E402
 from recbole_pos.experiment.build import Experiment, prepare  # noqa: E402
-from recbole_pos.model.models import ADDED  # noqa: E402
+from recbole_pos.model.models import MODELS  # noqa: E402
 from recbole_pos.position.schemes import SCHEMES  # noqa: E402
 
 SMALL = {
@@ -352,7 +352,7 @@ def experiment(tiny) -> Callable[..., Experiment]:
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """Models and schemes that a test registers, or imports to do so, are gone after it."""
-    kept, path = [(table, dict(table.added)) for table in (ADDED, SCHEMES)], list(sys.path)
+    kept, path = [(table, dict(table.added)) for table in (MODELS, SCHEMES)], list(sys.path)
     root, level = logging.root, logging.root.level
     handlers = list(root.handlers)
     yield

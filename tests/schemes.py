@@ -15,7 +15,6 @@ from recbole_pos.layers.hooks import AttentionPosition, Dimensions, replaces_att
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.position.build import Compose, build_schemes
 from recbole_pos.position.schemes import SCHEMES
-from recbole_pos.yaml_files import ROOT, read_yaml
 
 ATTENTION = [name for name, cls in SCHEMES.items() if issubclass(cls, AttentionPosition)]
 REPLACING = [name for name in ATTENTION if replaces_attention(SCHEMES[name])]
@@ -33,7 +32,7 @@ def attribute(field: str) -> Tensor:
 def defaults(*names: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
-        found |= read_yaml(ROOT / "position" / f"{name}.yaml")
+        found |= SCHEMES.defaults(name)
     return found
 
 

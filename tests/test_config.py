@@ -15,7 +15,7 @@ from recbole_pos.config.sources import FOR, select_parts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.callbacks import make_loggers
-from recbole_pos.model.models import BASELINES, MODELS, list_kinds
+from recbole_pos.model.models import MODELS, is_on_our_base, list_kinds
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.yaml_files import ROOT, read_overall_defaults, read_yaml
 
@@ -90,7 +90,7 @@ class _Recording(PosConfig):
         return super().__getattr__(key)
 
 
-@pytest.mark.parametrize("model", [*MODELS, *BASELINES])
+@pytest.mark.parametrize("model", list(MODELS))
 def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     """The options of model, schemes and table whose conditions are met, against a training run."""
     given = {"data_path": str(tiny), "epochs": 1, "show_progress": False}
@@ -99,21 +99,16 @@ def test_every_key_of_the_plugins_yaml_is_read(tiny: Path, model: str) -> None:
     made = prepare(config)
     made.trainer.fit(made.loaders["train"], made.loaders["valid"], saved=False, verbose=False)
     make_loggers(config)
-    keys = set(read_yaml(ROOT / "model" / f"{model}.yaml"))
-    if model in MODELS:
+    keys = set(MODELS.defaults(model))
+    if is_on_our_base(model):
         keys |= set(read_overall_defaults())
     for name in config["position"] or ():
-        keys |= set(read_yaml(ROOT / "position" / f"{name}.yaml"))
+        keys |= set(SCHEMES.defaults(name))
     keys -= {"metrics", "tensorboard", "column_types"}  # RecBole's Config reads them; of parquet
     kinds = list_kinds(model, config["MODEL_TYPE"])
     options = flatten_options(config.plain)
     is_declared = [key for key in keys if find_unmet(key, options, kinds) is None]
     assert set(is_declared) - config.read == set()
-
-
-def test_every_scheme_and_model_has_its_yaml_and_no_other() -> None:
-    assert {p.stem for p in (ROOT / "position").iterdir()} == set(SCHEMES)
-    assert {p.stem for p in (ROOT / "model").iterdir()} == {*MODELS, *BASELINES}
 
 
 def test_sources_are_merged(tmp_path: Path, opened) -> None:

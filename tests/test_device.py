@@ -26,7 +26,7 @@ from recbole_pos.data.loaders import make_training_loader
 from recbole_pos.errors import TrainingError
 from recbole_pos.experiment.build import Experiment, prepare
 from recbole_pos.experiment.diagnosis import LATE
-from recbole_pos.model.models import BASELINES, MODELS, UNTRAINED
+from recbole_pos.model.models import MODELS, is_untrained
 from recbole_pos.position.schemes import SCHEMES
 
 ELSEWHERE = torch.device("meta")
@@ -146,7 +146,7 @@ FEW: list[tuple[str, dict[str, Any]]] = [
     ("SASRec", {"augmentation": "all_positions"}),
 ]
 MANY: list[tuple[str, dict[str, Any]]] = [
-    *((model, {}) for model in [*MODELS, *BASELINES]),
+    *((model, {}) for model in MODELS),
     *(("PosSASRec", {"position": [x]}) for x in SCHEMES if x not in ("difsr", "request_age")),
     ("PosSASRec", {"position": ["request_age"], "train_windows": "prefix"}),
     *(("TORoPE", {"fusion": x}) for x in find_option("fusion").choices if x != "effective"),
@@ -169,7 +169,7 @@ def there(model: str, folder: Path, **options: Any) -> Experiment:
 def test_trains_and_predicts(tiny: Path, monkeypatch, model: str, options: dict) -> None:
     """Nothing stays on the CPU; and within a step nothing is read from where the model is."""
     with elsewhere(monkeypatch):
-        size = {} if model in UNTRAINED else {"train_batch_size": 128}
+        size = {} if is_untrained(model) else {"train_batch_size": 128}
         made = there(model, tiny, **size, **options)
         trainer, loaders = made.trainer, made.loaders
         if options.get("loss_type") not in ("SCE", "in_batch"):  # which look at values

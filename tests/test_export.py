@@ -26,8 +26,7 @@ from recbole_pos import PosRecommender
 from recbole_pos.cli.main import main
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.model.models import MODELS
-from recbole_pos.position.schemes import FACTS
+from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.serve import export as module
 from recbole_pos.serve.export import (
     Encoder,
@@ -90,7 +89,7 @@ def options_of(position: list[str], **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("names", "block"), [*(([name], "transformer") for name in FACTS), (TOGETHER, "hstu")]
+    ("names", "block"), [*(([name], "transformer") for name in SCHEMES), (TOGETHER, "hstu")]
 )
 def test_rows_with_padding_are_packed_events(experiment, tmp_path, names, block) -> None:
     made = experiment("PosSASRec", **options_of(names, block=block))
@@ -100,7 +99,7 @@ def test_rows_with_padding_are_packed_events(experiment, tmp_path, names, block)
 QUICK = ("PosSASRec", {"MAX_ITEM_LIST_LENGTH": 2})  # as a torch program
 PROGRAMS: list[tuple[str, dict[str, Any]]] = [
     *(("PosSASRec", options_of(names)) for names in EXPORTED),
-    *((name, {}) for name in MODELS if name not in ("PosRec", "AttrFormer")),
+    *((name, {}) for name in ("PosSASRec", "KernelAttention", "TORoPE", "FPARec", "PARec")),
     ("PosSASRec", {"position": ["linear_attention"], "MAX_ITEM_LIST_LENGTH": 150}),
     ("KernelAttention", {"kernel_u": "full", "MAX_ITEM_LIST_LENGTH": 150}),
     ("PosSASRec", {"position": ["cape"], "cape_positions": 4}),

@@ -23,10 +23,13 @@ from recbole_pos.experiment.build import prepare
 from recbole_pos.layers.forward import ACTIVATIONS
 from recbole_pos.layers.gated_blocks import BLOCKS
 from recbole_pos.model.models import list_built_in, list_kinds
-from recbole_pos.yaml_files import ROOT, read_yaml
+from recbole_pos.yaml_files import ROOT, list_property_files, read_properties, read_yaml
 
-OF_PLUGIN = [ROOT / "base.yaml"]
-OF_PLUGIN += [file for room in ("model", "position", "loss") for file in (ROOT / room).iterdir()]
+SHIPPED = [
+    read_properties(folder, name)
+    for folder in ("model", "position", "loss")
+    for name in list_property_files(folder)
+]
 # read elsewhere: sizes of sessions, fractions, bytes, limits of labels
 UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "gpu_id"}
 
@@ -34,7 +37,7 @@ UNBOUNDED = {"session_filter", "train_fraction", "memory_limit", "gpu_id"}
 def test_every_option_is_in_the_table() -> None:
     """Of the plugin and of RecBole's models; its row allows every default, and bounds numbers."""
     defaults = [PosConfig(name, "ml-100k").internal_config_dict for name in list_built_in()]
-    defaults += [read_yaml(file) for file in OF_PLUGIN]
+    defaults += [read_yaml(ROOT / "base.yaml"), *(file.defaults for file in SHIPPED)]
     names = {key for options in defaults for key in options} - DERIVED_KEYS
     assert names <= OPTIONS.keys()
     inner = {key for key in OPTIONS if "." in key}
@@ -47,6 +50,11 @@ def test_every_option_is_in_the_table() -> None:
         is_number = "int" in row.type.split() or "float" in row.type.split()
         is_bounded = row.range or row.refused or name in UNBOUNDED
         assert is_bounded or not is_number, f"{name} has no bounds"
+
+
+def test_an_option_has_one_row() -> None:
+    names = [*read_yaml(ROOT / "options.yaml"), *(name for file in SHIPPED for name in file.rows)]
+    assert sorted(names) == sorted(OPTIONS)
 
 
 @pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if row.range])

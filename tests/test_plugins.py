@@ -26,7 +26,7 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.distributed import keep_working_directory_out
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import prepare
-from recbole_pos.model.models import ADDED, ensure_registered
+from recbole_pos.model.models import MODELS, ensure_registered
 from recbole_pos.model.sasrec import FPARec, PosSASRec
 from recbole_pos.model.training import RecBoleAdapter, make_adapter
 from recbole_pos.position.schemes import SCHEMES
@@ -148,7 +148,7 @@ def test_classes_that_are_no_models_are_refused(mine) -> None:
     for name, holder in (("FPARec", "recbole-pos"), ("SASRec", "RecBole"), ("my-model", "digits")):
         message = refusal(recbole_pos.register_model, mine.Markov, name=name)
         assert name in message and holder in message
-    assert not list(ADDED)
+    assert not MODELS.added
 
 
 def test_classes_that_are_no_schemes_are_refused(mine) -> None:
@@ -245,7 +245,7 @@ def test_a_class_of_a_module_is_recorded(here: Path, tiny: Path) -> None:
 
     config = PosConfig(my_models.Markov, "tiny", None, options(tiny))
     assert config.plain["plugins"] == ["my_models"]
-    ADDED.added.clear()
+    MODELS.added.clear()
     config = PosConfig("Markov", "tiny", None, options(tiny, plugins=["my_models"]))
     assert config.model_class is my_models.Markov
     # with defaults that only this process knows, its import would not be enough
@@ -276,11 +276,11 @@ def test_what_this_process_knows_is_sent_to_others(here: Path, mine) -> None:
     allow("my_models")
     packed = plugins.pack("TinyGRU")
     plugins._allowed.clear()
-    ADDED.added.clear()
+    MODELS.added.clear()
     assert "--plugins" in refusal(import_plugins, ["my_models"], "config.yaml")
     plugins.unpack(packed)
-    assert ADDED["TinyGRU"].__name__ == "TinyGRU" and ADDED.defaults("TinyGRU")["gru_width"] == 2
-    ADDED.added.clear()
+    assert MODELS["TinyGRU"].__name__ == "TinyGRU" and MODELS.defaults("TinyGRU")["gru_width"] == 2
+    MODELS.added.clear()
     assert import_plugins(["my_models"], "config.yaml") == ["my_models"]
 
 

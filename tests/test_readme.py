@@ -27,7 +27,7 @@ from conftest import fork, run_python
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.model.models import RECBOLE_GENERAL, RECBOLE_SEQUENTIAL
+from recbole_pos.model.models import MODELS, RECBOLE_GENERAL, RECBOLE_SEQUENTIAL
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tuning.space import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
@@ -227,10 +227,10 @@ def test_every_scheme_has_its_row() -> None:
 def test_options_are_called_so_and_have_these_defaults(page: Path) -> None:
     """Defaults are compared in rows of one option."""
     model = re.match(r"# (\w+)", text(page))[1]
-    own = read_yaml(PROPERTIES / "model" / f"{model}.yaml")
+    own = MODELS.defaults(model)
     known = read_overall_defaults()
     for scheme in own["position"]:
-        known |= read_yaml(PROPERTIES / "position" / f"{scheme}.yaml")
+        known |= SCHEMES.defaults(scheme)
     known |= own
     checked = 0
     for option, default, *_ in rows(page, "\n## Options\n"):

@@ -26,7 +26,7 @@ from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare, read_dataset
 from recbole_pos.experiment.checkpoint import extract_weights
 from recbole_pos.layers.catalogue import products
-from recbole_pos.model.models import BASELINES, MODELS
+from recbole_pos.model.models import MODELS
 from recbole_pos.serve.histories import read_histories, read_moment
 from recbole_pos.serve.http import RecommendBody
 from recbole_pos.serve.http import recommend as recommend_over_http
@@ -76,7 +76,7 @@ def test_fit_returns_the_best_epoch(tiny: Path, tmp_path: Path) -> None:
 
 
 QUICK = ("PosSASRec", "TORoPE", "KernelAttention", "PosRec", "SessionKNN", "NARM", "BPR", "Pop")
-LONG = [name for name in (*MODELS, *BASELINES) if name not in (*QUICK, "AttrFormer")]
+LONG = [name for name in MODELS if name not in (*QUICK, "AttrFormer")]
 
 
 @pytest.mark.parametrize(

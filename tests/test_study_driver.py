@@ -29,7 +29,7 @@ from recbole_pos.cli.main import main
 from recbole_pos.config.plugins import allow
 from recbole_pos.data import preparation
 from recbole_pos.errors import RunWarning, UsageError
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import MODELS
 from recbole_pos.model.sasrec import PosSASRec
 from recbole_pos.study.configs import digest_run, make_row_config
 from recbole_pos.study.study_folder import StudyFolder
@@ -334,7 +334,7 @@ def digest_code(tiny: Path, tmp_path: Path, monkeypatch) -> Iterator[Callable[..
         allow("mine")
         given = {**SMALL, "data_path": str(tiny), "plugins": ["mine"]}
         config = make_row_config({"model": "Helped", "dataset": "tiny", **given})
-        ADDED.added.pop("Helped", None)
+        MODELS.added.pop("Helped", None)
         return digest_run(config, {"data": "x"})
 
     yield digest

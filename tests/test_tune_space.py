@@ -16,7 +16,6 @@ from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.data.splits import TEST
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import Experiment, prepare
-from recbole_pos.model.models import MODELS
 from recbole_pos.runs.worker import SharedData
 from recbole_pos.tuning.search_plan import check_arguments, plan_search
 from recbole_pos.tuning.space import Parameter, Space, read_space
@@ -165,11 +164,6 @@ def test_spaces_that_come_along_are_valid(file: Path) -> None:
     made = search_of(None, file.stem)
     assert len(made.space.names) >= 3
     assert made.base["epochs"] <= 300 and made.base["stopping_step"] <= 10
-
-
-def test_every_model_of_the_plugin_has_a_space() -> None:
-    there = {file.stem for file in (ROOT / "tune").glob("*.yaml")}
-    assert there >= {*MODELS, "SASRec", "GRU4Rec", "SRGNN", "NARM"}
 
 
 def test_parts_of_a_file_for_one_scheme(tmp_path: Path) -> None:

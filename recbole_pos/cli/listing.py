@@ -20,25 +20,28 @@ from rich.table import Table
 
 from recbole_pos.errors import UsageError
 from recbole_pos.model import models
-from recbole_pos.position.schemes import FACTS, SCHEMES
-from recbole_pos.registry import US
+from recbole_pos.model.models import MODELS
+from recbole_pos.position.schemes import REPLACES, SCHEMES, read_facts
+from recbole_pos.registry import US, Registry
 from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 200  # of a table, in characters
+# What position schemes change, in the order in which they are listed.
+_PLACES = ("none", "input", "query, key", "logits", "key, value", REPLACES)
 
 
 def list_models() -> None:
     """Print a table of the models that ``recbole-pos run -m`` takes: name, package, what each is.
 
-    First come the models of this package and custom models, then RecBole's. What a model is says
-    the first paragraph of the docstring of its class, which ``read_summary`` returns.
+    First come the models of this package that take position schemes, then its other ones, custom
+    models, and RecBole's. What a model is says the first paragraph of the docstring of its class.
     """
-    # MODELS and BASELINES are registries (name -> class) of this package, US is the text by which
-    # the table names it; ADDED has custom models, and OURS looks a name up in all three.
-    rows = []
-    for name in dict.fromkeys([*models.MODELS, *models.BASELINES, *models.ADDED]):  # each once
-        source = models.ADDED.added[name].cls.__module__ if name in models.ADDED else US
-        rows.append((name, source, read_summary(models.OURS, name)))
+    # MODELS has the classes of this package (``shipped``), and custom ones (``added``).
+    names = sorted(MODELS.shipped, key=lambda name: "position" not in MODELS.defaults(name))
+    rows = [(name, US, read_summary(MODELS, name)) for name in names]
+    for name, registration in MODELS.added.items():
+        if name not in MODELS.shipped:
+            rows.append((name, registration.cls.__module__, read_summary(MODELS, name)))
     # Of RecBole's models there is a table of name -> sentence.
     from_recbole = {**models.RECBOLE_SEQUENTIAL, **models.RECBOLE_GENERAL}
     rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
@@ -49,22 +52,24 @@ def list_schemes() -> None:
     """Print the position schemes that the option ``position`` may name.
 
     The table says of each scheme what it changes in a model, what it needs, how many parameters it
-    adds, and which options it has.
+    adds, and which options it has. Schemes that change the same are together, custom ones last.
     """
-    rows = []
-    for name in SCHEMES:
-        # FACTS is a table of what is known of the schemes of this package, so that none of them
-        # need be imported, which takes seconds. A custom scheme is built to find that out.
-        facts = FACTS.get(name)
-        if facts is None:
-            from recbole_pos.position.build import describe
+    # What is known of the schemes of this package is read from their yaml files, since to import
+    # them takes seconds. A custom scheme is built to find it out.
+    facts = {name: read_facts(name) for name in SCHEMES.shipped}
+    names = sorted(facts, key=lambda name: _PLACES.index(facts[name].place))
+    for name in SCHEMES.added:
+        from recbole_pos.position.build import describe
 
-            facts = describe(name)
-        # SCHEMES is the registry name -> class of a scheme, with the defaults of its options.
+        facts[name] = describe(name)
+        names.append(name)
+
+    rows = []
+    for name in names:
+        place, needs, num_parameters = facts[name]
         options = ", ".join(SCHEMES.defaults(name)) or "-"
-        num_parameters = f"{facts.parameters:,}"
         text = read_summary(SCHEMES, name)
-        rows.append((name, facts.place, facts.needs, num_parameters, options, text))
+        rows.append((name, place, needs, f"{num_parameters:,}", options, text))
     columns = ("scheme", "place", "needs", "parameters", "options", "what it is (source)")
     print_table(columns, rows, "parameters added to a model of n = 50, d = 64, 1 head, 2 layers")
 
@@ -154,26 +159,21 @@ def print_dataset(name: str) -> None:
 # --- models and schemes ---
 
 
-def read_summary(registry: Mapping[str, type], name: str) -> str:
+def read_summary(registry: Registry, name: str) -> str:
     """Return the first paragraph of a class's docstring, as plain text.
 
     The classes of this package are not imported, since that takes seconds: their files are read as
     text instead.
 
     Args:
-        registry: name -> class, of models or position schemes; or a ChainMap of such registries.
+        registry: the registry of models or of position schemes.
         name: name of the class in it.
     """
-    # Each registry has the paths of its classes, such as "package.module:Class". Custom classes
-    # have no path, since they are imported already. ``maps`` are the registries of a ChainMap.
-    paths: dict[str, str] = {}
-    for part in getattr(registry, "maps", [registry]):
-        paths |= part.paths
-    if name not in paths:
+    if name not in registry.shipped:  # a custom class, which is imported already
         return get_first_paragraph(registry[name].__doc__)
 
-    # Find the file of the module, and the class in its text.
-    module, _, class_name = paths[name].partition(":")
+    # Find the file of the module, and the class in its text; a path is "package.module:Class".
+    module, _, class_name = registry.find_path(name).partition(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of this package
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
@@ -202,22 +202,22 @@ def _list_option_sources(model: str, position: Any) -> list[tuple[str, dict[str,
     """
     from recbole_pos.config.sources import plugin_defaults
 
-    # The files of RecBole (in the folder ``properties`` of its package) and of this package (below
-    # ROOT). ``shared`` are the options that this package gives to all models.
+    shared = read_overall_defaults()  # the options that this package gives to all models
     recbole_folder = find_recbole_properties()
     training_file = recbole_folder / "overall.yaml"
     data_file = recbole_folder / "dataset" / "sample.yaml"
-    shared = read_overall_defaults()
 
-    # The model's own options; a model of this package, or a custom one (``models.OURS``), has those
-    # of its position schemes, too.
-    model_file = (ROOT if model in models.OURS else recbole_folder) / "model" / f"{model}.yaml"
-    defaults = read_yaml(model_file) if model_file.is_file() else {}
-    title = f"options of {model}"
-    if model in models.OURS:
-        title += " and its position schemes"
-        own_defaults = plugin_defaults(model, position)
-        defaults |= {key: own_defaults[key] for key in own_defaults if key not in shared}
+    if model in MODELS:  # a model of this package or a custom one, which may take position schemes
+        title = f"options of {model} and its position schemes"
+        model_file = ROOT / "model" / f"{model}.yaml"
+        defaults = MODELS.defaults(model)
+        for key, default in plugin_defaults(model, position).items():
+            if key not in shared:
+                defaults[key] = default
+    else:
+        title = f"options of {model}"
+        model_file = recbole_folder / "model" / f"{model}.yaml"
+        defaults = read_yaml(model_file) if model_file.is_file() else {}
     return [
         (title, defaults, model_file),
         ("options of the plugin", shared, ROOT / "options.yaml"),

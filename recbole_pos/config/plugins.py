@@ -20,7 +20,7 @@ from typing import Any
 
 from recbole_pos.config.metrics import CUSTOM, add_metric
 from recbole_pos.errors import UsageError
-from recbole_pos.model.models import ADDED, ensure_registered
+from recbole_pos.model.models import MODELS, ensure_registered
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import without_working_directory
 from recbole_pos.values import short, shown
@@ -149,8 +149,8 @@ def take_model(name: str, modules: Iterable[str]) -> None:
     """
     for module in modules:
         model = getattr(sys.modules.get(module), name, None)  # None if it has nothing of the name
-        # ADDED has the registered models; ``ensure_registered`` adds a class under its own name.
-        if name not in ADDED and isinstance(model, type):
+        # MODELS has the registered models; ``ensure_registered`` adds a class under its own name.
+        if name not in MODELS.added and isinstance(model, type):
             ensure_registered(model)
 
 
@@ -181,11 +181,11 @@ def find_modules(model: str, schemes: Iterable[str], metrics: Any = ()) -> list[
     Returns:
         Names of modules, each once.
     """
-    # Look each name up among the models (ADDED), schemes and metrics (CUSTOM) that users have
+    # Look each name up among the models (MODELS), schemes and metrics (CUSTOM) that users have
     # registered; None for what is built in.
     metric_names = [metrics] if isinstance(metrics, str) else metrics or ()
     # An entry's ``module`` is the one whose import registers it; None if it was in a notebook.
-    entries: list[Any] = [ADDED.added.get(model)]
+    entries: list[Any] = [MODELS.added.get(model)]
     entries += [SCHEMES.added.get(name) for name in schemes]
     entries += [CUSTOM.get(str(name).lower()) for name in metric_names]
     modules = [entry.module for entry in entries if entry is not None and entry.module is not None]
@@ -214,10 +214,10 @@ def pack(model: str) -> bytes:
     Raises:
         UsageError: if a class or function cannot be pickled.
     """
-    # All that users have registered is in ADDED (models), SCHEMES (position schemes) and CUSTOM
+    # All that users have registered is in MODELS, SCHEMES (position schemes) and CUSTOM
     # (metrics). Of the models, only the one to train is needed. What no module registers (None) is
     # sent with its code.
-    registered_models = {name: entry for name, entry in ADDED.added.items() if name == model}
+    registered_models = {name: entry for name, entry in MODELS.added.items() if name == model}
     models = {name: entry for name, entry in registered_models.items() if entry.module is None}
     schemes = {name: entry for name, entry in SCHEMES.added.items() if entry.module is None}
     metrics = {name: metric for name, metric in CUSTOM.items() if metric.module is None}
@@ -262,7 +262,7 @@ def unpack(packed: bytes) -> None:
 
     # Register the models, schemes and metrics that were sent with their code.
     for name, entry in models.items():
-        ADDED.add(name, entry)
+        MODELS.add(name, entry)
     for name, entry in schemes.items():
         SCHEMES.add(name, entry)
     for name, metric in metrics.items():

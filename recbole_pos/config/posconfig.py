@@ -25,7 +25,7 @@ from recbole_pos.errors import PosError, UnknownKey, UsageError
 from recbole_pos.model import models
 from recbole_pos.plain import to_plain
 from recbole_pos.values import nearest, shown
-from recbole_pos.yaml_files import ROOT, PackagedLoader, read_yaml
+from recbole_pos.yaml_files import ROOT, PackagedLoader, read_properties, read_yaml
 
 WHEEL_DATASETS = Path(recbole.__file__).parent / "dataset_example"
 EXTRA_KEYS = {"model", "dataset"}  # keys that name a run and have no default
@@ -195,7 +195,7 @@ class PosConfig(Config):
         # was given, since the names of runs are made of it.
         self._set_default_parameters()
         self._init_device()
-        if self.model in models.UNTRAINED:
+        if models.is_untrained(self.model):
             self.final_config_dict["train_neg_sample_args"] = None
         self._set_train_neg_sample_args()
         check_negatives(self.final_config_dict, self.model)
@@ -322,11 +322,11 @@ class PosConfig(Config):
         Raises:
             UsageError: if there is no such model; the message names the file that asks for it.
         """
-        # OURS has name -> class of this package's models and of those that users have registered;
+        # MODELS has name -> class of this package's models and of those that users have registered;
         # ``list_runnable`` names these and the models of RecBole that can be run. Any other name is
         # refused by the last line, with the file that gave it (``sources``), if one did.
-        if self.model in models.OURS:
-            return models.OURS[self.model]
+        if self.model in models.MODELS:
+            return models.MODELS[self.model]
         if self.model in models.list_runnable():  # one of RecBole's
             return get_model(self.model)
         location = f"{self.sources['model']}: " if "model" in self.sources else ""
@@ -400,7 +400,7 @@ class PosConfig(Config):
         needs_ce = self["compile"] or self["target_window"] > 1 or "prior_weight" in self
         if limit is None or num_items <= limit or not has_ce or needs_ce:
             return
-        defaults = read_yaml(ROOT / "loss" / "SCE.yaml")  # of the options that this loss reads
+        defaults = read_properties("loss", "SCE").defaults  # of the options that this loss reads
         self.internal_config_dict.update(defaults)  # RecBole's name for all defaults
         for options in (self.final_config_dict, self.plain):
             options.update(defaults, loss_type="SCE")
@@ -418,10 +418,10 @@ class PosConfig(Config):
         Raises:
             UsageError: naming the file and the option.
         """
-        # The defaults of a custom model (one in ``ADDED``) are its author's, and are checked too.
+        # The defaults of a custom model (``MODELS.added``) are its author's, and are checked too.
         # Options that only custom classes have (``self.free``) may hold anything.
         defaults = self.internal_config_dict
-        if self.model in models.ADDED:
+        if self.model in models.MODELS.added:
             for key, value in sources.own_defaults(self.model).items():
                 if key not in self.free:
                     check_value(f"defaults of {self.model}", option_table.find_option(key), value)
@@ -468,7 +468,7 @@ class PosConfig(Config):
             advice = f"; here it is {' and '.join(synonyms)}"
         else:
             advice = f"; {readers}" if readers else nearest(str(key), known)
-        if self.model in models.ADDED:
+        if self.model in models.MODELS.added:
             advice += "; declare it by recbole_pos.register_model(..., defaults={...})"
         raise UnknownKey(
             f"{location}: unknown key {shown(key)}. {self.model} on {self.dataset} does not "

@@ -24,7 +24,14 @@ from recbole_pos.errors import UsageError
 from recbole_pos.model import models
 from recbole_pos.position.schemes import SCHEMES, scheme_names
 from recbole_pos.values import listed, shown, suggest
-from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_overall_defaults, read_yaml
+from recbole_pos.yaml_files import (
+    ROOT,
+    find_recbole_properties,
+    list_property_files,
+    read_overall_defaults,
+    read_properties,
+    read_yaml,
+)
 
 FOR = "for"  # the key of a config file under which options for some models or schemes stand
 # Keys that decide which options under ``for`` a run takes, and so cannot stand there themselves.
@@ -35,7 +42,7 @@ def own_defaults(model: str) -> dict[str, Any]:
     """Return the defaults of a model's own options.
 
     Those of a model of this package stand in its yaml file; a custom model was registered with
-    them. ``models.TABLES`` are the registries (name -> class) of both.
+    them.
 
     Args:
         model: name of the model.
@@ -43,10 +50,8 @@ def own_defaults(model: str) -> dict[str, Any]:
     Returns:
         option -> default; ``{}`` for RecBole's models, whose defaults are RecBole's.
     """
-    for registry in models.TABLES:
-        if model in registry:
-            return registry.defaults(model)
-    return {}
+    # MODELS are the models of this package and custom ones
+    return models.MODELS.defaults(model) if model in models.MODELS else {}
 
 
 def plugin_defaults(
@@ -88,7 +93,7 @@ def plugin_defaults(
     # Losses that score only some items have options, and so defaults, of their own.
     loss = loss_type or model_defaults.get("loss_type")
     if loss in models.PARTIAL_LOSSES and models.is_on_our_base(model):
-        defaults.update(read_yaml(ROOT / "loss" / f"{loss}.yaml"))
+        defaults.update(read_properties("loss", loss).defaults)
     return {**defaults, **model_defaults}
 
 
@@ -120,27 +125,29 @@ def describe_readers(option: str) -> str:
     position: rope, t5``. Schemes are looked at first, then losses, then models. It is empty if none
     of them reads the option.
     """
-    # ``SCHEMES.paths`` names the schemes of this package, without custom ones.
-    schemes = [name for name in SCHEMES.paths if option in SCHEMES.defaults(name)]
-    if schemes:
-        return f"it is read with position: {listed(schemes)}"
-    # Each loss that has options has a yaml file, below ROOT.
-    loss_files = {name: ROOT / "loss" / f"{name}.yaml" for name in models.PARTIAL_LOSSES}
-    losses = [name for name, file in loss_files.items() if option in read_yaml(file)]
-    if losses:
-        return f"it is read with loss_type: {listed(losses)}"
-    names = [name for name in models.MODELS if option in own_defaults(name)]
-    return f"it is read by {listed(names)}" if names else ""
+    # Each scheme, loss and model has a yaml file with its options in one of these folders.
+    for folder, text in (
+        ("position", "it is read with position: "),
+        ("loss", "it is read with loss_type: "),
+        ("model", "it is read by "),
+    ):
+        readers = [
+            name
+            for name in list_property_files(folder)
+            if option in read_properties(folder, name).defaults
+        ]
+        if readers:
+            return text + listed(readers)
+    return ""
 
 
 def starts_from_runs(model: str) -> bool:
     """Return whether a model can start from a run that has fewer position schemes (``init_from``).
 
-    The plugin's models (MODELS) can, and custom ones (ADDED) that extend its base class and take
-    schemes, that is, have the option ``position``.
+    Those can that extend the plugin's base class and take schemes, that is, have the option
+    ``position``.
     """
-    is_like_ours = model in models.ADDED and models.is_on_our_base(model)
-    return model in models.MODELS or (is_like_ours and "position" in own_defaults(model))
+    return "position" in own_defaults(model) and models.is_on_our_base(model)
 
 
 def free_options(model: str, schemes: Iterable[str]) -> set[str]:
@@ -158,13 +165,13 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     """
     # Gather the options of custom classes (``free``), and those that schemes of this package have
     # (``shared``), which are not free even if a custom class has them, too.
-    custom = models.ADDED.added.get(model)  # None for a model of this package or RecBole's
+    custom = models.MODELS.added.get(model)  # None for a model of this package or RecBole's
     free: set[str] = set(custom.own_options) if custom is not None else set()
     shared = {"position"}
     for name in schemes:
         if name in SCHEMES.added:
             free |= SCHEMES.added[name].own_options
-        if name in SCHEMES.paths:
+        if name in SCHEMES.shipped:
             shared |= SCHEMES.defaults(name).keys()
 
     # An option on data or training means the same for every model, and is checked. Those that shape
@@ -177,7 +184,7 @@ def free_options(model: str, schemes: Iterable[str]) -> set[str]:
     # RecBole finds out by ``loss_type`` what a batch must hold. A custom model in RecBole's form
     # whose ``input_type`` says so itself may use ``loss_type`` as it likes.
     is_in_recboles_form = custom is not None and not models.is_on_our_base(model)
-    if is_in_recboles_form and hasattr(models.ADDED[model], "input_type"):
+    if is_in_recboles_form and hasattr(models.MODELS[model], "input_type"):
         shared.discard("loss_type")
     return free - shared
 

@@ -26,7 +26,7 @@ from recbole_pos.experiment.diagnosis import locate_in_custom_code
 from recbole_pos.experiment.folder import RunFolder
 from recbole_pos.experiment.trainer import PosTrainer
 from recbole_pos.experiment.warm_start import apply_start_options, require_updatable
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import MODELS
 from recbole_pos.model.training import make_adapter
 from recbole_pos.values import listed, shown
 
@@ -196,9 +196,9 @@ def build_model(config: PosConfig, dataset: Dataset, train_data: RecBoleView) ->
         weight_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if 2 * weight_bytes > get_memory_limit():
             raise MemoryError
-        # Warn the author of a custom model (in ADDED) of options in ``asked_for``; but not again
-        # when an existing run is loaded, whose configuration is not ``strict``.
-        if config.strict and config["model"] in ADDED:
+        # Warn the author of a custom model (MODELS.added) of options in ``asked_for``. Not when an
+        # existing run is loaded, whose configuration is not ``strict``: it has been said before.
+        if config.strict and config["model"] in MODELS.added:
             _warn_of_missing(config)
         return model.to(config["device"])
     except UsageError:

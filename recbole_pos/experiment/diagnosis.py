@@ -20,7 +20,7 @@ from recbole_pos.errors import TrainingError
 from recbole_pos.layers.hooks import PositionScheme
 from recbole_pos.layers.sequence_batch import SequenceBatch
 from recbole_pos.model.base import PosRecommender
-from recbole_pos.model.models import ADDED
+from recbole_pos.model.models import MODELS
 from recbole_pos.position.schemes import SCHEMES
 
 LATE = 4  # steps between computing a loss and reading it; more steps keep more batches alive
@@ -81,8 +81,8 @@ def locate_in_custom_code(error: BaseException) -> str | None:
         The innermost such place, as "mine.py, line 12"; None if there is none.
     """
     # Where custom code stands: the modules of registered classes, and the folders of their files.
-    # ADDED has custom models, SCHEMES position schemes; ``added`` are the custom ones by name.
-    registrations = (*ADDED.added.values(), *SCHEMES.added.values())
+    # MODELS has models, SCHEMES position schemes; ``added`` are the custom ones by name.
+    registrations = (*MODELS.added.values(), *SCHEMES.added.values())
     modules = {registration.cls.__module__ for registration in registrations}
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
     folders = {os.path.dirname(file) for file in files if file}

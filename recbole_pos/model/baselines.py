@@ -43,6 +43,7 @@ class Untrained(SequentialRecommender):
     """Base of sequential models that count and learn nothing: one epoch without a gradient."""
 
     input_type = InputType.POINTWISE
+    is_untrained = True  # what reads it: ``models.is_untrained``
 
     def __init__(self, config: Options, dataset: Dataset) -> None:
         super().__init__(config, dataset)

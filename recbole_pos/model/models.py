@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from recbole_pos.errors import UsageError
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.registry import (
-    ROOT,
-    US,
     Defaults,
     Registration,
     Registry,
@@ -20,42 +17,7 @@ from recbole_pos.registry import (
     import_path,
 )
 from recbole_pos.values import shown, suggest
-from recbole_pos.yaml_files import find_recbole_properties, read_yaml
-
-# The plugin's models that take position schemes (``position``), and where their classes are.
-MODELS = Registry(
-    "model",
-    {
-        "PosSASRec": "recbole_pos.model.sasrec:PosSASRec",
-        "KernelAttention": "recbole_pos.model.sasrec:KernelAttention",
-        "TORoPE": "recbole_pos.model.sasrec:TORoPE",
-        "FPARec": "recbole_pos.model.sasrec:FPARec",
-        "PARec": "recbole_pos.model.sasrec:PARec",
-        "PosRec": "recbole_pos.model.posrec:PosRec",
-        "AttrFormer": "recbole_pos.model.attrformer:AttrFormer",
-    },
-    folder="model",
-)
-
-# The plugin's other models, which take no position schemes or only encodings (``position``).
-BASELINES = Registry(
-    "model",
-    {
-        "SPop": "recbole_pos.model.baselines:SPop",
-        "SessionKNN": "recbole_pos.model.baselines:SessionKNN",
-        "TransitionGraph": "recbole_pos.model.baselines:TransitionGraph",
-        "RecentPop": "recbole_pos.model.baselines:RecentPop",
-        "TALE": "recbole_pos.model.baselines:TALE",
-        "SessionBPR": "recbole_pos.model.baselines:SessionBPR",
-        "SessionFPMC": "recbole_pos.model.baselines:SessionFPMC",
-        "FGNN": "recbole_pos.model.posrec:FGNN",
-        "EncodedSTAMP": "recbole_pos.model.recbole_variants:EncodedSTAMP",
-        "EncodedSASRec": "recbole_pos.model.recbole_variants:EncodedSASRec",
-        "AnchoredSRGNN": "recbole_pos.model.recbole_variants:AnchoredSRGNN",
-        "AnchoredGCSAN": "recbole_pos.model.recbole_variants:AnchoredGCSAN",
-    },
-    folder="model",
-)
+from recbole_pos.yaml_files import ROOT, find_recbole_properties, read_yaml
 
 # Values of ``loss_type`` that compare a target with some items only, which the loss chooses itself.
 # Their options are in ``properties/loss/``.
@@ -111,48 +73,46 @@ RECBOLE_UNREAD: dict[str, dict[str, str]] = {
 READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
 # Models of RecBole's that are causal: no state is made of newer interactions.
 CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
-# Models that count, and have no parameters for gradients to change.
-UNTRAINED = "SPop Pop ItemKNN SessionKNN TransitionGraph RecentPop TALE".split()
+# Models of RecBole's that count, and have no parameters for gradients to change.
+_UNTRAINED_BUILTINS = ("Pop", "ItemKNN")
 
-
-def _find_owner(name: str) -> str | None:
-    """Return who has the name of a model, as messages say it; None if it is free.
-
-    ``US`` is the name of this package, whose models are in ``MODELS`` and ``BASELINES``; the two
-    other tables have the models of RecBole that run here. Names that users have registered are free
-    in this sense.
-    """
-    if name in MODELS or name in BASELINES:
-        return US
-    return "RecBole" if name in RECBOLE_SEQUENTIAL or name in RECBOLE_GENERAL else None
-
-
-# Custom models (register_model).
-ADDED = Registry("model", {}, "model", _find_owner)
-# All models that are not RecBole's.
-TABLES = (ADDED, MODELS, BASELINES)
-# read-only; the cast is for ChainMap, whose type asks for mutable maps
-OURS: Mapping[str, type] = ChainMap(*cast("tuple[MutableMapping[str, type], ...]", TABLES))
+# The plugin's models and those of users (``register_model``): name -> class. One of the plugin's is
+# a class and a yaml file, properties/model/<name>.yaml. RecBole's own models are not among them.
+MODELS = Registry("model", "model", {*RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL})
 
 
 def list_built_in() -> list[str]:
     """Return the names of the plugin's models and of RecBole's."""
-    return [*MODELS, *BASELINES, *RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL]
+    return [*MODELS.shipped, *RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL]
 
 
 def list_runnable() -> list[str]:
     """Return the names of all models that can be run, those that users have registered too."""
-    return [*list_built_in(), *ADDED]
+    return [*list_built_in(), *MODELS.added]
 
 
 def is_on_our_base(model: str) -> bool:
     """Return whether a model is a ``PosRecommender``, which takes packed windows and any loss.
 
-    ``OURS`` maps the names of all models but RecBole's own to their classes, users' too.
+    Args:
+        model: name of the model. It may be one of the plugin's, of RecBole's or of a user's.
     """
     from recbole_pos.model.base import PosRecommender
 
-    return model in OURS and issubclass(OURS[model], PosRecommender)
+    return model in MODELS and issubclass(MODELS[model], PosRecommender)
+
+
+def is_untrained(model: str) -> bool:
+    """Return whether a model only counts, and has no parameters for gradients to change.
+
+    A class of the plugin's or of a user's says so by an attribute ``is_untrained``.
+
+    Args:
+        model: name of the model.
+    """
+    if model in MODELS:
+        return getattr(MODELS[model], "is_untrained", False)
+    return model in _UNTRAINED_BUILTINS
 
 
 def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
@@ -169,12 +129,12 @@ def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[
     Returns:
         Kinds, such as "the plugin's models".
     """
-    # ``ADDED`` are the models of users; "ours" are all that extend ``PosRecommender``
-    is_custom, is_ours = model in ADDED, is_on_our_base(model)
+    is_custom = model in MODELS.added  # registered by a user
+    is_ours = is_on_our_base(model)  # it extends ``PosRecommender``, as models of users may
     # time-aware schemes have an attribute ``reads_request``: they read when a request comes
     reads_time = any(getattr(SCHEMES[name], "reads_request", False) for name in schemes)
-    # models that only count, such as those in ``UNTRAINED``, have no gradients
-    is_trained = model_type.name != "TRADITIONAL" and model not in UNTRAINED
+    # models that only count have no gradients; RecBole calls its own of that kind TRADITIONAL
+    is_trained = model_type.name != "TRADITIONAL" and not is_untrained(model)
     kinds = {
         "custom models": is_custom,
         "the plugin's models": is_ours,
@@ -198,10 +158,10 @@ def find_unread_options(model: str) -> Mapping[str, str]:
     Returns:
         Name of each such option -> the reason, as a sentence for the user.
     """
-    # classes of the plugin and of users (``OURS``) may have the attribute ``refuses``; the options
-    # that models of RecBole do not read are listed in ``RECBOLE_UNREAD``
-    if model in OURS:
-        return getattr(OURS[model], "refuses", {})
+    # Classes of the plugin and of users (MODELS) may have the attribute ``refuses``. The options
+    # that models of RecBole do not read are listed in ``RECBOLE_UNREAD``.
+    if model in MODELS:
+        return getattr(MODELS[model], "refuses", {})
     return RECBOLE_UNREAD.get(model, {})
 
 
@@ -219,10 +179,10 @@ def reads_users(name: str, model_class: type) -> bool:
 def is_served(model: str) -> bool:
     """Return whether ``plug.py`` gives RecBole the plugin's data and trainer for a model.
 
-    It does for the plugin's own models (``MODELS``, ``BASELINES``) and for classes of users that
-    extend the plugin's base class.
+    It does for the plugin's own models and for classes of users that extend the plugin's base
+    class.
     """
-    return model in MODELS or model in BASELINES or is_on_our_base(model)
+    return model in MODELS.shipped or is_on_our_base(model)
 
 
 def register_model(model: type, defaults: Defaults | None = None, name: str | None = None) -> type:
@@ -284,13 +244,12 @@ def ensure_registered(model: type) -> str:
     if model.__module__.startswith("recbole.model.") and model.__name__ in list_runnable():
         return model.__name__
     # the plugin's own models, and those that users have registered
-    for registry in (MODELS, BASELINES, ADDED):
-        if name := registry.find_name(model):
-            return name
+    if name := MODELS.find_name(model):
+        return name
     # A notebook cell that runs again defines the class again, as another object, which
     # ``find_name`` does not know. ``find_registration`` finds the former one by module and name:
     # keep the defaults that it was given.
-    earlier = ADDED.find_registration(model)
+    earlier = MODELS.find_registration(model)
     defaults = None if earlier is None else earlier.given
     # another process could import the class from its module, but would not know these defaults
     module = find_home_module(model) if defaults is None else None
@@ -310,18 +269,12 @@ def _register(model: type, given_defaults: Defaults | None, name: str, module: s
     Raises:
         UsageError: if the name is another model's, or the defaults cannot be read.
     """
-    # A model of the plugin's own is registered already: nothing is to be done if name and class are
-    # both the plugin's. ``US`` owns these names, ``OURS`` has the classes, ``import_path`` is
-    # module and name of a class. If only the name is the plugin's, ``ADDED.add`` refuses it below.
-    has_our_name = _find_owner(name) == US
-    is_ours = has_our_name and import_path(OURS[name]) == import_path(model)
-    if is_ours and given_defaults is None:
+    # one of the plugin's own models under its own name is registered already
+    if MODELS.find_shipped_name(model) == name and given_defaults is None:
         return
-    # the defaults of the classes that it extends, as ``_read_shipped`` reads them, then its own
-    defaults, own_options = ADDED.gather_defaults(model, given_defaults, _read_shipped)
-    # ``ADDED`` is the registry of users' models; it raises UsageError if the name is taken by the
-    # plugin, RecBole or another class
-    ADDED.add(name, Registration(model, given_defaults, defaults, own_options, module))
+    # the defaults of the classes that it extends, then its own
+    defaults, own_options = MODELS.gather_defaults(model, given_defaults, _read_base_defaults)
+    MODELS.add(name, Registration(model, given_defaults, defaults, own_options, module))
 
 
 def _require_recommender(model: Any) -> None:
@@ -359,25 +312,21 @@ def _require_recommender(model: Any) -> None:
             raise UsageError(f"model {path} defines no {' and no '.join(names)}")
 
 
-def _read_shipped(model: type) -> dict[str, Any]:
-    """Return the defaults of options that come with a class of the plugin's or of RecBole's.
+def _read_base_defaults(model: type) -> dict[str, Any]:
+    """Return option -> default, of the plugin's base class or of a class of RecBole's.
 
     Args:
-        model: class of a model, or a base of one.
+        model: a class that a model of a user's extends.
 
     Returns:
-        Value by option, from the class's yaml file; {} for classes of users.
+        What the yaml file of the class has, without rows; ``{}`` for any other class.
     """
     path = import_path(model)  # "module:Class"
-    # ``ROOT`` is the folder of the plugin's yaml files with defaults
     if path == "recbole_pos.model.base:PosRecommender":
-        return read_yaml(ROOT / "base.yaml")
+        return read_yaml(ROOT / "base.yaml")  # ROOT is the folder ``properties``
     if path.startswith("recbole.model."):
         file = find_recbole_properties() / "model" / f"{model.__name__}.yaml"
         return read_yaml(file) if file.is_file() else {}
-    for registry in (MODELS, BASELINES):  # the plugin's own models
-        if name := registry.find_name(model):
-            return registry.defaults(name)
     return {}
 
 

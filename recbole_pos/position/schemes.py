@@ -15,6 +15,7 @@ from recbole_pos.registry import (
     import_path,
 )
 from recbole_pos.values import shown, suggest
+from recbole_pos.yaml_files import read_properties
 
 if TYPE_CHECKING:
     from recbole_pos.layers.hooks import AttentionPosition, InputPosition
@@ -35,53 +36,20 @@ class Facts(NamedTuple):
 
 
 REPLACES = "replaces attention"
-# A scheme is one class, one line here, and one yaml, properties/position/<name>.yaml. A test
-# compares its facts with the scheme itself (``build.describe``).
-_SHIPPED: dict[str, tuple[str, str, str, int]] = {
-    "nope": ("bias:NoPosition", "none", "nothing", 0),
-    "learned": ("additive:LearnedPosition", "input", "order", 3_200),
-    "sinusoidal": ("additive:SinusoidalPosition", "input", "order", 0),
-    "spe": ("additive:SPE", "input", "order", 0),
-    "lpe": ("additive:LPE", "input", "order", 3_200),
-    "rspe": ("additive:RSPE", "input", "order", 0),
-    "lrpe": ("additive:LRPE", "input", "order", 3_200),
-    "aspe": ("additive:ASPE", "input", "order", 0),
-    "alpe": ("additive:ALPE", "input", "order", 6_400),
-    "spe2d": ("additive:SPE2D", "input", "order", 0),
-    "lpe2d": ("additive:LPE2D", "input", "order", 3_200),
-    "dpe": ("additive:DPE", "input", "order", 0),
-    "ldpe": ("additive:LDPE", "input", "order", 3_200),
-    "time_learned": ("time_intervals:TimeEmbedding", "input", "time", 8_192),
-    "request_age": ("time_intervals:RequestAge", "input", "time", 131_072),
-    "rope": ("rotary:RotaryPosition", "query, key", "order", 0),
-    "time_rope": ("time_rotary:TimeRotaryPosition", "query, key", "time", 0),
-    "to_rope": ("time_rotary:TimeOrderRotaryPosition", "query, key", "time", 0),
-    "calendar_rope": ("time_rotary:CalendarRotaryPosition", "query, key", "time", 0),
-    "rote": ("time_rotary:MultiLevelRotaryPosition", "query, key", "time", 0),
-    "alibi": ("bias:ALiBi", "logits", "order", 0),
-    "t5": ("bias:T5Bias", "logits", "order", 64),
-    "kerple": ("bias:KERPLE", "logits", "order", 4),
-    "hstu": ("time_intervals:HSTUBias", "logits", "time", 356),
-    "time_decay": ("time_intervals:TimeDecay", "logits", "time", 6),
-    "cape": ("bias:ContextualPosition", "logits", "order", 6_400),
-    "difsr": ("attribute_attention:DecoupledAttributes", "logits", "order", 19_840),
-    "kernel": ("kernel:PositionalKernel", "key, value", "order", 1_375),
-    "tisas": ("attribute_attention:TimeIntervalAttention", REPLACES, "time", 39_296),
-    "fuxi_linear": ("fuxi_linear:FuXiLinear", REPLACES, "time", 3_206),
-    "parec": ("positional_attention:PositionMatrix", REPLACES, "order", 5_000),
-    "fparec": ("positional_attention:FactorizedPositionMatrix", REPLACES, "order", 8_000),
-    "average": ("positional_attention:AverageAttention", REPLACES, "order", 0),
-    "linear_annealing": ("positional_attention:LinearAnnealing", REPLACES, "order", 0),
-    "exponential_annealing": ("positional_attention:ExponentialAnnealing", REPLACES, "order", 0),
-    "linear_attention": ("mixing:LinearAttention", REPLACES, "order", 0),
-    "token_mixing": ("mixing:TokenMixing", REPLACES, "order", 10_000),
-}
-SCHEMES = Registry(
-    "scheme",
-    {name: f"recbole_pos.position.{facts[0]}" for name, facts in _SHIPPED.items()},
-    "position",
-)
-FACTS = {name: Facts(*facts[1:]) for name, facts in _SHIPPED.items()}
+# A scheme is one class and one yaml file, properties/position/<name>.yaml.
+SCHEMES = Registry("scheme", "position")
+
+
+def read_facts(name: str) -> Facts:
+    """Return what the yaml file of one of the plugin's position schemes says of it.
+
+    The scheme is not imported. A test compares this with the scheme itself (``build.describe``).
+
+    Args:
+        name: name of the scheme.
+    """
+    about = read_properties("position", name).about
+    return Facts(about["place"], about["needs"], about["parameters"])
 
 
 def scheme_names(position: str | Iterable[str], key: str = "position") -> list[str]:
@@ -140,25 +108,14 @@ def register_scheme(name: str, scheme: type, defaults: Defaults | None = None) -
         recbole_pos.register_scheme("recency", Recency, defaults={"recency_start": 1.0})
         recbole_pos.run("PosSASRec", "ml-100k", config_dict={"position": ["recency"]})
     """
-    # _require_scheme raises a UsageError for what is no scheme; an option that the scheme reads is
-    # a name in its attribute ``options``.
-    options = _require_scheme(name, scheme).options
-    # One of the plugin's own schemes under its own name is registered already. SCHEMES.paths maps
-    # the names of the plugin's own schemes to texts such as "module:Class" (``import_path``).
-    if SCHEMES.paths.get(name) == import_path(scheme) and defaults is None:
+    options = _require_scheme(name, scheme).options  # names of the options that it reads
+    # one of the plugin's own schemes under its own name is registered already
+    if SCHEMES.find_shipped_name(scheme) == name and defaults is None:
         return scheme
-
-    def read_shipped(base: type) -> dict[str, Any]:
-        """Return the defaults of a class of the plugin that are options of this one, else {}."""
-        shipped_name = SCHEMES.find_name(base)
-        if shipped_name is None or import_path(base) not in SCHEMES.paths.values():
-            return {}
-        shipped = SCHEMES.defaults(shipped_name)
-        return {key: value for key, value in shipped.items() if key in options}
 
     # The value of each option: as given here, or else as in a class that this one extends.
     # ``own_options`` are options that no scheme of the plugin has.
-    values, own_options = SCHEMES.gather_defaults(scheme, defaults, read_shipped)
+    values, own_options = SCHEMES.gather_defaults(scheme, defaults)
     missing = set(options) - set(values)
     if missing:
         raise UsageError(
