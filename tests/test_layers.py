@@ -21,9 +21,8 @@ from recbole_pos.layers.forward import MultiHeadAttention
 from recbole_pos.layers.gated_blocks import BLOCKS, PointwiseAttention
 from recbole_pos.layers.hooks import AttentionPosition, replaces_attention
 from recbole_pos.layers.sequence_batch import SequenceBatch
-from recbole_pos.position import kernel
 from recbole_pos.position.build import Compose
-from recbole_pos.position.kernel import toeplitz_matrix, toeplitz_product
+from recbole_pos.position.kernel import toeplitz_matrix
 from recbole_pos.position.schemes import SCHEMES
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -211,23 +210,6 @@ def test_dropout_keeps_the_expectation(p: float) -> None:
     kept = (out > 0).double().view(-1, 8)
     assert (torch.corrcoef(kept.T) - torch.eye(8)).abs().max() < 0.01
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out)
-
-
-@pytest.mark.parametrize("t", [33, 64, 101])
-def test_long_toeplitz_products_by_fft(monkeypatch, t: int) -> None:
-    """Equal to the matrix, and still with exactly nothing from the future."""
-    monkeypatch.setattr(kernel, "FFT_LENGTH", 8)
-    weight, x = torch.randn(t, requires_grad=True), torch.randn(t, 2, requires_grad=True)
-    out, g = toeplitz_product(weight, x), torch.randn(t, 2)
-    want = toeplitz_matrix(weight, t) @ x
-    torch.testing.assert_close(out, want)
-    got = torch.autograd.grad((out * g).sum(), (weight, x), retain_graph=True)
-    torch.testing.assert_close(got, torch.autograd.grad((want * g).sum(), (weight, x)))
-    (grad,) = torch.autograd.grad(out[20].sum(), x)
-    assert (grad[21:] == 0).all()
-    changed = x.detach().clone()
-    changed[20:] += 1e6
-    assert torch.equal(toeplitz_product(weight, changed)[:20], out[:20])
 
 
 def test_toeplitz_matrix() -> None:

@@ -127,8 +127,8 @@ def _align_positional_weights(scheme: PositionalAttention, batch: SequenceBatch)
 
     # Without the older positions that a short history lacks, weights must be divided by their sum.
     # It is kept above 0, since all weights of a short history may underflow to 0.
-    # ``normalised``: whether the scheme divides by the sum of the weights of a query.
-    if not scheme.normalised:
+    # ``divides_by_sum``: whether the scheme divides by the sum of the weights of a query.
+    if not scheme.divides_by_sum:
         return weights
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 

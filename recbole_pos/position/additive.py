@@ -30,21 +30,27 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionEncoding(InputPosition):
-    """Base of x + P, where P depends on positions only. A subclass defines :meth:`rows`."""
+    """Base of x + P: item vectors x [m, d] plus encodings P [m, d] of positions only.
+
+    A subclass defines :meth:`rows`. n is the maximum length, d the hidden size, l the number of
+    interactions of a session, and pos the number of older ones than a given one.
+    """
 
     def __init__(self, dimensions: Dimensions) -> None:
         super().__init__()
         self.max_length = dimensions.max_length
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return P [..., d] for interactions, by their distances from both ends of the session.
+        """Return the encodings P of interactions, from how many others are before and after each.
+
+        Models of graphs have one node for each item of a session. For an item that occurs twice,
+        ``forward`` counts up to its first occurrence and ``backward`` from its last, so that the
+        two do not give the length: such models must give it.
 
         Args:
-            forward: [...] int64 number of older interactions, pos; 0 to n - 1.
-            backward: [...] int64 number of newer interactions, l - pos - 1; 0 to n - 1.
-            length: [...] int64 l, the number of interactions of the session; None for forward +
-                backward + 1. It must be given for an item that occurs twice, since ``forward``
-                counts from its first occurrence and ``backward`` from its last.
+            forward: [...] int64 pos, the number of older interactions of the session.
+            backward: [...] int64 l - pos - 1, the number of newer ones.
+            length: [...] int64 l; None for forward + backward + 1.
 
         Returns:
             [..., d].
@@ -56,6 +62,7 @@ class PositionEncoding(InputPosition):
         return self.rows(position, length - 1 - position, length.expand_as(position))
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return x + P [m, d]; ``batch`` counts the older (``index``) and newer interactions."""
         return x + self.rows(batch.index, batch.age)
 
 
@@ -90,16 +97,20 @@ def make_sinusoids(position: Tensor, width: int, size: float, exchanged: bool = 
 class CountedEncoding(PositionEncoding):
     """Base of encodings that are rows of a table, found by counting interactions.
 
-    The table ``weight`` [n, w] has a slice of columns for each count. Slices are added, with d
-    columns each, or they stand side by side and are the d columns of P together. Of two halves the
-    first is the wider one if d is odd.
+    What is counted is one or two of:
+
+        forward     pos, the number of older interactions
+        backward    l - pos - 1, the number of newer interactions
+        newest      the same, but counted from the last row of the table upwards: n - 1 for the
+                    newest interaction
+        length      l - 1, so that a session of one interaction has row 0
 
     Attributes:
-        counts: what gives the row of each slice: ``forward`` is pos, the number of older
-            interactions; ``backward`` is l - pos - 1, that of newer ones; ``newest`` is the same
-            from the last row up; ``length`` is l, with l = 1 in row 0.
-        added: whether slices are added.
-        widths: columns of each slice.
+        counts: what is counted. Each count has a slice of the table's columns for itself.
+        added: whether P is the sum of the slices, with d columns each. Else slices stand side by
+            side and have d columns together; of two halves of 5 columns the first has 3.
+        widths: number of columns of each slice.
+        weight: [n, sum of widths] the table.
     """
 
     counts: tuple[str, ...] = ("forward",)
@@ -107,20 +118,17 @@ class CountedEncoding(PositionEncoding):
     weight: Tensor
 
     def __init__(self, dimensions: Dimensions) -> None:
-        # One slice of columns for each count: with ``added`` each has all d columns, or else they
-        # share these.
         super().__init__(dimensions)
         d, num_slices = dimensions.hidden_size, len(self.counts)
         parts = torch.arange(d).tensor_split(num_slices)  # two halves of 5 columns have 3 and 2
         self.widths = [d] * num_slices if self.added else [len(part) for part in parts]
 
     def rows(self, forward: Tensor, backward: Tensor, length: Tensor | None = None) -> Tensor:
-        """Return the encodings P of interactions, from rows of a table that counts choose.
+        """Return the encodings P of interactions: from each slice of the table one row.
 
-        ``counts`` names what is counted: older interactions (``forward``), newer ones
-        (``backward``, or ``newest`` from the last row up) or all of the session (``length``). Each
-        count has columns of the table for itself. The second of three interactions has forward 1,
-        backward 1 and length 3.
+        Each slice belongs to one of :attr:`counts`, which gives the number of the row. With the
+        counts forward and length, the second of three interactions has row 1 of the first slice
+        and row 2 of the second.
 
         Args:
             forward: [...] int64 number of older interactions of the session.
@@ -129,7 +137,7 @@ class CountedEncoding(PositionEncoding):
                 forward + backward + 1.
 
         Returns:
-            [..., d]: the rows added up (``added``), or side by side as parts of d columns.
+            [..., d]: the rows added up (``added``), or side by side.
         """
         if length is None:
             length = forward + backward + 1
@@ -140,23 +148,18 @@ class CountedEncoding(PositionEncoding):
             "length": length - 1,  # a session of one interaction: row 0
         }
 
-        # The table ``weight`` is cut into columns for each count, which chooses rows of its part.
-        columns = []
-        for count, table in zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True):
-            columns.append(nn.functional.embedding(row_numbers[count], table))
-        if len(columns) == 1:
-            return columns[0]
-        return columns[0] + columns[1] if self.added else torch.cat(columns, dim=-1)
+        slices = zip(self.counts, self.weight.split(self.widths, dim=-1), strict=True)
+        columns = [nn.functional.embedding(row_numbers[count], table) for count, table in slices]
+        return torch.stack(columns).sum(0) if self.added else torch.cat(columns, dim=-1)
 
 
 class FixedEncoding(CountedEncoding):
     """Base of encodings by sines and cosines, without parameters."""
 
     def __init__(self, dimensions: Dimensions) -> None:
-        """Compute the table ``weight`` of sines and cosines, with n rows, one for each position.
+        """Compute the table ``weight`` of sines and cosines, [n, sum of widths].
 
-        Each of ``counts``, such as the number of older interactions, has columns of its own
-        (``widths``); :meth:`make_slice` computes them.
+        Each of :attr:`counts` has a slice of its columns, which :meth:`make_slice` computes.
 
         Args:
             dimensions: sizes of the model; n is its ``max_length``.
@@ -172,7 +175,17 @@ class FixedEncoding(CountedEncoding):
         self.register_buffer("weight", table, persistent=False)
 
     def make_slice(self, count: str, row: Tensor, width: int, d: int) -> Tensor:
-        """Return the slice [n, width] of ``count``, from the float64 numbers of its rows, [n]."""
+        """Compute the slice of the table that belongs to one of :attr:`counts`.
+
+        Args:
+            count: the count, such as ``forward``; subclasses may treat them differently.
+            row: [n] float64 numbers of the rows: 0, 1, 2, ...
+            width: number of columns of the slice.
+            d: hidden size, by which frequencies fall from column to column.
+
+        Returns:
+            [n, width] float64.
+        """
         return make_sinusoids(row, width, d)
 
 

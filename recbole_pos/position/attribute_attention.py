@@ -54,7 +54,6 @@ class TimeIntervalAttention(AttentionPosition):
         """
         super().__init__()
         self.max_length = dimensions.max_length
-        self.longest = tisas_intervals
         d, num_intervals = dimensions.hidden_size, tisas_intervals + 1  # from 0 on
         # a learned vector in each row, normal when fresh
         self.position_key = make_table(dimensions, self.max_length, d)
@@ -85,32 +84,35 @@ class TimeIntervalAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # Add the vectors of positions. ``age`` is the number of newer interactions of the history,
-        # so the newest interaction has the last row. Then pad histories to one length for products.
-        _, h, e = value.shape  # heads, and columns of a head
+        # Add the vectors P of positions. ``age`` counts the newer interactions of the history, so
+        # the newest interaction has the last of the n rows.
+        _, h, e = value.shape
         row = self.max_length - 1 - batch.age
         key = key + self.position_key[row].view(-1, h, e)
         value = value + self.position_value[row].view(-1, h, e)
-        # "start": histories begin in the first row, and padding follows; [b, t, 3, h, e]
-        block = batch.pad(torch.stack((query, key, value), 1), "start")
+        # "start": histories begin in the first column, and padding follows
+        block = batch.pad(torch.stack((query, key, value), 1), "start")  # [b, t, 3, h, e]
         q, k, v = block.transpose(1, 3).unbind(2)  # [b, h, t, e]
 
-        # Logits. q_i is multiplied by all rows of R^K first, [b, h, t, r], and the product for r_ij
-        # is taken from there, so that no vector for each pair of interactions exists.
-        longest = self.longest
-        # r_ij [b, t, t] is computed once for all layers
+        # r_ij [b, t, t], computed once for all layers; heads have the same
+        num_intervals = len(self.time_key)
+        longest = num_intervals - 1
         intervals = batch.cached(("tisas", longest), lambda: count_intervals(batch, longest))
         intervals = intervals[:, None].expand(-1, h, -1, -1)  # [b, h, t, t]
-        interval_logits = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
-        logits = (q @ k.transpose(-1, -2) + interval_logits.gather(-1, intervals)) / math.sqrt(e)
 
-        # the weights a_ij of keys j <= i
+        # Logits. q_i . R^K[r] is computed for every interval r, and gather takes that of r_ij: a
+        # vector for each pair of interactions would need e times the memory.
+        by_interval = torch.einsum("bhte,rhe->bhtr", q, self.time_key.view(-1, h, e))
+        logits = (q @ k.transpose(-1, -2) + by_interval.gather(-1, intervals)) / math.sqrt(e)
+
+        # the weights a_ij of keys j <= i, [b, h, t, t]
         future = future_mask(batch.width, q.device)
         weights = dropout(logits.masked_fill(future, -torch.inf).softmax(-1))
 
-        # sum_j a_ij R^V[r_ij]: weights of equal intervals are added up before they multiply R^V
-        interval_weights = weights.new_zeros(*weights.shape[:-1], longest + 1)
-        interval_weights = interval_weights.scatter_add(-1, intervals, weights)
+        # sum_j a_ij R^V[r_ij]: scatter_add adds up the weights of a query that have the same
+        # interval r, and each sum multiplies R^V[r] once
+        interval_weights = weights.new_zeros(*weights.shape[:-1], num_intervals)
+        interval_weights = interval_weights.scatter_add(-1, intervals, weights)  # [b, h, t, r]
         time_value = self.time_value.view(-1, h, e)
         out = weights @ v + torch.einsum("bhtr,rhe->bhte", interval_weights, time_value)
         return batch.unpad(out.transpose(1, 2), "start")
@@ -206,17 +208,20 @@ class DecoupledAttributes(AttentionPosition):
             batch: the histories.
 
         Returns:
-            [b, h, t, t], padded after shorter histories.
+            [b, h, t, t] from interaction i (row) to j, padded after shorter histories.
         """
-        logits: list[Tensor] = []
-        # _embed returns the vectors of the position, then those of each field of items. Each has a
-        # query and a key of its own, and their products are added up.
+        total = torch.zeros((), device=q.device)
+        # a vector of the position, then one of each field, with a linear layer Q and K of its own
         for vector, query, key in zip(self._embed(batch), self.queries, self.keys, strict=True):
-            pair = torch.stack((query(vector), key(vector)), 1)
-            pair = pair.view(pair.size(0), 2, self.n_heads, -1)  # [m, 2, h, e_f]
-            field_q, field_k = batch.pad(pair, "start").transpose(1, 3).unbind(2)  # [b, h, t, e_f]
-            logits.append(field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1)))
-        return sum(logits[1:], logits[0]).to(q.dtype)
+            field_q = self._split_heads(query(vector), batch)  # a^f_i Q_f, [b, h, t, e_f]
+            field_k = self._split_heads(key(vector), batch)
+            total = total + field_q @ field_k.transpose(-1, -2) / math.sqrt(field_q.size(-1))
+        return total.to(q.dtype)
+
+    def _split_heads(self, x: Tensor, batch: SequenceBatch) -> Tensor:
+        """Cut vectors [m, h e_f] of all interactions into heads of each history, [b, h, t, e_f]."""
+        heads = x.view(len(x), self.n_heads, -1)
+        return batch.pad(heads, "start").transpose(1, 2)  # zeros follow shorter histories
 
     def _embed(self, batch: SequenceBatch) -> list[Tensor]:
         """Return the vectors of the position and of each field, for every interaction.

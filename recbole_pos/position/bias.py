@@ -43,8 +43,7 @@ class DistanceBias(AttentionPosition):
         """
         position = torch.arange(batch.width, device=q.device)
         curve = self.curve(position).to(q.dtype)  # [h, t], f at the distances 0 to t - 1
-        # ``curve`` is f, defined by the subclass. Each number is put where query i and key j have
-        # that distance.
+        # put each number where query i and key j have that distance
         distance = (position[:, None] - position[None, :]).clamp_(min=0)
         return curve[:, distance].unsqueeze(0)
 
@@ -142,26 +141,24 @@ class KERPLE(DistanceBias):
     options = ("kerple_kind",)
 
     def __init__(self, dimensions: Dimensions, *, kerple_kind: str) -> None:
-        """Create the two learned numbers of each head, without bounds, [h] each.
+        """Create ``raw_r1`` and ``raw_r2``, the learned numbers of each head, [h] each.
 
-        :meth:`curve` maps them to r1 and r2, which make the bias of a distance, and keeps these in
-        their ranges.
+        They have no bounds. :meth:`curve` turns them into r1 and r2, which have: r1 is the softplus
+        of ``raw_r1``, r2 the softplus of ``raw_r2`` or, for ``power``, twice its sigmoid. Fresh
+        heads differ, so that some decay faster: with 4 heads r1 and r2 are both 1/8, 3/8, 5/8, 7/8.
 
         Args:
             dimensions: sizes of the model, with h heads.
             kerple_kind: the function of the distance, ``log`` or ``power``.
         """
         super().__init__()
-        self.kind = kerple_kind
-        h = dimensions.n_heads
-        # Heads start with different reach: r1 and r2 at the middles of h equal parts of (0, 1]
-        start = (torch.arange(h) + 0.5) / h
-        raw = start.expm1().log()  # its softplus is ``start``
-        raw_r2 = raw.clone()
-        if kerple_kind != "log":
-            raw_r2 = (start / 2).logit()  # twice its sigmoid is ``start``
-        self.raw_r1 = nn.Parameter(raw)
-        self.raw_r2 = nn.Parameter(raw_r2)
+        self.kind, h = kerple_kind, dimensions.n_heads
+        start = (torch.arange(h) + 0.5) / h  # fresh r1 and r2
+        inverse_softplus = start.expm1().log()
+        inverse_sigmoid = (start / 2).logit()
+        self.raw_r1 = nn.Parameter(inverse_softplus)
+        is_log = kerple_kind == "log"
+        self.raw_r2 = nn.Parameter(inverse_softplus.clone() if is_log else inverse_sigmoid)
 
     def curve(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at some distances (KERPLE, Chi et al., 2022).

@@ -30,22 +30,23 @@ HOOKS = {"rotate": "query, key", "mix_keys": "key", "mix_values": "value", "bias
 
 
 class Schemes:
-    """The schemes of one model: one encoding of its input, and a scheme for each layer.
+    """The position schemes of one model: an encoding of its input, and a scheme for each layer.
+
+    A position scheme is a module that tells a model about order or time. It either adds to the
+    input or changes attention.
 
     Attributes:
-        input: the encoding of the input.
-        needs_time, reads_request: whether any scheme reads times, or times of requests.
+        input: the encoding of the input; several encodings are wrapped in one ``ComposeInput``.
+        needs_time: whether any scheme reads the times of interactions.
+        reads_request: whether queries of any scheme read the time at which the next item is
+            requested, if it is known; else the time of the interaction itself stands in for that.
         assume_order: names of the schemes that need times which never fall along a history.
     """
 
     def __init__(
         self, classes: Mapping[str, type[PositionScheme]], dimensions: Dimensions, options: Options
     ) -> None:
-        """Build the position schemes of a model that add to its input.
-
-        A position scheme is a module that tells a model about order or time. It either adds to the
-        input or changes attention. Those of attention are built by :meth:`attention`, which the
-        model calls for each layer.
+        """Build the encoding of the input; :meth:`attention` builds the schemes of each layer.
 
         Args:
             classes: class of each position scheme, by its name in ``position``.
@@ -53,33 +54,27 @@ class Schemes:
             options: values of the schemes' options, by name.
         """
         self.classes, self.dimensions, self.options = classes, dimensions, options
-        self._layers: list[Compose] = []  # schemes of the layers so far
+        self._layers: list[Compose] = []  # the schemes of the layers so far
 
-        # ComposeInput applies several encodings in turn. A single one is not wrapped in it, so that
-        # its weights have short names in a checkpoint.
+        # a single encoding is not wrapped, so that its weights have short names in a checkpoint
         encodings = self._build(InputPosition, layer=0)
         self.input: nn.Module = ComposeInput(encodings)
         if len(encodings) == 1:
             (self.input,) = encodings.values()
 
-        # whether any scheme reads the times of interactions
         self.needs_time = any(cls.needs_time for cls in classes.values())
-        # Whether queries of any scheme read the time at which the next item is requested, if it is
-        # known; otherwise the time of the interaction itself stands in for that.
         self.reads_request = any(cls.reads_request for cls in classes.values())
-        # names of the schemes that need interactions in the order of time, the oldest first
         self.assume_order = [name for name, cls in classes.items() if cls.assumes_order]
 
     def attention(self) -> AttentionPosition:
         """Build what changes the attention of the next layer: all its position schemes as one.
 
-        A position scheme is a module that tells a model about order or time. Call this once for
-        each layer, in order: later layers may take over tables of the first (``share_with``).
+        A model calls this once for each layer, in order. Later layers may take over tables of the
+        first (``share_with``).
 
         Returns:
             One scheme, whose hooks call those of all.
         """
-        # _layers has the schemes of the layers so far. Compose calls several schemes as one.
         scheme = Compose(self._build(AttentionPosition, len(self._layers)))
         self._layers.append(scheme)
         if len(self._layers) > 1:
@@ -130,12 +125,11 @@ def build_schemes(
         UsageError: for an unknown name, a bad option, schemes that cannot share a layer, a scheme
             inside attention for a model that has none, or one that would reveal later times.
     """
-    # scheme_names checks the names, and SCHEMES has the class of each
     classes: dict[str, Any] = {name: SCHEMES[name] for name in scheme_names(position)}
 
-    # With augmentation all_positions each interaction of a training window is a target, and a
-    # scheme that reads the newest time of the window would tell the model when later interactions
-    # happen. With train_windows: prefix a window has one target, its newest, and nothing leaks.
+    # With augmentation all_positions each interaction of a training window is a target. A scheme
+    # that reads the newest time of the window would tell the model when later interactions happen.
+    # With train_windows: prefix a window has one target, its newest, and nothing leaks.
     leaking = [name for name, cls in classes.items() if cls.reads_newest_time]
     has_windows = "augmentation" in options and options["augmentation"] == "all_positions"
     if leaking and has_windows and options["train_windows"] != "prefix":
@@ -144,8 +138,7 @@ def build_schemes(
             "which tells the states of earlier ones about later times; set train_windows: prefix"
         )
 
-    # Schemes that change attention would do nothing in a model without it. _find_place returns what
-    # a scheme changes: the input, a part of attention, or none.
+    # schemes that change attention would do nothing in a model without it
     ignored = [name for name, cls in classes.items() if _find_place(cls) not in ("input", "none")]
     if ignored and not has_attention:
         raise UsageError(
@@ -174,7 +167,6 @@ def build_row_encodings(
     Raises:
         UsageError: see :func:`build_schemes`; also for a scheme without ``rows``.
     """
-    # SCHEMES has the class of each scheme by name; scheme_names makes a list of ``position``.
     allowed = [name for name, cls in SCHEMES.items() if hasattr(cls, "rows")]
     rejected = [name for name in scheme_names(position) if name not in (*allowed, "nope")]
     if rejected:
@@ -183,8 +175,8 @@ def build_row_encodings(
             f"position alone ({', '.join(allowed)}) or nope; found {', '.join(rejected)}"
         )
 
-    # Several encodings, or none, are wrapped in a ComposeInput; a single one is not.
     encoding = build_schemes(position, dimensions, options).input
+    # several encodings, or none, are wrapped in a ComposeInput
     if isinstance(encoding, ComposeInput):
         return nn.ModuleList(encoding.schemes.values())
     return nn.ModuleList([encoding])
@@ -239,28 +231,25 @@ def _find_place(cls: type[PositionScheme]) -> str:
 
 
 class Compose(AttentionPosition):
-    """Several attention schemes as one: hooks run in the order given, biases add up.
+    """The attention schemes of one layer as one: hooks run in the order given, biases add up.
 
-    Args:
+    A position scheme is a module that tells a model about order or time. One that overrides
+    ``attend`` computes the output of attention itself, and so replaces it.
+
+    Attributes:
         schemes: the schemes by their registered names.
-
-    Raises:
-        UsageError: if more than one of the schemes replaces attention, or one that does is combined
-            with a scheme whose hooks (rotate, mix, bias) it would ignore.
+        replacing: name of the scheme that replaces attention, or None. It has no others beside it.
+        projections: which of query, key and value the layer must compute for the schemes.
     """
 
     def __init__(self, schemes: Mapping[str, AttentionPosition]) -> None:
-        """Combine the position schemes of one layer to one, whose hooks call those of all in order.
-
-        A position scheme is a module that changes attention by order or time. The layer computes
-        query, key and value for them, or only what a scheme that replaces attention asks for. Such
-        a scheme must be alone, as the others would be ignored.
+        """Combine position schemes.
 
         Args:
             schemes: position schemes inside attention, by name.
 
         Raises:
-            UsageError: if one that replaces attention is not alone.
+            UsageError: if one that replaces attention is not alone: the others would be ignored.
         """
         super().__init__()
         self.schemes = nn.ModuleDict(schemes)
@@ -270,9 +259,7 @@ class Compose(AttentionPosition):
                 f"position: {replacing[0]} replaces attention and cannot share a layer with other "
                 f"attention schemes (found {', '.join(schemes)})"
             )
-        # What the layer computes for the schemes: query, key and value (PROJECTIONS), or those of
-        # them that a scheme in place of attention asks for. replaces_attention tells whether a
-        # class overrides ``attend``, which computes the output of attention itself.
+        self.replacing = replacing[0] if replacing else None
         self.projections = schemes[replacing[0]].projections if replacing else PROJECTIONS
 
     def parts(self) -> dict[str, AttentionPosition]:
@@ -340,17 +327,16 @@ class Compose(AttentionPosition):
         Returns:
             [m, h, e], or None if no scheme replaces attention, so that the layer computes it.
         """
-        for scheme in self.parts().values():
-            out = scheme.attend(query, key, value, batch, dropout)
-            # parts() has the schemes of this layer by name. ``projections`` are those of query, key
-            # and value that a scheme asks for, and PROJECTIONS are all three.
-            # A scheme may return None to leave attention to the layer. Then the layer needs query,
-            # key and value; if the scheme has not asked for all of them, None is an error, which
-            # ``require_result`` raises.
-            must_replace = replaces_attention(type(scheme)) and scheme.projections != PROJECTIONS
-            if out is not None or must_replace:
-                return require_result(out, value.dtype, value.shape, scheme, "attend")
-        return None
+        if self.replacing is None:
+            return None
+        scheme = self.parts()[self.replacing]
+        out = scheme.attend(query, key, value, batch, dropout)
+        # A user's scheme may return None to leave attention to the layer, for which that needs
+        # query, key and value (PROJECTIONS). Without all of them None is an error, as any other
+        # result that is not [m, h, e].
+        if out is None and self.projections == PROJECTIONS:
+            return None
+        return require_result(out, value.dtype, value.shape, scheme, "attend")
 
 
 class ComposeInput(InputPosition):
@@ -367,7 +353,7 @@ class ComposeInput(InputPosition):
 
 
 def find_shortest_period(model: nn.Module) -> float | None:
-    """Return the shortest time after which a rotary position scheme turns a vector once around.
+    """Return the shortest time in which a rotary position scheme turns a vector once around.
 
     Rotary schemes turn pairs of columns of queries and keys by angles that grow with time. The time
     of a whole turn is the period of a pair. Before training the shortest one is compared with the
@@ -379,10 +365,7 @@ def find_shortest_period(model: nn.Module) -> float | None:
     Returns:
         Seconds; None if no scheme turns by time.
     """
-    shortest = []
-    for module in model.modules():
-        if isinstance(module, AttentionPosition):
-            periods = module.time_periods()  # [h, e / 2] seconds; None if it turns by order only
-            if periods is not None:
-                shortest.append(periods.min().item())
-    return min(shortest, default=None)
+    schemes = [module for module in model.modules() if isinstance(module, AttentionPosition)]
+    # [h, e / 2] seconds of each scheme; None if it turns by order only
+    periods = [scheme.time_periods() for scheme in schemes]
+    return min((float(period.min()) for period in periods if period is not None), default=None)

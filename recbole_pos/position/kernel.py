@@ -21,87 +21,77 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class Factor(nn.Module):
-    """Base of learned lower-triangular [n, n] matrices, which are the identity when fresh."""
+    """Base of learned lower-triangular [n, n] matrices F, which are the identity when fresh.
+
+    F is U^T for keys and L for values. Row i of it has the weights with which position i sums
+    itself and older positions.
+    """
 
     weight: nn.Parameter
 
     def matrix(self, t: int) -> Tensor:
-        """Return the last t rows and columns of the matrix, [t, t]."""
+        """Return the last t rows and columns of F, [t, t]."""
         raise NotImplementedError
 
-    def product(self, x: Tensor) -> Tensor:
-        """Return the product [t, c] of the last t rows and columns with x [t, c]."""
-        return self.matrix(len(x)) @ x
-
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Multiply each sequence by the matrix: position i gets a sum of positions up to i.
+        """Multiply each history by F: interaction i gets the sum over j <= i of F_ij x_j.
 
-        (Nabiev and Frolov, 2026, equations 10 and 11.) A sequence of t interactions uses the last t
-        rows and columns, so it is padded at its beginning.
+        Rows and columns count from the newest interaction, so a history of t interactions uses the
+        last t of both (Nabiev and Frolov, 2026, equations 10 and 11).
 
         Args:
-            x: [m, h, e] values of all m interactions, history after history.
+            x: [m, h, e] keys or values of all m interactions, history after history.
             batch: the histories.
 
         Returns:
             [m, h, e] in the same order.
         """
-        # In the type of the weights, also under automatic mixed precision. ``product`` multiplies
-        # the last t rows and columns of the matrix by a block [t, columns].
+        # automatic mixed precision would compute the product in half precision
         with torch.autocast(x.device.type, enabled=False):
-            # "end": all histories end in the last row; time_major: positions are the first axis
+            # A block with a row for each position (``time_major``): the newest interaction of every
+            # history is in the last row, and zeros stand before shorter histories ("end").
             block = batch.pad(x.to(self.weight.dtype), "end", time_major=True)  # [t, b, h, e]
-            mixed = self.product(block.flatten(1)).view(block.shape)  # of columns b * h * e
+            columns = block.flatten(1)  # [t, b h e]: one product for all histories and heads
+            mixed = (self.matrix(len(columns)) @ columns).view(block.shape)
             return batch.unpad(mixed, "end", time_major=True).to(x.dtype)
 
 
 class FullFactor(Factor):
-    """One weight for every pair of positions: n (n + 1) / 2 parameters, row by row."""
+    """A matrix with one weight for every pair of positions: n (n + 1) / 2 parameters.
 
-    flat_index: Tensor  # of each weight in the [n, n] matrix
+    Attributes:
+        weight: the learned numbers on and below the diagonal, row by row: a, b, c of the matrix
+            [[a, 0], [b, c]].
+        row, column: where each of them is in the matrix, here 0, 1, 1 and 0, 0, 1.
+    """
+
+    row: Tensor
+    column: Tensor
 
     def __init__(self, n: int) -> None:
-        """Create the weights on and below the diagonal of an [n, n] matrix, as the identity.
-
-        They are kept row by row: of a matrix [[a, 0], [b, c]] as a, b, c. ``flat_index`` says where
-        each is in the matrix read as one row, here 0, 2, 3.
-
-        Args:
-            n: number of rows and columns.
-        """
+        """Create the weights of an [n, n] matrix, 1 on the diagonal and 0 below it."""
         super().__init__()
         self.n = n
         row, column = torch.tril_indices(n, n)
-        self.register_buffer("flat_index", row * n + column, persistent=False)
+        self.register_buffer("row", row, persistent=False)
+        self.register_buffer("column", column, persistent=False)
         self.weight = nn.Parameter((row == column).to(torch.get_default_dtype()))
 
     def matrix(self, t: int) -> Tensor:
-        """Return the last t rows and columns of the matrix, [t, t], zero above the diagonal.
-
-        Args:
-            t: number of rows and columns, up to n.
-        """
-        # ``weight`` has the learned numbers row by row, and ``flat_index`` the place of each in the
-        # whole [n, n] matrix read as one row. Rows have 1, 2, 3, ... weights, so r (r + 1) / 2
-        # weights stand before row r.
-        first_row = self.n - t
-        start = first_row * (first_row + 1) // 2
-
-        # put the weights of the last t rows into a matrix [t, n], which is read as one row
-        flat_index = self.flat_index[start:] - first_row * self.n
-        rows = self.weight.new_zeros(t * self.n).index_copy(0, flat_index, self.weight[start:])
-        return rows.view(t, self.n)[:, first_row:]
+        zeros = self.weight.new_zeros(self.n, self.n)
+        return zeros.index_put((self.row, self.column), self.weight)[-t:, -t:]
 
 
 class ToeplitzFactor(Factor):
-    """One weight for each of the lags 0 to ``band`` - 1 (equation 10 with u_ik = w_(k-i))."""
+    """A matrix with one weight for each lag i - j (equation 10 with u_ik = w_(k-i))."""
 
     def __init__(self, n: int, band: int | None) -> None:
-        """Create the weights of the lags 0 to ``band`` - 1, as the identity: 1 at lag 0.
+        """Create the weights of the lags 0 to ``band`` - 1, as the identity: 1 at lag 0, else 0.
 
         Args:
             n: size of the matrix.
-            band: number of lags that have a weight, of which there are n at most; None for n.
+            band: number of lags that have a weight, at most n; None for n. Older positions than
+                that are not read.
         """
         super().__init__()
         lag = torch.arange(n if band is None else min(band, n))
@@ -109,9 +99,6 @@ class ToeplitzFactor(Factor):
 
     def matrix(self, t: int) -> Tensor:
         return toeplitz_matrix(self.weight, t)
-
-    def product(self, x: Tensor) -> Tensor:
-        return toeplitz_product(self.weight, x)
 
 
 class PositionalKernel(AttentionPosition):
@@ -143,21 +130,23 @@ class PositionalKernel(AttentionPosition):
         kernel_l_shared: bool,
         kernel_band: int | None,
     ) -> None:
-        """Build the factors U and L of the kernel, [n, n] each and the identity when fresh.
+        """Build the factors U and L of one layer, [n, n] each and the identity when fresh.
 
-        A factor mixes each position with older ones. ``_build_factor`` returns None for the
-        identity, which leaves keys or values as they are.
+        A factor mixes each position with older ones: U the keys of attention, L its values.
 
         Args:
             dimensions: sizes of the model; n is ``max_length``.
-            kernel_u, kernel_l: form of U, acting on keys, and of L, acting on values: toeplitz,
-                full, or identity for none.
-            kernel_u_shared, kernel_l_shared: whether all layers have the same.
-            kernel_band: lags that a Toeplitz factor has; None for all.
+            kernel_u, kernel_l: form of U and of L. A ``toeplitz`` matrix has a weight for each
+                distance of two positions, a ``full`` one for each pair of positions; with
+                ``identity`` keys or values are not mixed.
+            kernel_u_shared, kernel_l_shared: whether all layers have the same U, or the same L;
+                :meth:`share_with` then replaces this one by that of the first layer.
+            kernel_band: number of distances, from 0 on, for which a Toeplitz matrix has a weight;
+                None for all.
         """
         super().__init__()
         n = dimensions.max_length
-        self.U = _build_factor(kernel_u, n, kernel_band)
+        self.U = _build_factor(kernel_u, n, kernel_band)  # None for the identity
         self.L = _build_factor(kernel_l, n, kernel_band)
         self.shared = {"U": kernel_u_shared, "L": kernel_l_shared}
 
@@ -180,10 +169,6 @@ def _build_factor(kind: str, n: int, band: int | None) -> Factor | None:
     return FullFactor(n) if kind == "full" else None
 
 
-# Above this length a Toeplitz product is cheaper by FFT (results/speed_positions.md, on CPU).
-FFT_LENGTH = 768
-
-
 def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     """Return the matrix that has ``weight[i - j]`` at row i and column j, and zero elsewhere.
 
@@ -204,35 +189,3 @@ def toeplitz_matrix(weight: Tensor, t: int) -> Tensor:
     padded = F.pad(weight, (t - 1, t))[: 2 * t - 1]
     shifted = F.pad(padded.expand(t, -1).reshape(-1), (0, t)).view(t, 2 * t)
     return shifted[:, :t].flip(1)
-
-
-def toeplitz_product(weight: Tensor, x: Tensor) -> Tensor:
-    """Return the causal convolution out[i] = sum over lags s of weight[s] x[i - s].
-
-    Long sequences are halved. Each half is convolved by itself, and an FFT of the older half is
-    added to the newer one: one FFT of both would carry rounding back in time.
-
-    Args:
-        weight: [band] weights of the lags from 0 on.
-        x: [t, c], the oldest interaction first.
-
-    Returns:
-        [t, c] in the same order.
-    """
-    t, c = x.shape
-    # up to the length FFT_LENGTH, or with few lags, a plain product is faster than an FFT
-    if t <= FFT_LENGTH or len(weight) <= FFT_LENGTH // 2:
-        return toeplitz_matrix(weight, t) @ x
-
-    # Each half by itself: both as columns of one product, the newer one filled up if t is odd. The
-    # first c columns are the older half, the others the newer one.
-    half = (t + 1) // 2
-    older = x[:half]
-    newer = F.pad(x[half:], (0, 0, 0, 2 * half - t))
-    within = toeplitz_product(weight, torch.cat((older, newer), 1))
-
-    # What the older half adds to the newer one, as a product of spectra. That is a circular
-    # convolution of length 2 * half: only rows below half wrap around, and these are not read.
-    spectrum = torch.fft.rfft(weight[:t], 2 * half)
-    from_older = torch.fft.irfft(torch.fft.rfft(older.t(), 2 * half) * spectrum, 2 * half)
-    return torch.cat((within[:, :c], within[: t - half, c:] + from_older[:, half:t].t()))

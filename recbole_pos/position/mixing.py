@@ -45,10 +45,9 @@ class LinearAttention(AttentionPosition):
         Returns:
             [m, h, e], history after history.
         """
-        # The denominator is the same sum with a value of 1: a further column of ones gives it, so
-        # that the last column of ``out`` is the denominator, and the others are the numerator.
-        # sum_past(q, k, v) returns the sums over j <= i of (q_i . k_j) v_j. They are right with
-        # padding at either end of a history, so the batch chooses the cheaper one (any_alignment).
+        # A further column of ones in v makes the denominator a column of the numerator: the sum of
+        # the weights times 1. ``sum_past`` returns sum_j (q_i . k_j) v_j over j <= i. It is right
+        # with padding at either end of a history; ``any_alignment`` is the cheaper end.
         align = batch.any_alignment
         ones = value.new_ones(*value.shape[:-1], 1)
         features = torch.cat((F.elu(query) + 1, F.elu(key) + 1, dropout(value), ones), -1)
@@ -67,61 +66,68 @@ def sum_past(
     log_decays: tuple[Tensor, Tensor] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Compute attention without a softmax: the sums over j <= i of (q_i . k_j) v_j.
+    """Return the sums over older interactions, out_i = sum_{j<=i} exp(a_i - c_j) (q_i . k_j) v_j.
 
-    With decays, each weight q_i . k_j is multiplied by exp(a_i - c_j).
+    This is attention without a softmax. Without decays a and c are 0. The sequence is cut into
+    chunks, so that the cost grows with t and not with its square. Interaction i reads those of its
+    own chunk by a masked product [size, size]. It reads an older chunk at once by q_i . S, where S
+    = sum_j k_j v_j^T over the interactions j of the chunk is the chunk's state, [f, w].
 
-    The sequence is cut into chunks. Pairs within a chunk are a masked product [size, size]. All
-    pairs of i with an earlier chunk are one product of q_i with the chunk's state, which is the sum
-    of its k_j v_j^T, [f, w]. So the cost grows with t and not with its square.
+    Decays are split at the ends of chunks, so that no factor is above 1. With E the value of c at
+    the end of the chunk of j, and P that at the end of the chunk before i,
+
+        exp(a_i - c_j) = exp(E - c_j) exp(P - E) exp(a_i - P)
 
     Args:
         q, k: [b, h, t, f] queries and keys.
         v: [b, h, t, w] values.
-        log_decays: a of queries and c of keys, [b or 1, h, t] float64 each; None for no decay. Both
-            never rise along the sequence, and a_i <= c_i, so that no decay is above 1.
+        log_decays: a of queries and c of keys, [b or 1, h, t] float64 each, or None. Both never
+            rise along the sequence, and a_i <= c_i.
         chunk: interactions of a chunk; ``CHUNK`` if None. Few columns are faster in short chunks.
 
     Returns:
         [b, h, t, w].
     """
-    # Cut into chunks, [b, h, num_chunks, size, ...]. _decay(x, dtype) below is exp(x), at most 1:
-    # for padding and masked pairs x may be above 0.
+    # cut into chunks, [b, h, num_chunks, size, ...]; the last one is filled up with zeros
     t = v.size(2)
     size = min(chunk or CHUNK, t)
     num_chunks = (t + size - 1) // size
-    filled = num_chunks * size - t  # columns that fill up the last chunk
+    filled = num_chunks * size - t
     shape = num_chunks, size, -1  # not unflatten: its check of sizes fails in exported programs
     q, k, v = (F.pad(x, (0, 0, 0, filled)).view(*x.shape[:2], *shape) for x in (q, k, v))
     weights = q @ k.transpose(-1, -2)  # of pairs within a chunk, [b, h, num_chunks, size, size]
 
-    # The state of each chunk, and for each chunk the sum of the states before it. The sum is
-    # shifted by one chunk: subtracting a chunk's own state from a sum that includes it would leave
-    # rounding of later values.
+    # ``past_state`` is the sum of the states of all chunks before each one. Taking a chunk's own
+    # state off a sum that includes it would leave rounding of later values, so the sum is shifted.
     if log_decays is None:
         past_q = q
-        state = k.transpose(-1, -2) @ v  # [b, h, num_chunks, f, w]
+        state = k.transpose(-1, -2) @ v  # S of each chunk, [b, h, num_chunks, f, w]
         past_state = F.pad(state.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     else:
-        # The decay exp(a_i - c_j) is split at ends of chunks, so that no factor is above 1: from j
-        # to the end of its chunk, on to the end of the chunk before that of i, and from there to i.
         a, c = (F.pad(x, (0, filled)).view(*x.shape[:2], num_chunks, size) for x in log_decays)
-        end = c[..., -1:]  # [b, h, num_chunks, 1], of each chunk
-        start = end.roll(1, 2)  # the end of the chunk before
+        end = c[..., -1:]  # E of each chunk, [b, h, num_chunks, 1]
+        previous_end = end.roll(1, 2)  # P of each chunk; the first one's is not used
         weights = weights * _decay(a[..., None] - c[..., None, :], v.dtype)
-        state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
-        # the second factor, [b, h, num_chunks, num_chunks] to each chunk (row) from earlier ones
-        carried = _decay(start - end.transpose(-1, -2), v.dtype).tril(-1)
-        past_state = (carried @ state.flatten(3)).view_as(state)
-        past_q = q * _decay(a - start, v.dtype)[..., None]
 
-    # pairs within a chunk, where newer keys are masked, and pairs with earlier chunks
+        # S with the decay from each j to the end of its chunk
+        state = (k * _decay(end - c, v.dtype)[..., None]).transpose(-1, -2) @ v
+        # on to the end of the chunk before i: [b, h, num_chunks of i, num_chunks of j], older only
+        carried = _decay(previous_end - end.transpose(-1, -2), v.dtype).tril(-1)
+        past_state = (carried @ state.flatten(3)).view_as(state)
+        # from there to i
+        past_q = q * _decay(a - previous_end, v.dtype)[..., None]
+
+    # pairs within a chunk, where newer keys are masked, and pairs with older chunks
     out = weights.tril() @ v + past_q @ past_state
     return out.view(*out.shape[:2], num_chunks * size, -1)[:, :, :t]
 
 
 def _decay(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return exp(exponent), at most 1: padding and the future, which is masked, may rise."""
+    """Return exp(exponent), at most 1.
+
+    Exponents of pairs that count are never above 0. Those of padding and of newer keys, which are
+    masked afterwards, may be; without the limit their exponentials could be infinite.
+    """
     return exponent.clamp(max=0).exp().to(dtype)
 
 

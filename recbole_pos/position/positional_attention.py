@@ -23,10 +23,15 @@ from recbole_pos.layers.sequence_batch import SequenceBatch
 
 
 class PositionalAttention(AttentionPosition):
-    """Base of o_i = sum_j A_ij v_j / sum_j A_ij over the real interactions j <= i."""
+    """Base of o_i = sum_j A_ij v_j / sum_j A_ij over the real interactions j <= i.
+
+    Attributes:
+        divides_by_sum: whether sums of values are divided by the sum of their weights A. Without
+            it o_i = sum_j A_ij v_j, for weights that are a softmax already.
+    """
 
     projections = ("value",)
-    normalised = True  # whether sums are divided by the sum of their weights
+    divides_by_sum = True
 
     def weights(self, t: int) -> Tensor:
         """Return A of the newest t positions, [h or 1, t, t], at least 0 and 0 for the future."""
@@ -35,9 +40,9 @@ class PositionalAttention(AttentionPosition):
     def attend(
         self, query: None, key: None, value: Tensor, batch: SequenceBatch, dropout: Dropout
     ) -> Tensor:
-        """Return sum_j A_ij v_j, divided by sum_j A_ij if ``normalised``, over interactions j <= i.
+        """Return o_i = sum_j A_ij v_j / sum_j A_ij over j <= i, by :meth:`weights` A of positions.
 
-        The weights A depend on positions only, so they are the same for all sequences.
+        The weights are the same for all histories, whose newest interaction has the last row of A.
 
         Args:
             query, key: None, as they are not needed.
@@ -49,28 +54,38 @@ class PositionalAttention(AttentionPosition):
             [m, h, e], history after history.
         """
         with torch.autocast(value.device.type, enabled=False):  # exp needs the range of float32
-            # The products of A and the values of each sequence (``_mix``). Sequences are padded
-            # before their first interaction, so that all end in the last row ("end"); positions are
-            # the first axis of a block (time_major).
             weights = self.weights(batch.block_width("end"))  # A, [h or 1, t, t]
-            value = value.to(weights.dtype)
-            block = batch.pad(value, "end", time_major=True)  # [t, b, h, e]
+            # A block with a row for each position (``time_major``): the newest interaction of every
+            # history is in the last row, and zeros stand before shorter histories ("end").
+            block = batch.pad(value.to(weights.dtype), "end", time_major=True)  # [t, b, h, e]
             mixed = self._mix(dropout(weights), block)
-            out = batch.unpad(mixed, "end", time_major=True)  # [m, h, e]
-            if not self.normalised:
+            out = batch.unpad(mixed, "end", time_major=True)  # sum_j A_ij v_j, [m, h, e]
+            if not self.divides_by_sum:
                 return out
+            total = self._sum_weights(weights, batch)
+            # not 0: all weights of a short history may underflow beside those of a long one
+            return out / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
 
-            # The sum of the weights of each of the m interactions. Without padding it is that of a
-            # row of A, and ``column`` says which row belongs to each interaction. With padding the
-            # sums are products of A and a block with 1 at interactions and 0 at padding, and
-            # ``slots`` says where in the flat block each interaction is.
-            if batch.is_full:  # all histories are equally long: nothing is padded
-                total = weights.sum(-1)[:, batch.column("end")]  # [h or 1, m]
-            else:
-                is_real = batch.pad(value.new_ones(value.size(0)), "end", time_major=True)  # [t, b]
-                total = (weights @ is_real).flatten(1)[:, batch.slots("end", time_major=True)]
-            # not 0: all weights of a short sequence may underflow beside those of a long one
-            return out / total.clamp_min(torch.finfo(total.dtype).tiny).t().unsqueeze(-1)
+    @staticmethod
+    def _sum_weights(weights: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return the sum over j <= i of A_ij for each interaction i of its history.
+
+        Args:
+            weights: [h or 1, t, t] A.
+            batch: the m interactions.
+
+        Returns:
+            [m, h or 1].
+        """
+        if batch.is_full:  # all histories have t interactions: a sum is that of a row of A
+            row = batch.column("end")  # [m], the row of A that belongs to an interaction
+            return weights.sum(-1)[:, row].t()
+        # the product of A and a block with 1 at interactions and 0 at padding
+        ones = weights.new_ones(batch.items.size(0))
+        is_real = batch.pad(ones, "end", time_major=True)  # [t, b]
+        total = (weights @ is_real).flatten(1)  # [h or 1, t b]
+        slots = batch.slots("end", time_major=True)  # [m], where each interaction is among t b
+        return total[:, slots].t()
 
     @staticmethod
     def _mix(weights: Tensor, block: Tensor) -> Tensor:
@@ -93,9 +108,11 @@ class PositionalAttention(AttentionPosition):
 class LearnedAttention(PositionalAttention):
     """Base of PARec and FPARec: A = exp(R / sqrt(e)) for a learned R.
 
+    R has a number for each pair of positions, [n, n] for each head. The papers have one head, whose
+    size e is d.
+
     Args:
-        dimensions: sizes of the model; R has one [n, n] matrix per head (the papers have one head,
-            whose size e is d).
+        dimensions: sizes of the model.
         positional_mask: equation 6 writes Mask(softmax(R / sqrt(e))) v: softmax over all n
             positions, then future ones zeroed, so rows sum to less than one. ``after_softmax``
             does that. ``before_softmax`` (default, as in the authors' public code) removes future
@@ -104,33 +121,34 @@ class LearnedAttention(PositionalAttention):
 
     def __init__(self, dimensions: Dimensions, *, positional_mask: str) -> None:
         super().__init__()
-        self.normalised = positional_mask == "before_softmax"
-        self.scale = 1 / math.sqrt(dimensions.head_size)
+        self.max_length = dimensions.max_length  # n
+        self.scale = 1 / math.sqrt(dimensions.head_size)  # 1 / sqrt(e)
+        self.divides_by_sum = positional_mask == "before_softmax"
 
-    def logits(self, t: int) -> Tensor:
-        """Return R / sqrt(e) of the newest t queries and keys, [h, t, t].
+    def logits(self, num_queries: int, num_keys: int) -> Tensor:
+        """Return R / sqrt(e) from the newest queries (rows) to the newest keys.
 
-        If weights are not normalised, all n positions are keys, [h, t, n].
+        Returns:
+            [h, num_queries, num_keys].
         """
         raise NotImplementedError
 
     def weights(self, t: int) -> Tensor:
-        """Return the weights exp(R / sqrt(e)) of the newest t positions, [h, t, t].
+        """Return the weights A with which the newest t positions read each other, [h, t, t].
 
-        R has a learned number for each pair of positions. Weights are 0 for keys that are newer
-        than the query, and not normalised yet: :meth:`attend` divides by their sum. With
-        ``positional_mask: after_softmax`` they are softmaxes over all n positions instead.
+        They are 0 for keys that are newer than the query. With ``positional_mask: before_softmax``
+        they are exp(R / sqrt(e)), and :meth:`attend` divides by their sum, which makes a softmax of
+        them. With ``after_softmax`` they are a softmax over all n positions.
 
         Args:
             t: number of positions, as many as the longest history of the batch has interactions.
         """
-        # R / sqrt(e) with the newest t positions as queries: [h, t, t] or, for a softmax over all n
-        # positions (``normalised`` is False, since nothing is to be divided later), [h, t, n]
-        logits = self.logits(t)
-        if not self.normalised:  # a softmax over all n positions, of which the newest t are read
-            return logits.softmax(-1)[..., -t:].tril()
+        if not self.divides_by_sum:  # after_softmax
+            whole_rows = self.logits(t, self.max_length).softmax(-1)  # [h, t, n]
+            return whole_rows[..., -t:].tril()
+        logits = self.logits(t, t)
         logits = logits.masked_fill(future_mask(t, logits.device), -torch.inf)
-        # softmax is invariant to a shift of each row; the maximum keeps exp in range
+        # less the maximum of each row, which keeps exp in range and cancels in the division
         return (logits - logits.amax(-1, keepdim=True).detach()).exp()
 
 
@@ -147,9 +165,8 @@ class PositionMatrix(LearnedAttention):
         for matrix in self.R:
             nn.init.xavier_uniform_(matrix)
 
-    def logits(self, t: int) -> Tensor:
-        rows = self.R[:, -t:]
-        return (rows[..., -t:] if self.normalised else rows) * self.scale
+    def logits(self, num_queries: int, num_keys: int) -> Tensor:
+        return self.R[:, -num_queries:, -num_keys:] * self.scale
 
 
 class FactorizedPositionMatrix(LearnedAttention):
@@ -170,8 +187,7 @@ class FactorizedPositionMatrix(LearnedAttention):
         Args:
             dimensions: sizes of the model.
             positional_rank: k, the rank of R = R1 R2^T.
-            positional_mask: whether newer positions are masked ``before_softmax`` or
-                ``after_softmax``.
+            positional_mask: see :class:`LearnedAttention`.
         """
         super().__init__(dimensions, positional_mask=positional_mask)
         shape = (dimensions.n_heads, dimensions.max_length, positional_rank)
@@ -180,9 +196,9 @@ class FactorizedPositionMatrix(LearnedAttention):
         for factor in (*self.R1, *self.R2):
             nn.init.xavier_uniform_(factor)
 
-    def logits(self, t: int) -> Tensor:
-        keys = self.R2[:, -t:] if self.normalised else self.R2
-        return self.R1[:, -t:] @ keys.transpose(1, 2) * self.scale
+    def logits(self, num_queries: int, num_keys: int) -> Tensor:
+        keys = self.R2[:, -num_keys:]
+        return self.R1[:, -num_queries:] @ keys.transpose(1, 2) * self.scale
 
 
 class FixedPattern(PositionalAttention):

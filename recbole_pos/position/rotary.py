@@ -69,27 +69,32 @@ def make_angles(position: Tensor, frequency: Tensor) -> Tensor:
 
 
 class FrequencyBank(nn.Module):
-    """Frequencies of one source, order or time, in descending order when fresh.
+    """Frequencies of one source, order or time: how fast each plane turns.
 
-    Args:
-        start: [planes] float64 fresh frequencies; if empty, nothing is learned.
-        learn: ``fixed``; ``ladder``, learned and always falling (w_c = w_(c-1) / e^s_c, s_c > 0 by
-            softplus); or ``free``, learned one by one (in logarithms, so positive).
-        scaled: whether every plane also has a learned positive factor (softplus), 1 when fresh: the
-            paper's a_c and b_c. Scaled frequencies need not fall, even with a ladder.
+    A plane is a pair of columns of query and key that is rotated by one angle. The frequency w_c of
+    plane c is one of
+
+        fixed     start_c
+        free      exp(log_c)                                                 log learned
+        ladder    exp(log_first - softplus(s_1) - ... - softplus(s_c))       log_first and s learned
+
+    so that a ladder always falls. With ``scaled`` it is times softplus(raw_scale_c), a learned
+    factor that is 1 when fresh: the paper's a_c and b_c.
+
+    Attributes:
+        start: [planes] float64 frequencies, if they are fixed.
+        log, log_first, raw_step: what is learned; ``raw_step`` is s.
+        raw_scale: what gives the learned factors; None without them.
     """
 
-    start: Tensor  # exists only if frequencies are fixed
+    start: Tensor
 
     def __init__(self, start: Tensor, learn: str, scaled: bool) -> None:
         """Keep the frequencies, or create parameters that give them when fresh.
 
-        A frequency says how fast a plane turns, a pair of columns of query and key.
-
         Args:
-            start: [planes] float64 fresh frequencies, falling.
-            learn: ``fixed``; ``free``, a logarithm for each frequency; or ``ladder``, a logarithm
-                for the first, and for each other one how far it falls below the one before.
+            start: [planes] float64 fresh frequencies, falling; if empty, nothing is learned.
+            learn: ``fixed``, ``free`` or ``ladder``.
             scaled: whether each frequency has a learned factor, too.
         """
         super().__init__()
@@ -102,16 +107,18 @@ class FrequencyBank(nn.Module):
         elif learn == "free":
             self.log = nn.Parameter(log.to(dtype))
         else:
-            # The ladder. By how much a logarithm falls is the softplus of ``raw_step``; the inverse
-            # of softplus is log(expm1(x)).
             self.log_first = nn.Parameter(log[:1].to(dtype))
-            self.raw_step = nn.Parameter((log[:-1] - log[1:]).expm1().log().to(dtype))
+            steps = log[:-1] - log[1:]  # from each logarithm down to the next
+            # log(expm1(x)) is the inverse of softplus
+            self.raw_step = nn.Parameter(steps.expm1().log().to(dtype))
 
         raw_ones = torch.full(start.shape, math.log(math.expm1(1.0)), dtype=dtype)
         self.raw_scale = nn.Parameter(raw_ones) if scaled else None  # its softplus is 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencyBank:
         """Move and cast the module, as torch asks, but keep fixed frequencies in float64.
+
+        A cast would lose the digits that long times need.
 
         Args:
             fn: function that torch applies to all tensors, such as a cast to half precision.
@@ -122,30 +129,24 @@ class FrequencyBank(nn.Module):
         """
         exact = self.start if self.learn == "fixed" else None  # the frequencies before the cast
         super()._apply(fn, recurse)
-        if exact is not None:  # casting would lose the digits that long times need
+        if exact is not None:
             self.start = exact.to(self.start.device)
         return self
 
     def forward(self) -> Tensor:
-        """Return the frequencies, in radians per interaction or per unit of time.
-
-        A frequency says how fast a plane turns, a pair of columns of query and key. Fixed ones are
-        returned as they are. Learned ones are positive: exponentials of logarithms that are learned
-        one by one (``free``), or that fall from each to the next (``ladder``).
+        """Return the frequencies, by the formula of the class.
 
         Returns:
-            [planes] float64.
+            [planes] float64 radians per interaction, or per unit of time.
         """
-        # ``start`` are fixed frequencies; ``log`` the learned logarithm of each; ``log_first`` that
-        # of the first, and the softplus of ``raw_step`` how far each next one falls below it.
         if self.learn == "fixed":
             frequency = self.start
         elif self.learn == "free":
             frequency = self.log.double().exp()
         else:
-            # by how much each is below the first: steps of 1 and 2 give 0, 1, 3
-            log_fall = F.softplus(self.raw_step.double()).cumsum(0)
-            frequency = (self.log_first.double() - F.pad(log_fall, (1, 0))).exp()
+            # how far each logarithm is below the first: steps of 1 and 2 give 0, 1, 3
+            fall = F.softplus(self.raw_step.double()).cumsum(0)
+            frequency = (self.log_first.double() - F.pad(fall, (1, 0))).exp()
         if self.raw_scale is not None:
             frequency = frequency * F.softplus(self.raw_scale.double())
         return frequency
@@ -157,8 +158,8 @@ def build_time_bank(
     """Build the frequencies at which planes turn with time, in radians per ``time_unit``.
 
     A plane is a pair of columns of query and key that is rotated by one angle. With ``time_base``
-    the frequencies are time_scale * time_base^(-c / planes) for plane c, as RoFormer's. Otherwise
-    their periods are log-spaced from ``time_min_period`` to ``time_max_period``.
+    the frequency of plane c is time_scale * time_base^(-c / planes), as in RoFormer. Otherwise the
+    periods of the planes are log-spaced from ``time_min_period`` to ``time_max_period``.
 
     Args:
         planes: number of frequencies, one for each plane of a head.
@@ -177,7 +178,6 @@ def build_time_bank(
     if options["time_base"] is not None:
         start = base_form(planes, options["time_base"], options["time_scale"])
         return FrequencyBank(factor * start, learn, scaled)
-    # require_periods raises the UsageError; wavelength_form has log-spaced periods
     shortest, longest = options["time_min_period"], options["time_max_period"]
     require_periods(shortest, longest, options["time_unit"])
     return FrequencyBank(factor * wavelength_form(planes, shortest, longest), learn, scaled)

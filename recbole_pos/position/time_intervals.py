@@ -28,7 +28,7 @@ from recbole_pos.values import SECONDS
 
 # ln of the growth from bucket to bucket: HSTU's number, which is about log10(2)
 WIDTH = 0.301
-LANES = 32  # copies of a table, which keys read in turn, see ``look_up_intervals``
+LANES = 32  # copies of a table, which keys read in turn, see ``find_entries``
 SHORTEST = 1e-9  # seconds, in place of 0, which has no logarithm
 
 
@@ -70,8 +70,8 @@ class TimeEmbedding(InputPosition):
     def __init__(self, dimensions: Dimensions, *, time_buckets: int, time_from: str) -> None:
         """Create the table P [buckets, d] of times and, if requests have times, R of gaps.
 
-        A bucket is a range of seconds with one row of the table. A request is when the next item is
-        asked for; the gap is the time until then.
+        A bucket is a range of seconds with one row of the table. The gap is the time from an
+        interaction to the request after it, the moment at which the next item is asked for.
 
         Args:
             dimensions: sizes of the model, and whether requests have times.
@@ -86,10 +86,10 @@ class TimeEmbedding(InputPosition):
             self.request = make_table(dimensions, time_buckets, dimensions.hidden_size)
 
     def forward(self, x: Tensor, batch: SequenceBatch) -> Tensor:
-        """Add vectors of times to item vectors: x + P[bucket(t)], and R[bucket(gap)] of requests.
+        """Return x + P[bucket(t)] and, where requests have times, + R[bucket(gap)].
 
-        t are the seconds since the first interaction of the history or since the one before; gap is
-        the time from an interaction to the request that its state answers.
+        t are the seconds since the first interaction of the history, or since the interaction
+        before (``time_from``). gap is the time from an interaction to the request after it.
 
         Args:
             x: [m, d] item vectors.
@@ -219,35 +219,45 @@ def pad_times(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
 
 
 def look_up_intervals(table: Tensor, batch: SequenceBatch) -> Tensor:
-    """Look up a learned number for the time t_i - t_j between each two interactions of a history.
+    """Return table[bucket(t_i - t_j)] for each two interactions i and j of a history.
 
-    Neighbours mostly share a bucket, a range of times with one number. Adding all their gradients
-    to that number would be slow on a GPU, where each addition waits for the one before. So the
-    table is repeated ``LANES`` times, and key j reads copy j modulo LANES: with 128 buckets,
-    bucket 5 of key 2 is entry 2 * 128 + 5 = 261.
+    A bucket is a range of times that share one number of the table, see :func:`find_bucket`.
 
     Args:
-        table: [num_buckets] numbers, by bucket of the time; the last one takes everything longer.
+        table: [num_buckets] numbers, by bucket; the last one takes everything longer.
         batch: the histories, with times.
 
     Returns:
         [b, t, t] from query i (row) to key j, padded after shorter histories.
     """
     num_buckets = len(table)
-
-    def find_entries() -> Tensor:
-        """Return which entry of the repeated table each pair of interactions reads, [b, t, t]."""
-        keys = torch.arange(batch.width, dtype=torch.int32, device=table.device)
-        copy_start = keys % LANES * num_buckets  # the first entry of the copy that key j reads
-        return map_spans(
-            batch,
-            lambda seconds: find_bucket(seconds, num_buckets).add_(copy_start),
-            torch.int32,
-        )
-
-    # entries [b, t, t] of the repeated table, computed once for all layers and kept under this key
-    entries = batch.cached(("intervals", num_buckets), find_entries)
+    # which entry each pair reads does not depend on parameters: computed once for all layers
+    key = ("intervals", num_buckets)
+    entries = batch.cached(key, lambda: find_entries(batch, num_buckets, table.device))
     return table.repeat(LANES).index_select(0, entries.flatten()).view(entries.shape)
+
+
+def find_entries(batch: SequenceBatch, num_buckets: int, device: torch.device) -> Tensor:
+    """Find the bucket of t_i - t_j for each two interactions, in a table of repeated buckets.
+
+    Most pairs of a batch fall into few buckets. Adding all their gradients to the same few numbers
+    would be slow on a GPU, where each addition waits for the one before. So the table of buckets is
+    repeated ``LANES`` times, and key j reads copy j modulo LANES. With 128 buckets, bucket 5 of key
+    2 is entry 2 * 128 + 5 = 261.
+
+    Args:
+        batch: the histories, with times.
+        num_buckets: number of buckets.
+        device: device of the result.
+
+    Returns:
+        [b, t, t] int32 from query i (row) to key j, padded after shorter histories.
+    """
+    keys = torch.arange(batch.width, dtype=torch.int32, device=device)
+    copy_start = keys % LANES * num_buckets  # [t], the first entry of the copy that key j reads
+    return map_spans(
+        batch, lambda seconds: find_bucket(seconds, num_buckets).add_(copy_start), torch.int32
+    )
 
 
 class TimeDecay(AttentionPosition):
@@ -295,7 +305,7 @@ class TimeDecay(AttentionPosition):
         self.kind, h = decay_kind, dimensions.n_heads
         self.strength = nn.Parameter(torch.zeros(h))
 
-        # the logarithm of the reach s in seconds; SECONDS has the seconds of each unit of time
+        # the logarithms of the reaches s in seconds
         low, high = (math.log(x * SECONDS[time_unit]) for x in (decay_shortest, decay_longest))
         start = torch.linspace(low, high, h) if h > 1 else torch.tensor([(low + high) / 2])
         self.log_reach = nn.Parameter(start.to(torch.get_default_dtype()))

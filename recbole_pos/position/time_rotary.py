@@ -53,11 +53,15 @@ TIME_OPTIONS = ("time_unit", "time_min_period", "time_max_period", "time_base", 
 
 
 class AngularPosition(AttentionPosition):
-    """Base of schemes that turn query and key by angles that differ from batch to batch.
+    """Base of schemes that rotate query and key by angles that depend on the times of a batch.
+
+    A plane, a pair of columns of a head, is rotated by one angle. A subclass defines
+    :meth:`angles`.
 
     Attributes:
         time_unit: unit in which :meth:`time` counts.
-        cache_key: options that fix the angles of a batch; None where parameters change them.
+        cache_key: the options on which the angles of a batch depend; layers with equal options
+            share the angles. None if parameters change them.
     """
 
     needs_time = True
@@ -66,15 +70,15 @@ class AngularPosition(AttentionPosition):
     cache_key: tuple | None = None
 
     def angles(self, batch: SequenceBatch) -> Tensor:
-        """Return the angle of every plane, [m, h or 1, e / 2] float64."""
+        """Return the angle of every plane, [m, h or 1, e / 2] float64 radians."""
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys of attention, so that their products depend on times.
 
-        A key turns by the time of its interaction. A query turns by the time at which the next item
-        is requested after it (``batch.request``), which is the time of its own interaction where
-        requests have no times.
+        A key is rotated by the time of its interaction. A query is rotated by the time at which the
+        next item is requested after it (``batch.request``), which is the time of its own
+        interaction where requests have no times.
 
         Args:
             q, k: [m, h, e] queries and keys of all m interactions.
@@ -83,30 +87,26 @@ class AngularPosition(AttentionPosition):
         Returns:
             The rotated queries and keys, [m, h, e] each.
         """
-        # cosines and sines of the angles
-        # (batch.request is batch itself if requests have no times)
-        key_turns = self._cached_turns(batch)
-        query_turns = key_turns if batch.request is batch else self._cached_turns(batch.request)
-        return rotate_pairs(q, *query_turns).to(q.dtype), rotate_pairs(k, *key_turns).to(k.dtype)
+        # the cosines and sines of the angles of keys, and of queries
+        of_keys = self._cached_cos_sin(batch)
+        has_requests = batch.request is not batch  # it is the batch itself without such times
+        of_queries = self._cached_cos_sin(batch.request) if has_requests else of_keys
+        return rotate_pairs(q, *of_queries).to(q.dtype), rotate_pairs(k, *of_keys).to(k.dtype)
 
-    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the cosines and the sines of the angles, [m, h or 1, e / 2] each."""
         angle = self.angles(batch).to(torch.get_default_dtype())
         return angle.cos(), angle.sin()
 
-    def _cached_turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of :meth:`turns`, [m, h or 1, e / 2] each.
+    def _cached_cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return :meth:`cos_sin` of a batch, computed once for all layers where that is possible.
 
-        If they depend on no parameter they are computed once per batch and shared by all layers.
-
-        Args:
-            batch: the m interactions, with times.
+        It is if the angles depend on options only (``cache_key``) and on no parameter.
         """
-        # cache_key holds the options that the angles depend on, or None
-        if self.cache_key is None:  # they depend on parameters
-            return self.turns(batch)
+        if self.cache_key is None:
+            return self.cos_sin(batch)
         key = (type(self), self.cache_key, torch.get_default_dtype())
-        return batch.cached(key, lambda: self.turns(batch))
+        return batch.cached(key, lambda: self.cos_sin(batch))
 
     def time(self, batch: SequenceBatch) -> Tensor:
         """Return [m] float64 the time since the sequence's oldest interaction, in ``time_unit``."""
@@ -117,15 +117,20 @@ class AngularPosition(AttentionPosition):
 class BankRotaryPosition(AngularPosition):
     """Base of schemes that turn by time only, with the frequencies of one bank.
 
-    Args:
-        bank: frequencies in radians per ``time_unit``.
-        cache_key: options that determine the frequencies of a bank without parameters.
+    The angle of plane c is the time times the frequency of plane c.
     """
 
     def __init__(
         self, dimensions: Dimensions, bank: FrequencyBank, time_unit: str, cache_key: tuple
     ) -> None:
-        """Keep the bank; its angles are shared by all layers unless it has parameters."""
+        """Keep the bank, and let all layers share its angles unless it has parameters.
+
+        Args:
+            dimensions: sizes of the model.
+            bank: returns the frequencies, in radians per ``time_unit``.
+            time_unit: unit of time.
+            cache_key: the options that determine fixed frequencies.
+        """
         super().__init__()
         self.bank, self.time_unit, self.n_heads = bank, time_unit, dimensions.n_heads
         self.cache_key = None if list(bank.parameters()) else cache_key
@@ -195,13 +200,13 @@ class CalendarRotaryPosition(BankRotaryPosition):
                 f"{planes} planes in a head; leave some out, or raise hidden_size"
             )
 
-        # How often each plane turns in the period of its part. PERIODS has the days of each part of
-        # the calendar, such as 7 of a week; count_planes returns half of the columns of a head.
-        turns = torch.arange(planes) // len(calendar_parts) + 1
+        # 2 parts and 4 planes: ``part`` 0, 1, 0, 1 and ``turns`` in the period of the part 1, 1, 2,
+        # 2
+        plane, num_parts = torch.arange(planes), len(calendar_parts)
+        part, turns = plane % num_parts, plane // num_parts + 1
         days = torch.tensor([PERIODS[name] for name in calendar_parts], dtype=torch.float64)
-        period = days[torch.arange(planes) % len(calendar_parts)] / turns
+        period = days[part] / turns
         bank = FrequencyBank(2 * math.pi / period, "fixed", scaled=False)  # nothing is learned
-        # layers with the same parts, the cache_key, compute the angles of a batch once
         super().__init__(dimensions, bank, time_unit="days", cache_key=tuple(calendar_parts))
 
 
@@ -210,9 +215,9 @@ class MultiLevelRotaryPosition(AngularPosition):
 
     With t in days since 1970 and R(angle) the rotation of plane c by an angle,
 
-        q_i becomes the sum over year, month and day of
-        weight * R(base^(-c / planes) * t_i / days) q_i, and so do keys; days: 365.25, 30.4375, 1
+        q_i  becomes  sum over year, month, day of  weight R(t_i base^(-c / planes) / days) q_i
 
+    and so do keys, with days 365.25, 30.4375 and 1 and a weight and a base of each level,
     as in the authors' code, where parts of a year or a month count and nothing is learned. Products
     of two levels depend on when both interactions happened, not only on the time between them.
     Fresh logits are larger than elsewhere by up to the square of the sum of the weights.
@@ -232,82 +237,75 @@ class MultiLevelRotaryPosition(AngularPosition):
     def __init__(
         self, dimensions: Dimensions, *, rote_bases: list[float], rote_weights: list[float]
     ) -> None:
-        """Compute the fixed frequencies of year, month and day, [planes] radians per day each.
-
-        A plane is a pair of columns of a head that is rotated by one angle. Plane c turns by
-        base^(-c / planes) in a year, in a month and in a day.
+        """Compute the fixed frequencies base^(-c / planes) / days of each level, in radians per
+        day.
 
         Args:
             dimensions: sizes of the model.
             rote_bases: three bases, of year, month and day.
             rote_weights: three weights of the rotations.
+
+        Raises:
+            UsageError: if heads have an odd size.
         """
         super().__init__()
-        planes = count_planes(dimensions, "rote")
+        planes = count_planes(dimensions, "rote")  # c counts the e / 2 planes of a head
         self.level_weights = rote_weights
-        # A FrequencyBank returns the frequencies. "fixed" and not scaled: nothing is learned.
-        self.banks = nn.ModuleList()
-        for base, days in zip(rote_bases, LEVELS, strict=True):  # days of a year, month and day
-            frequencies = base_form(planes, base, 1 / days)  # base^(-c / planes) / days
-            self.banks.append(FrequencyBank(frequencies, "fixed", scaled=False))
-        # layers with these options compute the angles of a batch once
+        levels = zip(rote_bases, LEVELS, strict=True)
+        frequencies = torch.stack([base_form(planes, base, 1 / days) for base, days in levels])
+        self.bank = FrequencyBank(frequencies, "fixed", scaled=False)  # [3, planes]
         self.cache_key = (*rote_bases, *rote_weights)
 
-    def turns(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines that rotate pairs by year, month and day at once.
+    def cos_sin(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines that rotate planes by year, month and day at once.
 
-        They are weighted sums over the three levels, so a rotated pair is the weighted sum of its
-        three rotations (RoTE, Zhang et al., SIGIR 2026).
+        A rotated plane is a linear function of the cosine and the sine of its angle. So with the
+        weighted sums of the three cosines and sines it is the weighted sum of three rotations.
 
         Args:
             batch: the m interactions, with times in seconds.
 
         Returns:
-            Cosines and sines for the e / 2 pairs of a head, [m, 1, e / 2] each.
+            sum_l weight_l cos(angle_l) and the same of the sines, [m, 1, e / 2] each.
         """
         assert batch.times is not None  # because of ``needs_time``
-        days = batch.times / SECONDS["days"]
-        cos, sin = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        for weight, bank in zip(self.level_weights, self.banks, strict=True):
-            angle = make_angles(days, bank())[:, None]  # days times the frequencies of the level
-            cos, sin = cos + weight * angle.cos(), sin + weight * angle.sin()
+        angles = make_angles(batch.times / SECONDS["days"], self.bank())  # [m, 3, e / 2]
+        levels = list(zip(self.level_weights, angles.unbind(1), strict=True))
+        cos = torch.stack([weight * angle.cos() for weight, angle in levels]).sum(0)
+        sin = torch.stack([weight * angle.sin() for weight, angle in levels]).sum(0)
         dtype = torch.get_default_dtype()
-        return cos.to(dtype), sin.to(dtype)
+        return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
 
 class TimeOrderRotaryPosition(AngularPosition):
     """Rotary positions of time and order at once, in five forms (Wei et al., TO-RoPE, section 4).
 
-    ``early``: both angles in every plane, weighted by the gate g (equation 5). ``split_dim``: some
-    planes of every head turn by time, the others by order (4.3); ``split_head``: some heads do;
-    ``split_layer``: some layers do (4.1.2). ``effective``: the frequencies of both are learned
-    directly, gates and scales folded in (end of 4.1.1).
+    A plane, a pair of columns of a head, is rotated by one angle, the formula of this file's
+    beginning. The option ``fusion`` says which planes turn by order and which by time:
 
-    Each source has a whole bank over the planes it turns, so that a share of the planes still
-    covers all its scales. The last planes, heads or layers are those of time.
+    - ``early``: every plane by both, weighted by a gate g (equation 5);
+    - ``split_dim``: some planes of every head by time, the others by order (section 4.3);
+    - ``split_head``: all planes of some heads by time, those of the other heads by order (4.4);
+    - ``split_layer``: the same with layers (4.1.2);
+    - ``effective``: every plane by both. The products of gate, scale and frequency are learned as
+      one number (end of 4.1.1).
 
-    Args:
-        fusion: the form.
-        time_ratio: share of planes, heads or layers that turn by time in the split forms, rounded,
-            but at least one of either kind; 0 is order only (``rope``), 1 time only
-            (``time_rope``).
-        gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0 or
-            1, with the gradient of the sigmoid).
-        gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
-        gate_value: where the gate starts, in (0, 1); 0 and 1 too if it is fixed. A hard gate is 1
-            above 0.5, so all of its gates start on the same side. Under ``effective`` it is the
-            factor of the first frequencies, as in early fusion.
-        learn_frequencies: ``fixed``, ``ladder`` (learned, order kept) or ``free``.
-        learn_scales: whether planes have learned positive factors a and b, outside the ladder.
-        rope_base: the bank of order: w_c = rope_scale * rope_base^(-c / planes) per interaction.
-        rope_scale: see ``rope_base``.
-        time_options: unit and bank of time, see ``properties/position/to_rope.yaml``.
+    In the split forms the last planes, heads or layers are those of time. Each source has a whole
+    bank of frequencies over the planes it turns, so that a share of the planes still covers all
+    scales.
+
+    Attributes:
+        by_order, by_time: [1 or h, e / 2] bool, whether a plane of a head turns by order, by time.
+        order, clock: modules that return the frequencies of order and of time.
+        gate_logit: what gives a learned gate; None if the gate is ``gate_value``.
     """
 
     options = (
         *("fusion", "time_ratio", "gate", "gate_scope", "gate_value", "learn_frequencies"),
         *("learn_scales", "rope_base", "rope_scale", *TIME_OPTIONS),
     )
+    by_order: Tensor
+    by_time: Tensor
 
     def __init__(
         self,
@@ -326,41 +324,44 @@ class TimeOrderRotaryPosition(AngularPosition):
     ) -> None:
         """Build the frequencies of order and of time, and the gate if it is learned.
 
-        A plane is a pair of columns of a head that is rotated by one angle.
-
         Args:
-            dimensions: sizes of the model.
-            fusion: how order and time share planes: early, split_dim, split_head, split_layer or
-                effective.
-            time_ratio: share of planes, heads or layers that turn by time in the split forms.
-            gate: ``fixed``, or how the gate between order and time is learned.
+            dimensions: sizes of the model, with h heads.
+            fusion: the form.
+            time_ratio: share of planes, heads or layers that turn by time in the split forms,
+                rounded, but at least one of either kind; 0 is order only (``rope``), 1 time only
+                (``time_rope``).
+            gate: of ``early``: ``fixed``, learned through a ``sigmoid``, or learned and ``hard`` (0
+                or 1, with the gradient of the sigmoid).
             gate_scope: one gate for all (``global``), per ``plane`` or per ``head``.
-            gate_value: the gate, or where it starts.
-            learn_frequencies: ``fixed``, ``ladder`` or ``free``.
-            learn_scales: whether each plane has a learned factor.
-            rope_base, rope_scale: the frequencies of order are scale * base^(-c / planes).
-            **time_options: unit of time, and what gives the frequencies of time.
+            gate_value: where the gate starts, in (0, 1); 0 and 1 too if it is fixed. A hard gate is
+                1 above 0.5, so all of its gates start on the same side. Under ``effective`` it is
+                the factor of the first frequencies, as in early fusion.
+            learn_frequencies: ``fixed``, ``ladder`` (learned, always falling) or ``free``.
+            learn_scales: whether planes have learned positive factors a and b.
+            rope_base, rope_scale: the bank of order, rope_scale * rope_base^(-c / planes) radians
+                per interaction for plane c.
+            **time_options: unit and bank of time, see :func:`build_time_bank`.
 
         Raises:
             UsageError: if options contradict each other, or there is too little to split.
         """
         super().__init__()
         _require_consistent(fusion, gate, gate_value, learn_frequencies, learn_scales)
-
         self.fusion, self.gate, self.gate_value = fusion, gate, gate_value
         self.time_unit, self.n_heads = time_options["time_unit"], dimensions.n_heads
         self.planes = count_planes(dimensions, "to_rope")
-        self.n_time_heads = 0  # the last heads turn by time under ``split_head``
-        if fusion == "split_head":
-            self.n_time_heads = _count_by_time(time_ratio, self.n_heads, "heads", "n_heads")
-        order_planes, time_planes = self._assign_planes(time_ratio, dimensions)
 
-        # The form ``effective`` learns the products of gate and frequency. They start with the
-        # factors (1 - gate) and gate, as those of the form ``early`` do.
-        is_folded = fusion == "effective"
-        order_factor, time_factor = (1 - gate_value, gate_value) if is_folded else (1.0, 1.0)
+        by_order, by_time = assign_planes(fusion, time_ratio, dimensions)
+        self.register_buffer("by_order", by_order, persistent=False)
+        self.register_buffer("by_time", by_time, persistent=False)
+
+        # A bank has a frequency for each plane that turns by its source in any head. Those of
+        # ``effective`` start as the products that ``early`` has: with the factors 1 - g and g.
+        order_factor, time_factor = 1.0, 1.0
+        if fusion == "effective":
+            order_factor, time_factor = 1 - gate_value, gate_value
+        order_planes, time_planes = int(by_order.any(0).sum()), int(by_time.any(0).sum())
         learned: dict[str, Any] = {"learn": learn_frequencies, "scaled": learn_scales}
-        # modules that return the frequencies of order and of time
         start = base_form(order_planes, rope_base, rope_scale * order_factor)
         self.order = FrequencyBank(start, **learned)
         self.clock = build_time_bank(time_planes, time_options, factor=time_factor, **learned)
@@ -374,36 +375,6 @@ class TimeOrderRotaryPosition(AngularPosition):
         # layers with equal options share the angles of a batch, unless these are learned
         options = (fusion, time_ratio, gate_value, rope_base, rope_scale, *time_options.values())
         self.cache_key = None if list(self.parameters()) else (*options, order_planes, time_planes)
-
-    def _assign_planes(self, ratio: float, dimensions: Dimensions) -> tuple[int, int]:
-        """Return how many planes of a head have a frequency of order, and how many one of time.
-
-        A plane is a pair of columns of a head that is rotated by one angle. What the option
-        ``fusion`` says is divided by the ratio: the planes of every head (``split_dim``), the heads
-        (``split_head``) or the layers (``split_layer``). Under ``early`` and ``effective`` all
-        planes have both frequencies.
-
-        Args:
-            ratio: share of planes, heads or layers that turn by time.
-            dimensions: number of layers, and which one this is.
-
-        Returns:
-            The number of planes of order, and of time: all of a head, some or none.
-        """
-        planes = self.planes
-        if self.fusion == "split_dim":
-            time_planes = _count_by_time(ratio, planes, "planes of a head", "hidden_size")
-            return planes - time_planes, time_planes
-        if self.fusion == "split_head":
-            order_planes = planes if self.n_time_heads < self.n_heads else 0
-            time_planes = planes if self.n_time_heads > 0 else 0
-            return order_planes, time_planes
-        if self.fusion == "split_layer":
-            n_layers = dimensions.n_layers
-            n_time_layers = _count_by_time(ratio, n_layers, "layers", "n_layers")
-            is_time_layer = dimensions.layer >= n_layers - n_time_layers
-            return (0, planes) if is_time_layer else (planes, 0)
-        return planes, planes
 
     def time_share(self) -> Tensor | float:
         """Return the gate g, the share of time in an angle (TO-RoPE, Wei et al., 2025, equation 5).
@@ -424,30 +395,22 @@ class TimeOrderRotaryPosition(AngularPosition):
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Return how fast each plane turns with order, and how fast with time.
 
-        A plane is a pair of columns of a head that is rotated by one angle. A frequency is 0 where
-        a plane turns by the other source only: the first planes (``split_dim``), heads
-        (``split_head``) or layers turn by order, the last ones by time. Under ``fusion: early`` the
-        gate g weights both: (1 - g) w and g f.
+        With ``fusion: early`` these are (1 - g) a w of order and g b f of time, with frequencies w
+        and f, learned scales a and b and the gate g (TO-RoPE, equation 4). Otherwise there is no
+        gate, and a plane that turns by one source only has the frequency 0 of the other.
 
         Returns:
             Radians per interaction, and radians per ``time_unit``, [h or 1, e / 2] float64 each.
         """
-        # frequencies of order and of time for the planes that have one, [1, planes] each
-        order, time = self.order()[None], self.clock()[None]
+        order, time = self.order(), self.clock()  # of the planes that turn by either, [planes]
         if self.fusion == "early":
             share = self.time_share()
             order, time = (1 - share) * order, share * time
 
-        # Zeros for the planes that the bank of order, or of time, has no frequency for: order has
-        # those of the first planes, time those of the last. If each has all, nothing is filled up.
+        # up to all e / 2 planes of a head, of which order turns the first and time the last
         order = F.pad(order, (0, self.planes - order.size(-1)))
         time = F.pad(time, (self.planes - time.size(-1), 0))
-        if self.fusion == "split_head":
-            head = torch.arange(self.n_heads, device=order.device)[:, None]
-            is_time_head = head >= self.n_heads - self.n_time_heads
-            order = order.masked_fill(is_time_head, 0.0)
-            time = time.masked_fill(~is_time_head, 0.0)
-        return order, time
+        return torch.where(self.by_order, order, 0.0), torch.where(self.by_time, time, 0.0)
 
     def angles(self, batch: SequenceBatch) -> Tensor:
         """Return the angle by which order and time turn every plane (TO-RoPE, equation 4).
@@ -483,10 +446,49 @@ class TimeOrderRotaryPosition(AngularPosition):
         return periods.expand(self.n_heads, -1)
 
 
-def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
-    """Return how many of the planes, heads or layers turn by time: a share of them, rounded.
+def assign_planes(fusion: str, ratio: float, dimensions: Dimensions) -> tuple[Tensor, Tensor]:
+    """Decide which planes of a layer's heads turn by order, and which by time.
 
-    There is at least one of either kind, unless the ratio is 0 or 1.
+    The option ``fusion`` says what is split: the planes of every head, the heads, or the layers.
+    The last ones turn by time. For 2 heads of 4 planes, 2 layers and a ratio of 0.5 the planes of
+    time are
+
+        split_dim     [[0, 0, 1, 1]], the same in both heads
+        split_head    [[0, 0, 0, 0], [1, 1, 1, 1]]
+        split_layer   [[0, 0, 0, 0]] in the first layer, [[1, 1, 1, 1]] in the second
+
+    and those of order all others. With ``early`` and ``effective`` all planes turn by both.
+
+    Args:
+        fusion: the form.
+        ratio: share of planes, heads or layers that turn by time.
+        dimensions: sizes of the model, and the number of this layer.
+
+    Returns:
+        By order and by time, [1 or h, e / 2] bool each.
+
+    Raises:
+        UsageError: if there is only one plane, head or layer to be split.
+    """
+    planes, h = dimensions.head_size // 2, dimensions.n_heads
+    if fusion == "split_dim":
+        by_time = _mark_last(ratio, planes, "planes of a head", "hidden_size")[None]
+    elif fusion == "split_head":
+        by_time = _mark_last(ratio, h, "heads", "n_heads")[:, None].expand(h, planes)
+    elif fusion == "split_layer":
+        layers = _mark_last(ratio, dimensions.n_layers, "layers", "n_layers")
+        by_time = layers[dimensions.layer].expand(1, planes)
+    else:
+        both = torch.ones(1, planes, dtype=torch.bool)
+        return both, both
+    return ~by_time, by_time
+
+
+def _mark_last(ratio: float, total: int, units: str, option: str) -> Tensor:
+    """Mark the last planes, heads or layers, a share of them: those that turn by time.
+
+    Their number is rounded. There is at least one of either kind, unless the ratio is 0 or 1: a
+    ratio of 0.4 marks the last 2 of 4.
 
     Args:
         ratio: the share.
@@ -494,19 +496,20 @@ def _count_by_time(ratio: float, total: int, units: str, option: str) -> int:
         units, option: their name, and the option that sets their number, for the message.
 
     Returns:
-        From 0 to ``total``.
+        [total] bool.
 
     Raises:
         UsageError: if there is only one to be split.
     """
-    if ratio in (0, 1):
-        return total * int(ratio)
-    if total == 1:
+    if total == 1 and ratio not in (0, 1):
         raise UsageError(
             f"time_ratio {ratio} splits {units}, of which there is one; raise {option}, choose "
             "another fusion, or set time_ratio to 0 or 1"
         )
-    return min(max(round(ratio * total), 1), total - 1)  # some of either kind
+    num_marked = total * int(ratio)  # none or all
+    if ratio not in (0, 1):
+        num_marked = min(max(round(ratio * total), 1), total - 1)
+    return torch.arange(total) >= total - num_marked
 
 
 def _require_consistent(
@@ -515,30 +518,29 @@ def _require_consistent(
     """Refuse options of rotations by time and order that contradict each other.
 
     Args:
-        fusion: how order and time are combined; ``early`` weights them by a gate, ``effective``
-            learns the weighted frequencies directly.
+        fusion: how order and time are combined. Only ``early`` weights them by a gate;
+            ``effective`` learns the weighted frequencies themselves.
         gate: ``fixed``, or how it is learned.
         value: the gate, or where it starts if it is learned.
         learn_frequencies: ``fixed``, or how they are learned.
-        learn_scales: whether each plane has a learned factor.
+        learn_scales: whether each frequency has a learned factor.
 
     Raises:
-        UsageError: if a gate is learned but not used; if ``effective`` has fixed frequencies, or
-            factors beside them; or if the gate is not from 0 to 1, or starts at an end, where its
-            logit is infinite.
+        UsageError: if a gate is learned that is not used; if ``effective`` learns nothing, or has
+            factors beside the frequencies; or if learning starts at a gate of 0 or 1, whose logit
+            or frequency has no logarithm.
     """
     learns_gate = gate != "fixed"
-    is_fixed = learn_frequencies == "fixed"
-    has_unused_gate = learns_gate and fusion != "early"
-    contradicts_effective = fusion == "effective" and (is_fixed or learn_scales)
-    if has_unused_gate or contradicts_effective:
+    if learns_gate and fusion != "early":
         raise UsageError(
-            f"fusion: {fusion} does not go with gate: {gate}, learn_frequencies: "
-            f"{learn_frequencies} and learn_scales: {learn_scales}. A gate is learned with early "
-            "only; effective learns the frequencies themselves, as ladder or free without scales"
+            f"gate: {gate}, a learned gate, goes with fusion: early only, found {fusion}"
         )
-    is_start = learns_gate or fusion == "effective"  # the value is where learning starts
-    if not 0 <= value <= 1 or (value in (0, 1) and is_start):
+    if fusion == "effective" and (learn_frequencies == "fixed" or learn_scales):
+        raise UsageError(
+            "fusion: effective learns the frequencies and no factors of them; set "
+            "learn_frequencies: ladder or free, and learn_scales: False"
+        )
+    if value in (0, 1) and (learns_gate or fusion == "effective"):
         raise UsageError(
             f"gate_value: must be above 0 and below 1 where it is only the start (a learned gate, "
             f"or fusion: effective), found {value}"
