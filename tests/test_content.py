@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import resource
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,8 +18,8 @@ import torch
 from conftest import CROSS_ENTROPY, make_log, small, train, write_atomic
 
 import recbole_pos
-from recbole_pos.data.item_vectors import keep_vectors, read_new_vectors, read_vectors, to_file
-from recbole_pos.errors import RunWarning, StorageError, UsageError
+from recbole_pos.data.item_vectors import read_new_vectors, read_vectors, to_file
+from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import prepare
 from recbole_pos.experiment.folder import RunFolder, read_result
 
@@ -121,20 +119,6 @@ def test_a_large_file_is_mapped(tmp_path: Path) -> None:
     found, _ = read_vectors(str(file), np.array(["[PAD]", str(rows - 1)]), "item_id")
     assert found.shape == (2, 4096) and (found[1] == 2).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
-
-
-def test_a_full_disk_is_reported_before_it_is_written(tmp_path: Path, monkeypatch) -> None:
-    """Writing to a mapped file would end the process by a signal."""
-
-    def fail(*_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    source = write_npy(tmp_path, NAMES, vectors())
-    (run := tmp_path / "run").mkdir()
-    monkeypatch.setattr(os, "posix_fallocate", fail)
-    with pytest.raises(StorageError, match=r"item_vectors\.npy: No space left on device \(.* free"):
-        keep_vectors(source, np.array(["[PAD]", *NAMES]), "item_id", run)
-    assert not list(run.iterdir())
 
 
 def build(data: Path, model: str = "PosSASRec", **options: Any) -> Any:

@@ -180,7 +180,7 @@ def make_inter(pairs: list[tuple[int, int, int]]) -> pd.DataFrame:
 
 logs = st.lists(st.tuples(*[st.integers(0, 6)] * 2, st.integers(0, 3)), min_size=1, max_size=50)
 ids = st.none() | st.lists(st.integers(0, 8), unique=True, max_size=8)
-intervals = st.sampled_from(["[0,inf)", "[2,inf)", "(1,4]", "[3,5);[1,1]", None])
+intervals = st.sampled_from(["[0,inf)", "[2,inf)", "(1,4]", "[1,1];[3,5)", None])
 
 
 @settings(max_examples=100, deadline=None)

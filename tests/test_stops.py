@@ -25,7 +25,6 @@ from test_trainer import OPTIONS, assert_same, run
 import recbole_pos
 from recbole_pos import files
 from recbole_pos.cli.main import main
-from recbole_pos.data.item_vectors import KEPT
 from recbole_pos.errors import Interrupted, StorageError, UsageError
 from recbole_pos.experiment import checkpoint
 from recbole_pos.experiment.folder import RunFolder, read_result
@@ -176,7 +175,6 @@ def test_no_file_that_a_killed_run_was_writing_stays(tmp_path: Path) -> None:
     written = [run.config, run.metrics, run.checkpoint, run.result, run.ranks, run.names]
     for file in (*written, run.vectors, run.vectors.with_suffix(".txt"), tmp_path / "other"):
         (tmp_path / f".{file.name}.0a1b2c3d.tmp").touch()
-    (tmp_path / f".{KEPT}.tmp").touch()
     with run.locked():
         assert [p.name for p in tmp_path.glob(".*")] == [".other.0a1b2c3d.tmp"]
 

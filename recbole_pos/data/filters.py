@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
-from pandas.api.types import union_categoricals
+import pandas as pd
 
 from recbole_pos.data.loading import Tables, key_fields
 from recbole_pos.data.splits import filter_sessions
 from recbole_pos.errors import UsageError
 from recbole_pos.values import Options, listed, shown
 
-# The intervals in an option such as "[5,inf);(0,2]": left bracket, low, high, right bracket.
-Intervals = list[tuple[str, float, float, str]]
+_ENTITIES = ("user", "item")
+# The intervals in an option such as "[5,inf);(0,2]": low, high, and which of these is included.
+Intervals = list[tuple[float, float, Literal["both", "neither", "left", "right"]]]
+_INCLUSIVE: dict[str, Any] = {"[]": "both", "()": "neither", "[)": "left", "(]": "right"}
 
 
 def filter_rows(tables: Tables, config: Options) -> Tables:
@@ -128,13 +131,12 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items.
     """
-    # Least numbers of interactions; 1 leaves nothing out.
+    # Least numbers of interactions of a session, which is a user here, and of an item.
     minimums = {"session": 1, "item": 1, **(config["session_filter"] or {})}
     if len(minimums) > 2:  # the option has another key
         raise UsageError(f"session_filter: expected session and item, found {', '.join(minimums)}")
     if max(minimums.values()) > 1:
         before, keys = tables.inter, key_fields(config)
-        # ``filter_sessions`` returns the interactions that are left. A session is a user here.
         left = filter_sessions(
             before, keys["user"], keys["item"], minimums["session"], minimums["item"]
         )
@@ -142,8 +144,9 @@ def filter_by_counts(tables: Tables, config: Options) -> Tables:
         for name, key in keys.items():
             table = tables.by_name().get(name)
             if table is not None:
-                dropped = set(before[key].unique()) - set(left[key].unique())
-                tables = tables.keep(name, ~table[key].isin(dropped).to_numpy())
+                is_dropped = table[key].isin(before[key].unique())
+                is_dropped &= ~table[key].isin(left[key].unique())
+                tables = tables.keep(name, ~is_dropped.to_numpy())
         tables = replace(tables, inter=left)
     # Then by the two options of intervals, as often as it takes until all counts are within them.
     return _keep_counts_within(tables, config)
@@ -154,7 +157,8 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
 
     The intervals are the options ``user_inter_num_interval`` and ``item_inter_num_interval``. To
     leave out a user lowers the counts of items, and the other way round, so this repeats until all
-    that are left are within the intervals. The same rows are left as by RecBole.
+    that are left are within the intervals. The same rows are left as by RecBole, which takes the
+    first of several intervals for the lowest.
 
     Args:
         tables: tables of names as categories, of which those of users and items may be None.
@@ -163,51 +167,43 @@ def _keep_counts_within(tables: Tables, config: Options) -> Tables:
     Returns:
         The tables without these users and items; as they are if both options are None.
     """
-    options = ("user_inter_num_interval", "item_inter_num_interval")
-    allowed = [parse_intervals(config[option]) for option in options]
-    if allowed == [None, None]:
+    allowed = {name: parse_intervals(config[f"{name}_inter_num_interval"]) for name in _ENTITIES}
+    if not any(allowed.values()):
         return tables
 
-    # Number the names of users, and those of items. Each list has two entries, users and items:
-    # the number (code) of the name in each interaction; in each row of their table, if there is
-    # one; and for each code whether the name has a row in that table that is not left out yet.
-    inter_codes, table_codes, has_row = [], [], []
-    for name, key in key_fields(config).items():
-        columns = [tables.inter[key]]
-        if name in tables.by_name():
-            columns.append(tables.by_name()[name][key])
-        names = union_categoricals(columns)
-        in_interactions, in_table = np.split(names.codes, [len(tables.inter)])
-        inter_codes.append(in_interactions)
-        table_codes.append(in_table)
-        has_row.append(np.isin(np.arange(len(names.categories)), in_table))
+    # Of users and of items: the names, and for each interaction that is left the number (code) of
+    # its name. ``is_left_out`` says for each name whether its count was wrong in some round.
+    columns = {name: tables.inter[key].cat for name, key in key_fields(config).items()}
+    names = {name: column.categories for name, column in columns.items()}
+    codes = {name: column.codes.to_numpy() for name, column in columns.items()}
+    is_left_out = {name: np.zeros(len(names[name]), dtype=bool) for name in _ENTITIES}
 
-    # Each round takes away the interactions of users and items whose count is wrong, among those
-    # that are left (``inter_codes``), until no count is wrong.
+    # Each round leaves out all interactions of the users and items whose count is wrong now.
     is_kept = np.ones(len(tables.inter), dtype=bool)
     while True:
-        num_wrong = 0
-        is_dropped = np.zeros(len(inter_codes[0]), dtype=bool)
-        for codes, is_listed, intervals in zip(inter_codes, has_row, allowed, strict=True):
-            counts = np.bincount(codes, minlength=len(is_listed))
-            is_wrong = (counts > 0) & ~_is_within(counts, intervals)
-            # A user or item with a row in its table but no interaction (its count is 0) is left
-            # out, as in RecBole, if 0 is below the first interval.
-            if intervals:
-                _, lowest, _, _ = intervals[0]
-                is_wrong |= is_listed & (counts < lowest)
-            is_listed &= ~is_wrong  # in place, so ``has_row`` changes
-            is_dropped |= is_wrong[codes]
-            num_wrong += is_wrong.sum()
-        if num_wrong == 0:
+        is_dropped = np.zeros(len(codes["user"]), dtype=bool)
+        for name in _ENTITIES:
+            counts = np.bincount(codes[name], minlength=len(names[name]))
+            is_wrong = (counts > 0) & ~_is_within(counts, allowed[name])
+            is_left_out[name] |= is_wrong
+            is_dropped |= is_wrong[codes[name]]
+        if not is_dropped.any():
             break
         is_kept[is_kept] = ~is_dropped
-        inter_codes = [codes[~is_dropped] for codes in inter_codes]
-
+        codes = {name: code[~is_dropped] for name, code in codes.items()}
     tables = tables.keep("inter", is_kept)
-    for name, is_listed, in_table in zip(("user", "item"), has_row, table_codes, strict=True):
-        if len(in_table):
-            tables = tables.keep(name, is_listed[in_table])
+
+    # The rows of these users and items in their own tables. Like RecBole, keep one that has no
+    # interaction if 0 is not below the lowest interval, and if its count was never wrong.
+    for name, key in key_fields(config).items():
+        table, intervals = tables.by_name().get(name), allowed[name]
+        if table is None or intervals is None:
+            continue
+        if min(low for low, _, _ in intervals) > 0:
+            is_kept = table[key].isin(names[name][np.unique(codes[name])])
+        else:
+            is_kept = ~table[key].isin(names[name][is_left_out[name]])
+        tables = tables.keep(name, is_kept.to_numpy())
     return tables
 
 
@@ -219,17 +215,17 @@ def parse_intervals(text: str | None) -> Intervals | None:
             checked this form (its type ``interval``).
 
     Returns:
-        (left bracket, low, high, right bracket) of each, such as ("[", 5.0, inf, ")"); None for
-        None.
+        (low, high, inclusive) of each, such as (5.0, inf, "left"), as pandas' ``between`` takes
+        them; None for None.
     """
     if text is None:
         return None
     # Split at semicolons; of each interval, take the brackets off and split at the comma.
-    intervals = []
+    intervals: Intervals = []
     for part in text.split(";"):
         part = part.strip()
         low, high = map(float, part[1:-1].split(","))
-        intervals.append((part[0], low, high, part[-1]))
+        intervals.append((low, high, _INCLUSIVE[part[0] + part[-1]]))
     return intervals
 
 
@@ -238,16 +234,15 @@ def _is_within(numbers: np.ndarray, intervals: Intervals | None) -> np.ndarray:
 
     Args:
         numbers: [n].
-        intervals: (left bracket, low, high, right bracket) of each; a round bracket excludes its
-            bound. None for no limits, in which all numbers are.
+        intervals: (low, high, inclusive) of each, from :func:`parse_intervals`. None for no limits,
+            in which all numbers are.
 
     Returns:
         [n] bool.
     """
-    is_within = np.full(len(numbers), not intervals)  # all True without limits, else False at first
-    for left, low, high, right in intervals or ():
-        is_above = numbers >= low if left == "[" else numbers > low
-        is_within |= is_above & (numbers <= high if right == "]" else numbers < high)
+    is_within = np.full(len(numbers), intervals is None)
+    for low, high, inclusive in intervals or ():
+        is_within |= pd.Series(numbers).between(low, high, inclusive).to_numpy()
     return is_within
 
 

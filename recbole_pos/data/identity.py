@@ -203,13 +203,14 @@ class HeldOut(NamedTuple):
     Attributes:
         interactions: those of known items, with names as they stand in the file.
         users: names of new users among them, by first appearance.
-        users_without_items: names of new users whose interactions are all of unknown items.
+        users_of_unknown_items: names of new users whose interactions are all of unknown items, so
+            that none of these is held out.
         growth: counts of all that is new.
     """
 
     interactions: pd.DataFrame
     users: np.ndarray
-    users_without_items: np.ndarray
+    users_of_unknown_items: np.ndarray
     growth: Growth
 
 
@@ -218,9 +219,9 @@ def divide_interactions(
 ) -> tuple[pd.DataFrame, HeldOut]:
     """Divide the interactions of a file into those that a model was trained on and later ones.
 
-    The training is an earlier run, after which the file has grown. Later interactions with an item
-    that the run did not know are left out, since its model has no weights for it; the other later
-    ones are held out, to be added to histories.
+    After the run that trained the model, the file has grown. A later interaction is held out, to be
+    added to histories. If the run did not know its item, it is only counted, since the model has no
+    weights for that item.
 
     Args:
         table: a row per interaction, with names as in the file.
@@ -228,32 +229,31 @@ def divide_interactions(
         user_field, item_field, time_field: names of the columns.
 
     Returns:
-        table: the interactions that the run had (training, validation and test).
-        held_out: the later ones of known items, with their users, and the numbers of all that is
-            new.
+        of_run: the rows of ``table`` that the run had (training, validation and test).
+        held_out: the later rows of known items, the names of new users, and counts of what is new.
     """
-    # Leave out interactions with unknown items (the first known name is padding). Of the others,
-    # the oldest of each user are those of the run, as many as it had.
-    has_known_item = table[item_field].isin(known.tokens[item_field][1:])
-    left_out, table = table[~has_known_item], table[has_known_item]
-    is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
-    later = spell_out(table[~is_of_run])  # with names as text instead of categories
+    # Set interactions of unknown items apart.
+    has_known_item = table[item_field].isin(known.tokens[item_field][1:])  # without padding
+    unknown, table = table[~has_known_item], table[has_known_item]
 
-    # New users are of two kinds: those with a later interaction, which is with a known item, and
-    # those of whom all interactions are left out.
-    known_users = known.tokens[user_field]
-    new_users = later.loc[~later[user_field].isin(known_users), user_field].unique()
-    left_out_users = pd.Series(left_out[user_field].astype(str).unique(), dtype=object)
-    without_items = left_out_users[~left_out_users.isin([*known_users, *new_users])].to_numpy()
+    # Of the others, the oldest ones of each user are those of the run, as many as it had. Later
+    # ones get their names as text, as categories would not fit the columns of the run.
+    is_of_run = known.find_oldest(table[user_field], table[time_field], user_field)
+    of_run, later = table.take(np.flatnonzero(is_of_run)), spell_out(table[~is_of_run])
+
+    # New users, who are in no interaction of the run: those with a later interaction of a known
+    # item, and those with interactions of unknown items only.
+    users = pd.Index(later[user_field].unique()).difference(known.tokens[user_field], sort=False)
+    others = pd.Index(unknown[user_field].astype(str).unique())
+    others = others.difference([*known.tokens[user_field], *users], sort=False)
 
     growth = Growth(
-        users=len(new_users) + len(without_items),
+        users=len(users) + len(others),
         events=len(later),
-        items=left_out[item_field].nunique(),
-        skipped=len(left_out),
+        items=unknown[item_field].nunique(),
+        skipped=len(unknown),
     )
-    held_out = HeldOut(later, new_users, without_items, growth)
-    return table.take(np.flatnonzero(is_of_run)), held_out
+    return of_run, HeldOut(later, users.to_numpy(), others.to_numpy(), growth)
 
 
 def keep_known_rows(table: pd.DataFrame, key: str, known: Vocabulary) -> pd.DataFrame:

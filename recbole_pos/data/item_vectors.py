@@ -6,7 +6,6 @@ of known items, once.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.lib.format import open_memmap
+from numpy.lib.format import header_data_from_array_1_0, open_memmap, write_array_header_1_0
 from pyarrow import compute
 
 from recbole_pos.data.atomic_files import is_list_type
 from recbole_pos.errors import UsageError
-from recbole_pos.files import TemporaryFolder, digest_file, name_write_errors, write_text
+from recbole_pos.files import TemporaryFolder, atomic_write, digest_file, write_text
 from recbole_pos.values import short, shown
 
 KEPT = "item_vectors.npy"  # name of the file of vectors in the folder of a run
@@ -169,7 +168,7 @@ def _read_lists(
 
 
 def read_vectors(
-    source: str | Path, names: np.ndarray, item_field: str, out: Path | None = None
+    source: str | Path, names: np.ndarray, item_field: str
 ) -> tuple[np.ndarray, list[str]]:
     """Read the vectors of a dataset's items from a file, and put them in the order of ids.
 
@@ -177,7 +176,6 @@ def read_vectors(
         source: the file, .npy or .parquet, which the option ``item_vectors`` names.
         names: [n] names of items by id; the first is padding.
         item_field: name of the column of names, in parquet.
-        out: a .npy file to write the vectors to, which are then mapped; in memory if None.
 
     Returns:
         vectors: [n, size] float32, zeros for padding and for items that the file does not have.
@@ -187,20 +185,8 @@ def read_vectors(
         UsageError: if the file cannot be read, a number is not finite, or no item has a vector.
     """
     file = open_vectors(source, item_field)
-    shape = len(names), file.size
-    vectors: np.ndarray
-    if out is None:
-        vectors = np.zeros(shape, np.float32)
-    else:
-        vectors = open_memmap(out, "w+", np.float32, shape)
-        # Reserve the space now: if the disk were full later, writing to the map would end the
-        # process without a message.
-        if hasattr(os, "posix_fallocate"):
-            with open(out, "r+b") as opened:
-                os.posix_fallocate(opened.fileno(), 0, out.stat().st_size)
-    # ``_copy_vectors`` fills ``vectors`` and returns how many items have one. Then count names of
-    # the file that are no items, for the notice.
-    num_found = _copy_vectors(file, names, vectors)
+    vectors = np.zeros((len(names), file.size), np.float32)
+    num_found = _copy_vectors(file, names, vectors)  # number of items that have a vector
     num_items = len(names) - 1
     num_unknown = int((~file.names.isin(names[1:]) & (file.names != "[PAD]")).sum())
     if num_found == num_items and not num_unknown:
@@ -293,20 +279,17 @@ def keep_vectors(source: Any, names: np.ndarray, item_field: str, folder: Path) 
         item_field: name of the column of names, in parquet.
         folder: folder of the run.
     """
-    # KEPT is item_vectors.npy.
-    file = folder / KEPT
+    file = folder / KEPT  # item_vectors.npy
     if make_absolute(source) == str(file.resolve()):  # a resumed run reads its own file
         return
-    # Written under another name first, so that a file of the final name is always whole. An error
-    # of writing, such as a full disk, is reported with the final name (``name_write_errors``).
-    part = folder / f".{KEPT}.tmp"
-    try:
-        with name_write_errors(file):
-            read_vectors(source, names, item_field, part)
-            write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
-            os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    # The names are written first: a run that is killed in between has no file of vectors, and reads
+    # ``source`` again when it is resumed.
+    vectors, _ = read_vectors(source, names, item_field)
+    write_text(file.with_suffix(".txt"), "".join(f"{name}\n" for name in names))
+    with atomic_write(file, text=False) as opened:
+        # As ``np.save`` does; but that bypasses the buffer, and hides the reason of a failed write.
+        write_array_header_1_0(opened, header_data_from_array_1_0(vectors))
+        opened.write(vectors)
 
 
 def to_file(value: Any) -> Any:

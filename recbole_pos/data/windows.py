@@ -261,8 +261,8 @@ class WindowGatherer:
         host_lengths = self.windows.lengths[batch]
         num_inputs = int(host_lengths.sum())
 
-        # Inputs of a window are the rows ``start`` to ``end`` of the log, ``end`` excluded; those of
-        # all windows are put one after the other.
+        # Inputs of a window are the rows from ``start`` up to ``end`` of the log, ``end`` excluded.
+        # Those of all windows follow each other.
         start, end = self.start[numbers], self.end[numbers]
         lengths = end - start
         rows = concatenate_ranges(start, lengths, num_inputs)

@@ -163,7 +163,7 @@ class Recommender(FittedModel):
         folder = find_run_folder(run_dir)
         if held_out is None:
             return cls(experiment, Growth(), folder=folder)
-        trained = cls(experiment, held_out.growth, held_out.users_without_items, folder)
+        trained = cls(experiment, held_out.growth, held_out.users_of_unknown_items, folder)
         if trained.by_user:  # new users get the most popular items, too
             trained.unknown_users = dict.fromkeys([*held_out.users, *trained.unknown_users])
         return trained
