@@ -194,19 +194,6 @@ def test_fit_equals_run(fitted: rp.Recommender, tmp_path: Path) -> None:
     assert len(every) == 3 * 60
 
 
-def test_own_metrics(fitted: rp.Recommender) -> None:
-    def reciprocal(ranks: np.ndarray) -> float:
-        return np.where(ranks <= 5, 1 / ranks, 0).mean()
-
-    found = fitted.evaluate([reciprocal, "MRR"], topk=5)
-    assert found["test"]["reciprocal"] == pytest.approx(found["test"]["mrr@5"], abs=1e-4)
-    assert found.attrs["part"] == "test" and found.attrs["test_targets"] == 49
-    with pytest.raises(UsageError, match="^metrics: "):  # ranks are those of the test
-        fitted.evaluate(reciprocal, part="valid")
-    with pytest.raises(UsageError, match="^metrics: .* different names, found two <lambda>"):
-        fitted.evaluate([lambda ranks: ranks.min(), lambda ranks: ranks.max()])
-
-
 def test_it_needs_nothing_of_where_it_was_trained(fitted: rp.Recommender, tmp_path: Path) -> None:
     expected = fitted.recommend(["u5", "u7"], k=4)
     fitted.save(tmp_path / "live")

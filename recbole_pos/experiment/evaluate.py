@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ from recbole_pos.experiment.run import load, load_config
 from recbole_pos.values import check_choice
 
 PARTS = ("test", "valid")
-RankMetric = Callable[[np.ndarray], float]
 
 
 def evaluate(
     run_dir: str | Path,
-    metrics: str | RankMetric | Sequence[str | RankMetric] | None = None,
+    metrics: str | Sequence[str] | None = None,
     topk: int | Sequence[int] | None = None,
     part: str = "test",
     mask_history: bool | None = None,
@@ -49,8 +48,7 @@ def evaluate(
 
     Args:
         run_dir: the folder of a run.
-        metrics: names such as NDCG; those of the run if None. A function is a metric of the test
-            targets' ranks ([targets] int64, 1 for the first), under its own name.
+        metrics: names such as NDCG; those of the run if None.
         topk: cutoffs; those of the run if None.
         part: test or valid.
         mask_history: whether items of a user's past are left out; as in the run if None.
@@ -70,26 +68,9 @@ def evaluate(
     check_choice("part", part, PARTS)
     folder = RunFolder(run_dir).require()
 
-    requested = as_list(metrics)
-    names = [metric for metric in requested if not callable(metric)]
-    functions = [metric for metric in requested if callable(metric)]
+    # The options of the run, with the metrics that are asked for.
     trained = load_config(folder)
-    ranks = _read_final_ranks(folder, trained) if part == "test" else None
-
-    # Functions get the ranks that the run has kept, counted from 1.
-    custom_values: dict[str, float] = {}
-    if functions:
-        if ranks is None or mask_history is not None:
-            raise UsageError(
-                "metrics: a function takes the test ranks that a finished run keeps; leave part "
-                f"and mask_history out, or {folder.how_to_finish}"
-            )
-        custom_values = _compute_custom_metrics(functions, ranks + 1)
-        if not names:
-            return custom_values
-
-    # Names are metrics of RecBole's evaluator. The kept ranks give them, where these suffice.
-    names = trained["metrics"] if metrics is None else names
+    names = trained["metrics"] if metrics is None else as_list(metrics)
     cutoffs = trained["topk"] if topk is None else as_list(topk)
     options = _make_metric_options(names, cutoffs)
     if mask_history is not None:
@@ -97,8 +78,12 @@ def evaluate(
     if data_path is not None:
         options["data_path"] = str(data_path)
     config = load_config(folder, options)
-    if ranks is not None and _follow_from_ranks(trained, config):
-        return _compute_metrics(ranks, config) | custom_values
+
+    # The ranks of a finished run are those of its best weights.
+    if part == "test" and folder.ranks.is_file() and not is_unfinished(folder):
+        if _follow_from_ranks(trained, config):
+            ranks = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
+            return _compute_metrics(ranks, config)
 
     # Else the best weights are evaluated again.
     try:
@@ -112,7 +97,7 @@ def evaluate(
     values = experiment.trainer.evaluate(experiment.loaders[part])
     if values is None:  # the split has no such part
         raise UsageError(f"part: this split of {folder.path} has no {part} targets")
-    return values | custom_values
+    return values
 
 
 def describe_evaluation(
@@ -171,22 +156,6 @@ def _make_metric_options(metrics: list[Any], cutoffs: list[Any]) -> dict[str, An
     return options
 
 
-def _compute_custom_metrics(functions: list[RankMetric], ranks: np.ndarray) -> dict[str, float]:
-    """Return the value of each custom metric by the name of its function.
-
-    Args:
-        functions: custom metrics, each a function of the ranks.
-        ranks: [targets] int64 ranks of the test targets, 1 for the first.
-    """
-    values = {}
-    for function in functions:
-        name = getattr(function, "__name__", type(function).__name__)
-        if name in values:
-            raise UsageError(f"metrics: expected functions with different names, found two {name}")
-        values[name] = float(function(ranks))
-    return values
-
-
 def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
     """Return whether requested metrics can be computed from the ranks that a run has kept.
 
@@ -194,40 +163,20 @@ def _follow_from_ranks(trained: PosConfig, config: PosConfig) -> bool:
         trained: configuration of the run that has kept the ranks.
         config: configuration with the requested metrics, cutoffs and masking of seen items.
     """
+    # A metric of ranks, such as NDCG, needs nothing but the hits among the best items, which
+    # RecBole calls TOPK. ``metric_information`` is RecBole's table of what each metric needs.
     metrics = [str(name).lower() for name in config["metrics"]]
-    # RecBole computes metrics of ranks, such as NDCG, from the data TOPK only (the hits among the
-    # best items); its ``metric_information`` has the data that each metric needs.
     has_rank_metrics = all(metric_information[name] == [TOPK] for name in metrics)
-    # Only the dataset tells whether a larger cutoff is above the number of items.
-    has_known_cutoff = max(config["topk"]) <= max(trained["topk"])
+
+    # A cutoff must not be larger than the number of items. Those of the run are known not to be;
+    # to check a larger one, the dataset must be read.
+    has_checked_cutoffs = max(config["topk"]) <= max(trained["topk"])
     ranks_same_items = masks_history(trained) == masks_history(config)
-    return has_rank_metrics and has_known_cutoff and ranks_same_items
-
-
-def _read_final_ranks(folder: RunFolder, trained: PosConfig) -> np.ndarray | None:
-    """Return the test ranks that a run has kept, if they are those of its best weights.
-
-    Args:
-        folder: folder of the run.
-        trained: its configuration.
-
-    Returns:
-        [targets] int64, 0 for the first. None if the run has kept none, was resumed since and not
-        tested again, or if its ranks do not give the metrics in its ``result.json``.
-    """
-    if not (folder.ranks.is_file() and folder.result.is_file()) or is_unfinished(folder):
-        return None
-    ranks = pd.read_parquet(folder.ranks, columns=["rank"])["rank"].to_numpy()
-
-    # The file of ranks may be of another test: then its metrics are not those of the result.
-    reported = read_result(folder).test or {}
-    values = _compute_metrics(ranks, trained)
-    is_same_test = all(reported.get(name) == value for name, value in values.items())
-    return ranks if is_same_test else None
+    return has_rank_metrics and has_checked_cutoffs and ranks_same_items
 
 
 def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
-    """Compute those metrics of a configuration that follow from ranks.
+    """Compute the metrics of a configuration, all of which are metrics of ranks.
 
     Args:
         ranks: [targets] rank of each target, 0 for the first.
@@ -244,10 +193,8 @@ def _compute_metrics(ranks: np.ndarray, config: PosConfig) -> dict[str, float]:
     rows = np.flatnonzero(ranks < cutoff)
     hits[rows, ranks[rows]] = 1
 
-    # RecBole's evaluator reads the hits under the name TOPK. Metrics that need other data, by its
-    # table ``metric_information``, are left out.
+    # RecBole's evaluator reads the hits under the name TOPK.
     struct = DataStruct()
     struct.set(TOPK, hits)
-    evaluator = Evaluator(config)
-    evaluator.metrics = [name for name in evaluator.metrics if metric_information[name] == [TOPK]]
-    return {name: float(value) for name, value in evaluator.evaluate(struct).items()}
+    values = Evaluator(config).evaluate(struct)
+    return {name: float(value) for name, value in values.items()}

@@ -32,23 +32,31 @@ from recbole_pos.model.base import PosRecommender
 from recbole_pos.reporter import Reporter, Task
 from recbole_pos.values import SECONDS, Options
 
-TOPK = "rec.topk"  # name in RecBole's collector
+# Names of data that an evaluation collects, beside RANK, EVENT, ITEMS and DATASET. RecBole's TOPK
+# says which of the best items of a row is its target: [rows, k + 1] of 0 and 1.
+TOPK = "rec.topk"
 _FULL_ROWS = ("rec.meanrank", "rec.score", "data.label")  # data of metrics that need all scores
+_ROWS = (TOPK, ITEMS, RANK, EVENT, "rec.meanrank", "rec.score")  # data with a row for each target
 
 
 class EvaluatingTrainer(Trainer):
     """The part of a trainer that evaluates.
 
+    RecBole's loop over batches, ``Trainer.evaluate``, calls :meth:`_full_sort_batch_eval` for the
+    scores of each batch, and the ``eval_collector`` with these scores.
+
     Attributes:
         reporter: reporter of the run; a new one for each evaluation if None.
         best_weights: the weights to evaluate with, if they are in memory.
         loaded_from: of a loaded model, the checkpoint that has them.
+        eval_log: all interactions, among which are the targets of the current evaluation.
         task: progress of the current evaluation.
     """
 
     reporter: Reporter | None
     best_weights: dict[str, Any] | None
     loaded_from: Path | None = None
+    eval_log: Any
     task = Task("evaluation")
 
     def evaluate(
@@ -62,9 +70,8 @@ class EvaluatingTrainer(Trainer):
 
         Args:
             eval_data: loader of the phase.
-            load_best_model: whether the best weights are loaded first: those in ``model_file``; if
-                None, those in memory; if there are none, those in the checkpoint of the run.
-            model_file: a checkpoint.
+            load_best_model: whether the best weights are loaded first, see ``_load_best_weights``.
+            model_file: a checkpoint with the best weights, if they are not those of this trainer.
             show_progress: whether a progress bar is shown, unless the trainer has a reporter.
 
         Returns:
@@ -72,32 +79,42 @@ class EvaluatingTrainer(Trainer):
         """
         if not eval_data:
             return None
-
-        # The weights to evaluate with. ``loaded_from`` is the checkpoint of a model that was
-        # loaded, ``saved_model_file`` the one that a training writes.
         if load_best_model:
-            if model_file is not None or self.best_weights is None:
-                load_best(self.model, model_file or self.loaded_from or self.saved_model_file)
-            else:
-                self.load_weights(self.best_weights)
+            self._load_best_weights(model_file)
 
-        # RecBole's loop over the batches calls back ``_full_sort_batch_eval`` and the collector,
-        # which read the log and the dataset of this phase.
+        # What the methods that RecBole's loop calls need to know of this evaluation: the dataset of
+        # the phase and, in the test only, that the rank of every target is asked for.
         dataset = eval_data._dataset
-        phase = dataset.phase
-        reporter = self.reporter or Reporter(show_progress)
         self.eval_log = dataset.log
         self.eval_collector.dataset = dataset
-        self.eval_collector.keeps_ranks = phase == PHASES[-1]  # in the test only
+        self.eval_collector.keeps_ranks = dataset.phase == PHASES[-1]
+
         # A model of this package computes its item vectors once for all batches (shared_items).
         is_native = isinstance(self.model, PosRecommender)
+        reporter = self.reporter or Reporter(show_progress)
+        title = f"evaluation ({dataset.phase})"
         with (
             torch.inference_mode(),
             self.model.shared_items() if is_native else nullcontext(),
-            reporter.task(f"evaluation ({phase})", len(eval_data), show_progress) as self.task,
+            reporter.task(title, len(eval_data), show_progress) as self.task,
         ):
             metrics = super().evaluate(eval_data, load_best_model=False)
         return {metric: float(value) for metric, value in metrics.items()}  # GAUC is a numpy float
+
+    def _load_best_weights(self, file: str | None) -> None:
+        """Put the best weights into the model.
+
+        They are in a file, if one is given, or else in memory. A loaded model that was not trained
+        further has none in memory: then they are in the checkpoint that it was loaded from
+        (``loaded_from``), or else in the one that this trainer writes (``saved_model_file``).
+
+        Args:
+            file: a checkpoint, or None.
+        """
+        if file is None and self.best_weights is not None:
+            self.load_weights(self.best_weights)
+        else:
+            load_best(self.model, file or self.loaded_from or self.saved_model_file)
 
     @property
     def part_size(self) -> int | None:
@@ -119,49 +136,52 @@ class EvaluatingTrainer(Trainer):
         """Score a batch of examples; argument and return value are those of RecBole's method.
 
         Args:
-            batched_data: the examples as an Interaction, None (RecBole's seen items, which are
-                found here instead), and the targets: ``positive_u``, the numbers of their examples,
-                one target each, and ``positive_i``, their items.
+            batched_data: four values of RecBole's: the examples, an Interaction of b rows; None, in
+                the place of seen items, which are found here; and the target of each example, as
+                the number of its row ([b] from 0 on) and its item ([b] ids).
 
         Returns:
-            The examples, their scores (-inf for items that are not ranked; :class:`RowScores` for
-            a large catalogue), and the targets as they came.
+            The same four, with scores in place of None: [b, items], -inf for items that are not
+            ranked, or :class:`RowScores` for a large catalogue.
         """
-        # Seen items are not ranked if an option says so: ``excluded``, pairs of example and item.
-        # The column TARGET_EVENT says which interaction of the log is the target of an example.
         self.task.advance()
-        interaction, _, positive_u, positive_i = batched_data
-        excluded: Any = None
+        interaction, _, target_rows, target_items = batched_data
+
+        # Pairs of a row and a seen item that are not ranked, as two tensors: rows and items. They
+        # are found by the target of each row, which TARGET_EVENT names by its index in the log.
+        excluded: tuple[Tensor, Tensor] | None = None
         if masks_history(self.config):
-            repeated_targets = self.config["repeated_targets"]
             excluded = find_excluded_items(
-                self.eval_log, interaction[TARGET_EVENT], positive_i, repeated_targets
+                self.eval_log,
+                interaction[TARGET_EVENT],
+                target_items,
+                self.config["repeated_targets"],
             )
 
-        # A large catalogue is scored part by part, only when the collector asks for it.
+        # A large catalogue is scored part by part, only when the collector asks for it. A score is
+        # the product of a state and an item's vector (``products``). Id 0 is padding.
         if self.part_size:
             if excluded is not None:
-                excluded = tuple(index.to(self.device) for index in excluded)
+                rows, items = excluded
+                excluded = rows.to(self.device), items.to(self.device)
             states = self.model.compute_states(interaction.to(self.device))
             vectors = self.model.item_vectors()
-            items = torch.arange(1, len(vectors), device=vectors.device)  # 0 is padding
-            # ``products`` of states, vectors and ids returns the scores of these items.
             score = functools.partial(catalogue.products, states, vectors)
-            return interaction, RowScores(score, items, excluded), positive_u, positive_i
+            ids = torch.arange(1, len(vectors), device=vectors.device)
+            return interaction, RowScores(score, ids, excluded), target_rows, target_items
 
-        # Else all items at once.
+        # Else all items at once. ``tot_item_num`` is RecBole's name for the number of items,
+        # padding included; ``require_scores`` refuses a matrix of another shape.
         try:
             found = self.model.full_sort_predict(interaction.to(self.device))
-        except NotImplementedError:  # RecBole scores the pairs of rows and items by ``predict``
-            return super()._full_sort_batch_eval((interaction, excluded, positive_u, positive_i))
-        # ``require_scores`` checks that there is a score for each row and item; ``tot_item_num`` is
-        # RecBole's name for the number of items, padding included.
-        shape = len(interaction), self.tot_item_num
-        row_scores = catalogue.require_scores(found, *shape, self.model)
-        row_scores[:, 0] = -torch.inf  # padding is no item
+        except NotImplementedError:
+            # A model that scores given pairs only: RecBole's method asks it for all pairs.
+            return super()._full_sort_batch_eval((interaction, excluded, target_rows, target_items))
+        scores = catalogue.require_scores(found, len(interaction), self.tot_item_num, self.model)
+        scores[:, 0] = -torch.inf  # padding is no item
         if excluded is not None:
-            row_scores[excluded] = -torch.inf
-        return interaction, row_scores, positive_u, positive_i
+            scores[excluded] = -torch.inf
+        return interaction, scores, target_rows, target_items
 
 
 @dataclass(frozen=True)
@@ -206,40 +226,36 @@ class TargetCollector(Collector):
     matrix [rows, items] and sums its rows; here an item is a hit if it is the target.
 
     Attributes:
-        keeps_ranks: whether the rank of every target is collected, too, as metrics of one's own
-            need it in any case.
+        needs_items: whether a metric needs the best items of each row (ITEMS).
+        needs_topk: whether a metric needs to know which of these are the target (TOPK).
+        needs_ranks: whether a metric of one's own needs the rank of each target (RANK).
+        keeps_ranks: whether ranks are collected even if no metric needs them.
         dataset: the dataset of the current phase.
         last: RecBole's DataStruct of the last evaluation; None before.
     """
 
     def __init__(self, config: Options) -> None:
-        """Ask RecBole's register which data the metrics of the configuration need.
-
-        TOPK are the hits among the best items, ITEMS the best items, and RANK the ranks of targets.
-
-        Args:
-            config: configuration of the run.
-        """
+        """Note what the metrics of a configuration need, and leave only the rest to RecBole."""
         super().__init__(config)
+        # RecBole's register knows which data the metrics need, by name.
         self.needs_topk = self.register.need(TOPK)
         self.needs_items = self.register.need(ITEMS)
         self.needs_ranks = self.register.need(RANK)
-        # TOPK and ITEMS are RecBole's own names: it would collect them itself, so they are switched
-        # off, as this class collects them. RANK is a name of this package, which RecBole's
-        # collector passes over, so there is nothing to switch off.
+        # RecBole's collector would collect TOPK and ITEMS a second time, in its own way. So its
+        # register, whose attributes are these names, is told that nobody needs them. RANK is a
+        # name of this package, which RecBole's collector does not look for.
         setattr(self.register, TOPK, False)
         setattr(self.register, ITEMS, False)
-        self.keeps_ranks = False  # set by the trainer, for the test
-        self.dataset: Any = None  # of the current phase, set by the trainer
-        self.last: Any = None  # what the last evaluation has collected
+        self.keeps_ranks = False
+        self.dataset: Any = None
+        self.last: Any = None
 
     @property
     def takes_parts(self) -> bool:
         """Whether scores of a part of the items at a time suffice for all metrics."""
         # _FULL_ROWS names the data of metrics, such as GAUC, that need the scores of all items of a
-        # row at once; ``need`` tells whether a metric of the run asks for such data.
-        needs_full_rows = any(map(self.register.need, _FULL_ROWS))
-        return not needs_full_rows and (self.needs_topk or self.needs_items or self.needs_ranks)
+        # row at once.
+        return not any(self.register.need(name) for name in _FULL_ROWS)
 
     def eval_batch_collect(
         self,
@@ -296,25 +312,25 @@ class TargetCollector(Collector):
     def get_data_struct(self) -> Any:
         """Return what has been collected in an evaluation, and make ready for the next one.
 
-        RecBole clears its own data after an evaluation. The ranks of the targets (RANK) and which
-        interactions these are (EVENT), which it does not know, are cleared here.
-
         Returns:
-            RecBole's DataStruct; of several processes, with the data of all of them.
+            A copy of ``data_struct``, RecBole's store of data by name. If several processes
+            evaluate, it has the rows of all of them.
         """
-        self.last = super().get_data_struct()
-        if not current_shard().is_alone:
-            # Names with "rec." hold a row for each target; each process has those of its own.
-            collected = self.last._data_dict.items()
-            rows = {name: value for name, value in collected if name.startswith("rec.")}
-            for name, value in gather_rows(rows).items():
-                self.last.set(name, value)
-        for name in (RANK, EVENT):  # ``self.last`` is a copy, which keeps them
+        # RecBole's method copies ``data_struct``, and deletes from it the names that it knows. It
+        # does not know RANK and EVENT, which would stay for the next evaluation.
+        collected = self.last = super().get_data_struct()
+        for name in (RANK, EVENT):
             if name in self.data_struct:
                 del self.data_struct[name]
+
+        # Each of several processes has evaluated some of the targets: join their rows.
+        if not current_shard().is_alone:
+            own_rows = {name: collected.get(name) for name in _ROWS if name in collected}
+            for name, rows in gather_rows(own_rows).items():
+                collected.set(name, rows)
         if self.needs_ranks:  # metrics of one's own may read targets and attributes of items
-            self.last.set(DATASET, self.dataset)
-        return self.last
+            collected.set(DATASET, self.dataset)
+        return collected
 
 
 def collect_test_ranks(collector: TargetCollector) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from recbole_pos.conversion.convert import Dataset
 from recbole_pos.data.interactions import YEAR, counts_time
 from recbole_pos.errors import RunWarning, UsageError
 from recbole_pos.experiment.build import Experiment
-from recbole_pos.experiment.evaluate import RankMetric, describe_evaluation, evaluate
+from recbole_pos.experiment.evaluate import describe_evaluation, evaluate
 from recbole_pos.experiment.folder import (
     SEARCH,
     Result,
@@ -86,7 +86,7 @@ class FittedModel:
 
     def evaluate(
         self,
-        metrics: str | RankMetric | Sequence[str | RankMetric] | None = None,
+        metrics: str | Sequence[str] | None = None,
         topk: int | Sequence[int] | None = None,
         part: str = "test",
         mask_history: bool | None = None,
@@ -94,7 +94,7 @@ class FittedModel:
         """Compute metrics of the model on interactions that were held out from its training.
 
         Args:
-            metrics: names such as ``NDCG``, or functions of ranks; by default those of the run.
+            metrics: names such as ``NDCG``; by default those of the run.
             topk: lengths of the rankings that metrics read; by default those of the run.
             part: which held-out interactions are the targets, ``test`` or ``valid``.
             mask_history: whether seen items are no candidates; by default as in the run.
