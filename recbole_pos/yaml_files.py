@@ -1,7 +1,7 @@
 """Reads yaml files, safely where a stranger may have written them.
 
-The files under ``properties/`` are the only place of the plugin's defaults. Users' files are read
-with limits of size, and messages say the line of an error.
+The files under ``properties/`` are the only place of the plugin's defaults. Of users' files,
+messages say the line of an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -28,96 +28,28 @@ ROOT, DATASETS = (
     for name in ("properties", "dataset")
 )
 
-_MAX_VALUES, _MAX_DEPTH = 100_000, 100  # of a file
-
 
 class YamlLoader(yaml.SafeLoader):
-    """Reads a user's yaml text, and refuses what a hostile or mistaken text may hold.
+    """Reads a user's yaml text: no code, and no key twice, of which PyYAML would drop one."""
 
-    It refuses a key given twice, deep nesting, and too many values. An alias (``*name``) counts as
-    all the values that it stands for, since a few lines of aliases within aliases can fill
-    gigabytes.
-
-    Attributes:
-        depth: number of nodes that have begun and not ended.
-        sizes: node that has ended -> number of values in it.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.depth = 0
-        self.sizes: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node of the text, as SafeLoader does, unless it is too large or too deep.
-
-        A node is a value, list or mapping of the text. SafeLoader calls this method for a node and,
-        within that call, for each node in it. An alias (``*name``) is a node that stands for an
-        earlier one, and counts as all the values in that.
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Return the next mapping of the text as SafeLoader does, unless it has a key twice.
 
         Args:
-            parent: node that holds this one.
-            index: key or position in ``parent``.
+            anchor: the name that the text gives to the mapping (``&name``); None for none.
 
         Raises:
-            yaml.MarkedYAMLError: if the limits are exceeded, or a key is given twice.
+            yaml.MarkedYAMLError: with the line of the second key.
         """
-        event = self.peek_event()  # how the node begins: a value, list, mapping or alias
-        self.depth += 1
-        node = super().compose_node(parent, index) if self.depth <= _MAX_DEPTH else None
-        self.depth -= 1
-
-        # ``sizes`` has the number of values of each node that has ended, those in it counted. The
-        # node has ended, and so have all in it. An alias is a node that has its size already.
-        if node is not None and not isinstance(event, yaml.AliasEvent):
-            self.sizes[node] = 1 + sum(self.sizes[child] for child in _list_children(node))
-
-        # Two kinds of nodes have no size, and count as too large: one that is too deep, so that
-        # ``node`` is None, and an alias of a node that holds the alias itself, and has not ended.
-        if self.sizes.get(node, _MAX_VALUES + 1) > _MAX_VALUES:
-            _refuse(
-                f"more than {_MAX_VALUES:,} values, those of aliases counted, or {_MAX_DEPTH} "
-                "levels of nesting",
-                event,
-            )
+        node = super().compose_mapping_node(anchor)  # its ``value`` has (key, value) of nodes
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # other keys are refused later, by SafeLoader
+                if key.value in names:
+                    problem = f"key {shown(key.value)} is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                names.add(key.value)
         return node
-
-
-def _list_children(node: yaml.Node) -> list[yaml.Node]:
-    """Return the nodes directly within a node: elements of a list, or keys and values of a mapping.
-
-    A node is a value, list or mapping of a yaml text. PyYAML itself would accept a key that is
-    given twice, and take the later value.
-
-    Args:
-        node: the node; a single value has no nodes in it.
-
-    Raises:
-        yaml.MarkedYAMLError: if a mapping has a key twice.
-    """
-    if isinstance(node, yaml.SequenceNode):
-        return node.value
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    names = set()
-    children: list[yaml.Node] = []
-    for key, value in node.value:
-        children += [key, value]
-        if isinstance(key, yaml.ScalarNode):  # other keys are refused later, by SafeLoader
-            if key.value in names:  # _refuse raises the error, with the line of the key
-                _refuse(f"key {shown(key.value)} is given twice", key)
-            names.add(key.value)
-    return children
-
-
-def _refuse(problem: str, place: yaml.Node | yaml.Event) -> NoReturn:
-    """Raise an error about a place of a yaml text.
-
-    Args:
-        problem: what is wrong there.
-        place: a node or event, which knows its line.
-    """
-    raise yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been built without it
@@ -126,7 +58,7 @@ _Libyaml = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may have been
 class PackagedLoader(_Libyaml):  # type: ignore[misc, valid-type]
     """Reads the files of this package and of RecBole, much faster than YamlLoader, with libyaml.
 
-    Not for users' files: its messages are shorter, and deep nesting ends the process.
+    Not for users' files: its messages are shorter, and it takes a key twice.
     """
 
 
@@ -178,8 +110,7 @@ def parse_scalar(text: str, location: str) -> Any:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a yaml file, ``{}`` if the file is empty.
 
-    Files of this package are read by a faster parser; users' files by one with limits of size,
-    since they may come from strangers.
+    Files of this package are read by a faster parser; users' files by one with better messages.
 
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
@@ -292,7 +223,7 @@ def read_with_lines(path: str | Path, kind: str) -> tuple[dict[Any, Any], dict[t
     Raises:
         UsageError: naming the line, if the file cannot be read, is not yaml or holds no mapping.
     """
-    # YamlLoader reads users' files, with limits of size. ``root`` is the tree of the text.
+    # YamlLoader reads users' files. ``root`` is the tree of the text.
     content, root = _read_mapping(path, kind, YamlLoader)
     return content, {keys: f"{path}, line {line}" for keys, line in _find_lines(root)}
 

@@ -15,7 +15,7 @@ import recbole_pos
 from recbole_pos.cli.listing import get_first_paragraph, read_summary
 from recbole_pos.cli.main import main, make_parser
 from recbole_pos.cli.parser import split_options
-from recbole_pos.model.models import MODELS, RECBOLE_GENERAL, RECBOLE_SEQUENTIAL
+from recbole_pos.model.models import MODELS, RECBOLE
 from recbole_pos.position.build import describe
 from recbole_pos.position.schemes import SCHEMES, read_facts
 from recbole_pos.yaml_files import read_yaml
@@ -150,7 +150,7 @@ def test_compare_fails_if_a_run_failed(monkeypatch, capsys) -> None:
 # --- models and schemes ---
 
 LISTED = {name: get_first_paragraph(model.__doc__) for name, model in MODELS.items()}
-LISTED |= {**RECBOLE_SEQUENTIAL, **RECBOLE_GENERAL}
+LISTED |= {name: facts["text"] for name, facts in RECBOLE.items()}
 
 
 @pytest.mark.parametrize("width", [40, 200])

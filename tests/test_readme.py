@@ -27,7 +27,7 @@ from conftest import fork, run_python
 import recbole_pos
 from recbole_pos.cli.main import main
 from recbole_pos.config.posconfig import PosConfig
-from recbole_pos.model.models import MODELS, RECBOLE_GENERAL, RECBOLE_SEQUENTIAL
+from recbole_pos.model.models import MODELS, RECBOLE
 from recbole_pos.position.schemes import SCHEMES
 from recbole_pos.tuning.space import check_space, read_space
 from recbole_pos.yaml_files import ROOT as PROPERTIES
@@ -211,11 +211,10 @@ def rows(page: str | Path, section: str = "") -> Iterator[list[str]]:
 
 
 def test_recbole_models_are_counted_and_named() -> None:
-    usable = [*RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL]
-    assert f"{len(usable)} models of RecBole" in text("README.md")
+    assert f"{len(RECBOLE)} models of RecBole" in text("README.md")
     section = text("docs/models/index.md").partition("## RecBole's")[2]
     listed = re.search(r"ranking: (.*?)\.\s", section, re.S)[1]
-    assert re.split(r",\s+|\s+and\s+", listed) == usable
+    assert re.split(r",\s+|\s+and\s+", listed) == list(RECBOLE)
 
 
 def test_every_scheme_has_its_row() -> None:

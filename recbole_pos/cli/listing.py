@@ -42,9 +42,8 @@ def list_models() -> None:
     for name, registration in MODELS.added.items():
         if name not in MODELS.shipped:
             rows.append((name, registration.cls.__module__, read_summary(MODELS, name)))
-    # Of RecBole's models there is a table of name -> sentence.
-    from_recbole = {**models.RECBOLE_SEQUENTIAL, **models.RECBOLE_GENERAL}
-    rows += [(name, "RecBole", text) for name, text in from_recbole.items()]
+    # Of RecBole's models there is a table, with a sentence about each.
+    rows += [(name, "RecBole", facts["text"]) for name, facts in models.RECBOLE.items()]
     print_table(("model", "from", "what it is"), rows)
 
 

@@ -11,11 +11,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recbole_pos.errors import UsageError
-from recbole_pos.values import shown
-
-_SMALLEST_SHARE = 1e-4  # smallest share of a CPU or a GPU that Ray can count
-
 
 def _arg(default: Any, text: str, metavar: str | None = None, **extra: Any) -> Any:
     """Return a dataclass field that describes one argument of a command.
@@ -86,29 +81,6 @@ class ClusterArguments:
     cpus_per_trial: float = _arg(1, "cores of a training (1)", "N")
     gpus_per_trial: float | None = _arg(None, "GPUs of a training; 0.5 shares one (1 if any)", "N")
     verbose: bool = _arg(True, "print no progress and no results", flag="quiet")
-
-
-def require_shares(args: ClusterArguments) -> None:
-    """Raise a UsageError for numbers of trainings, CPUs or GPUs that Ray cannot provide.
-
-    Ray, which distributes trainings over machines, gives each whole GPUs (0, 1, 2, ...), or a
-    fraction of one GPU (0.5), but not 1.5.
-
-    Args:
-        args: parsed arguments; None in ``max_concurrent`` and ``gpus_per_trial`` lets this package
-            choose, and is always allowed.
-    """
-    most, cpus, gpus = args.max_concurrent, args.cpus_per_trial, args.gpus_per_trial
-    # _SMALLEST_SHARE is the smallest fraction of a CPU or a GPU that Ray can count.
-    is_share_of_gpus = gpus is None or (gpus >= 0 and gpus % 1 == 0) or _SMALLEST_SHARE <= gpus <= 1
-    # One entry for each number: its name, its value, whether it is allowed, and what would be.
-    for name, value, is_allowed, expected in (
-        ("max_concurrent", most, most is None or most >= 1, "1 or more"),
-        ("cpus_per_trial", cpus, cpus >= _SMALLEST_SHARE, "more than 0"),
-        ("gpus_per_trial", gpus, is_share_of_gpus, "a fraction or a whole number"),
-    ):
-        if not is_allowed:
-            raise UsageError(f"--{name}: expected {expected}, found {shown(value)}")
 
 
 @dataclass(frozen=True)

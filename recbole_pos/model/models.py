@@ -25,65 +25,22 @@ PARTIAL_LOSSES = ("SCE", "BCE", "gBCE", "sampled_softmax", "in_batch")
 # All values of ``loss_type`` of the plugin's models.
 LOSSES = ("CE", *PARTIAL_LOSSES)
 
-# RecBole's own models that train and evaluate through the plugin (tests/test_recbole_parity.py),
-# with a line about each: models of histories, then models of users and items without order.
-RECBOLE_SEQUENTIAL: dict[str, str] = {
-    "SASRec": "Causal self-attention over the history (Kang et al., ICDM 2018).",
-    "GRU4Rec": "A recurrent network over the history (Tan et al., DLRS 2016).",
-    "BERT4Rec": "Self-attention both ways, fills in masked interactions (Sun et al., CIKM 2019).",
-    "SRGNN": "A gated graph network over a session, read by attention (Wu et al., AAAI 2019).",
-    "NARM": "A recurrent network, its states weighted by attention (Li et al., CIKM 2017).",
-    "STAMP": "Attention by a session's mean and its last item (Liu et al., KDD 2018).",
-    "GCSAN": "SRGNN's graph network, then self-attention (Xu et al., IJCAI 2019).",
-    "FPMC": "Users by items, plus transitions from the last item (Rendle et al., WWW 2010).",
-    "SASRecF": "SASRec with attributes of items at the input (selected_features); no paper.",
-    "LightSANs": "Self-attention to a few latent interests (Fan et al., SIGIR 2021).",
-    "FEARec": "Self-attention in time and frequency, contrastive (Du et al., SIGIR 2023).",
-    "CORE": "A weighted mean of items, compared by cosine (Hou et al., SIGIR 2022).",
-    "GRU4RecF": "A recurrent network each for items and attributes (Hidasi et al., RecSys 2016).",
-    "FDSA": "Self-attention each over items and attributes (Zhang et al., IJCAI 2019).",
-    "NextItNet": "Dilated causal convolutions over the history (Yuan et al., WSDM 2019).",
-    "Caser": "Convolutions over the newest interactions and a user's vector (Tang et al., WSDM "
-    "2018).",
-    "SHAN": "Attention to the long history, then to the newest items (Ying et al., IJCAI 2018).",
-    "HGN": "Gates that choose features, then interactions, for each user (Ma et al., KDD 2019).",
-    "SINE": "A user's active interests from a large pool (Tan et al., WSDM 2021).",
-    "RepeatNet": "A recurrent network that repeats an item or not (Ren et al., AAAI 2019).",
-    "NPE": "A user's taste plus how items go together (Nguyen et al., IJCAI 2018).",
-    "FOSSIL": "Similarity of items plus a Markov chain (He et al., ICDM 2016).",
-}
-RECBOLE_GENERAL: dict[str, str] = {
-    "Pop": "The most popular items, the same for all users; without a paper.",
-    "ItemKNN": "The items most similar to those of the user (Aiolli et al., RecSys 2013).",
-    "BPR": "A vector for each user and item, from pairs of items (Rendle et al., UAI 2009).",
-}
-
-_NO_USE = "RecBole's computation does not use it"
-# Options that a model of RecBole's takes and does not read, and why not.
-RECBOLE_UNREAD: dict[str, dict[str, str]] = {
-    "BERT4Rec": {"target_events": "it learns masked interactions of every kind"},
-    "CORE": {"initializer_range": _NO_USE},
-    "FEARec": dict.fromkeys(
-        "n_heads attn_dropout_prob lmd lmd_sem fredom fredom_type std".split(), _NO_USE
-    ),
-    "FPMC": {"MAX_ITEM_LIST_LENGTH": "it knows the last item of a history only"},
-    "SINE": {"reg_loss_ratio": _NO_USE},
-}
-# Models of RecBole's with parameters for each user, which cannot score new users.
-READ_USERS = frozenset("BPR Caser FOSSIL FPMC HGN ItemKNN NPE SHAN".split())
+# RecBole's own models that run here: name -> what properties/recbole_models.yaml says of it.
+_FROM_RECBOLE = read_yaml(ROOT / "recbole_models.yaml")
+RECBOLE_SEQUENTIAL: dict[str, dict[str, Any]] = _FROM_RECBOLE["sequential"]  # models of histories
+RECBOLE_GENERAL: dict[str, dict[str, Any]] = _FROM_RECBOLE["general"]  # of users and items
+RECBOLE = {**RECBOLE_SEQUENTIAL, **RECBOLE_GENERAL}
 # Models of RecBole's that are causal: no state is made of newer interactions.
-CAUSAL_BUILTINS = "SASRec GRU4Rec SASRecF GRU4RecF FDSA".split()
-# Models of RecBole's that count, and have no parameters for gradients to change.
-_UNTRAINED_BUILTINS = ("Pop", "ItemKNN")
+CAUSAL_BUILTINS = [name for name, facts in RECBOLE.items() if facts.get("causal")]
 
 # The plugin's models and those of users (``register_model``): name -> class. One of the plugin's is
 # a class and a yaml file, properties/model/<name>.yaml. RecBole's own models are not among them.
-MODELS = Registry("model", "model", {*RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL})
+MODELS = Registry("model", "model", reserved=RECBOLE)
 
 
 def list_built_in() -> list[str]:
     """Return the names of the plugin's models and of RecBole's."""
-    return [*MODELS.shipped, *RECBOLE_SEQUENTIAL, *RECBOLE_GENERAL]
+    return [*MODELS.shipped, *RECBOLE]
 
 
 def list_runnable() -> list[str]:
@@ -105,14 +62,15 @@ def is_on_our_base(model: str) -> bool:
 def is_untrained(model: str) -> bool:
     """Return whether a model only counts, and has no parameters for gradients to change.
 
-    A class of the plugin's or of a user's says so by an attribute ``is_untrained``.
+    A class of the plugin's or of a user's (MODELS) says so by an attribute ``is_untrained``; of
+    RecBole's models a table (RECBOLE) says it.
 
     Args:
         model: name of the model.
     """
     if model in MODELS:
         return getattr(MODELS[model], "is_untrained", False)
-    return model in _UNTRAINED_BUILTINS
+    return RECBOLE[model].get("untrained", False)
 
 
 def list_kinds(model: str, model_type: Any, schemes: Iterable[str] = ()) -> set[str]:
@@ -158,11 +116,11 @@ def find_unread_options(model: str) -> Mapping[str, str]:
     Returns:
         Name of each such option -> the reason, as a sentence for the user.
     """
-    # Classes of the plugin and of users (MODELS) may have the attribute ``refuses``. The options
-    # that models of RecBole do not read are listed in ``RECBOLE_UNREAD``.
+    # Classes of the plugin and of users (MODELS) may have the attribute ``refuses``. Of RecBole's
+    # models a table (RECBOLE) has such options.
     if model in MODELS:
         return getattr(MODELS[model], "refuses", {})
-    return RECBOLE_UNREAD.get(model, {})
+    return RECBOLE[model].get("unread", {})
 
 
 def reads_users(name: str, model_class: type) -> bool:
@@ -172,8 +130,9 @@ def reads_users(name: str, model_class: type) -> bool:
         name: name of the model.
         model_class: class of the model, whose attribute ``reads_users`` decides if it has one.
     """
-    default = name in READ_USERS  # RecBole's models that do; they lack the attribute
-    return bool(getattr(model_class, "reads_users", default))
+    # a class of RecBole's lacks the attribute, and RECBOLE, a table of its models, says it
+    default = RECBOLE.get(name, {}).get("reads_users", False)
+    return getattr(model_class, "reads_users", default)
 
 
 def is_served(model: str) -> bool:

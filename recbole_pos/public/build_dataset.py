@@ -7,22 +7,19 @@ RecBole's atomic files (``.inter``, ``.item``, ``.user``), and counted against p
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from recbole_pos.config.posconfig import PosConfig
 from recbole_pos.conversion.convert import convert
-from recbole_pos.conversion.writing import belongs_to_dataset, list_dataset_files
+from recbole_pos.conversion.writing import list_dataset_files
 from recbole_pos.data.identity import count_dataset, require_counts
 from recbole_pos.errors import UsageError
 from recbole_pos.experiment.build import read_dataset
-from recbole_pos.files import digest_file, replace_folder
+from recbole_pos.files import digest_file
 from recbole_pos.public.described import PublicDataset, find_public_dataset
 from recbole_pos.public.recipes import RECIPES, Tables
 from recbole_pos.reporter import Reporter
-
-SUFFIXES = (".inter", ".item", ".user")  # RecBole's files of interactions, items and users
 
 
 def build(
@@ -65,35 +62,28 @@ def build(
     # columns with a value; an empty list is none
     filled = {name for frame in frames for name in frame if frame[name].dropna().map(bool).any()}
 
-    # Convert them in a temporary folder, then let the result replace the dataset in one step.
     # The first three columns of interactions are user, item and time, in seconds since 1970 ("s").
     user, item, time = tables.interactions.columns[:3]
-    with tempfile.TemporaryDirectory() as temporary:
-        convert(
-            tables.interactions,
-            name=name,
-            items=tables.items,
-            users=tables.users,
-            user=user,
-            item=item,
-            time=time,
-            date_format="s",
-            types={column: kind for column, kind in tables.kinds.items() if column in filled},
-            rename={user: user},  # convert would call the field of a session_id user_id
-            # further columns of interactions, such as a rating, stay in their table
-            tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
-            # any share of the rows may be unusable: the counts are compared with the published ones
-            max_lost=1,
-            data_path=temporary,
-            verbose=False,
-        )
-        # ``new_folder`` replaces ``folder`` at the end of the block. Files in the former folder are
-        # kept, but for those of the dataset.
-        with replace_folder(folder, lambda file: not belongs_to_dataset(file, name)) as new_folder:
-            for file in Path(temporary, name).iterdir():
-                if file.suffix in SUFFIXES:
-                    shutil.move(file, new_folder / file.name)
-            shutil.copyfile(public.yaml, new_folder / public.yaml.name)
+    convert(
+        tables.interactions,
+        name=name,
+        items=tables.items,
+        users=tables.users,
+        user=user,
+        item=item,
+        time=time,
+        date_format="s",
+        types={column: kind for column, kind in tables.kinds.items() if column in filled},
+        rename={user: user},  # convert would call the field of a session_id user_id
+        # further columns of interactions, such as a rating, stay in their table
+        tables=dict.fromkeys(tables.interactions.columns[3:], "inter"),
+        # any share of the rows may be unusable: the counts are compared with the published ones
+        max_lost=1,
+        data_path=data_path,
+        overwrite=overwrite,
+        verbose=False,
+    )
+    shutil.copyfile(public.yaml, folder / public.yaml.name)  # in place of the one of ``convert``
 
     # Read the new dataset as a run would, to count it; the model does not matter.
     dataset = read_dataset(PosConfig("Pop", name, None, {"data_path": str(data_path)}))

@@ -20,7 +20,6 @@ import pandas as pd
 from recbole_pos.config.arguments import (
     CompareArguments,
     list_changed,
-    require_shares,
     split_keywords,
 )
 from recbole_pos.config.checks import as_list, list_metrics
@@ -167,7 +166,6 @@ def compare(
     if config_file_list:
         base["config_files"] = [str(file) for file in config_file_list]
     allow(base.get("plugins"))
-    require_shares(args)
     reporter = Reporter(args.verbose)
     name = read_dataset_name(dataset)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_pos.config.arguments import SearchArguments, list_changed, require_shares
+from recbole_pos.config.arguments import SearchArguments, list_changed
 from recbole_pos.config.posconfig import EXTRA_KEYS, STARTS, PosConfig, merge_options
 from recbole_pos.config.sources import find_parts_by_scheme
 from recbole_pos.errors import UsageError
@@ -125,10 +125,8 @@ def check_arguments(args: SearchArguments) -> None:
         args: arguments of the search, as in the command.
 
     Raises:
-        UsageError: for an unknown searcher or scheduler, a number that is too small, or shares of
-            CPUs and GPUs that are not positive.
+        UsageError: for an unknown searcher or scheduler, or a number that is too small.
     """
-    require_shares(args)  # of CPUs and GPUs
     check_choice("--searcher", args.searcher, SEARCHERS)
     check_choice("--scheduler", args.scheduler, SCHEDULERS)
     for name, least in (("num_samples", 1), ("grace_epochs", 1), ("seed", 0)):
