@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -48,32 +49,26 @@ class Shard:
     def take(self, rows: Any, target_counts: Any = None) -> Any:
         """Return this process's rows of a batch, and count the targets in them and in the batch.
 
-        The process has every ``size``-th row from row ``rank`` on: of [a, b, c, d], process 0 of 3
-        has [a, d]. The counts, from which its share of the loss follows, are kept in
-        ``num_targets`` and ``num_batch_targets``.
+        The counts are kept in ``num_targets`` and ``num_batch_targets``, from which the process's
+        share of the loss follows (``weight``).
 
         Args:
             rows: the rows of the whole batch, an array or a tensor.
             target_counts: number of items to predict in each row, as long as ``rows``; one each by
                 default.
         """
-        if self.is_alone:  # the run has one process, which has all rows
-            return rows
-        # ``size`` is the number of processes, and ``rank`` that of this one. Count before a process
-        # without a row gets one that does not count (``take_rows``).
-        if target_counts is None:
-            self.num_batch_targets = len(rows)
-            self.num_targets = len(rows[self.rank :: self.size])
-        else:
-            self.num_batch_targets = int(target_counts.sum())
-            self.num_targets = int(target_counts[self.rank :: self.size].sum())
+        counts = np.ones(len(rows), dtype=int) if target_counts is None else target_counts
+        self.num_batch_targets = int(counts.sum())
+        # this process has the rows rank, rank + size, rank + 2 * size, ...
+        self.num_targets = int(counts[self.rank :: self.size].sum())
         return self.take_rows(rows)
 
     def take_rows(self, rows: Any) -> Any:
         """Return this process's rows of a batch: every ``size``-th row from row ``rank`` on.
 
-        A process without a row gets the first one, since all processes must make the same steps;
-        its weight in the loss is 0. The numbers of targets that :meth:`take` has set stay.
+        Of [a, b, c, d], process 0 of 3 has [a, d]. A process without a row gets the first row of
+        the batch, since all processes must make the same steps. :meth:`take` counts no target for
+        it, so its ``weight`` in the loss is 0.
 
         Args:
             rows: the rows of the whole batch, an array or a tensor.
@@ -112,18 +107,20 @@ class SharedLoss:
             model: the model, which is the same in all processes.
             loss: function of this process's part of a batch that returns its loss.
         """
-        # _start_sum starts to sum gradients over all processes, and returns a future of the sum.
         self.model = model
-        # Newer versions of torch warn that ``broadcast_buffers`` is called otherwise now.
+
+        # DistributedDataParallel calls the ``forward`` of a module, so _Loss is a module whose
+        # ``forward`` returns the loss. Newer versions of torch warn that the argument
+        # ``broadcast_buffers`` will get another name; older ones know only this name.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            # It wraps a module and calls its ``forward``. _Loss is a module whose ``forward``
-            # returns the loss.
             self.parallel = DistributedDataParallel(
                 _Loss(model, loss), find_unused_parameters=True, broadcast_buffers=False
             )
-        # Without this hook DistributedDataParallel would take the mean of the processes' gradients.
-        # It is called for each bucket, the gradients of some layers, once they are computed.
+
+        # By default DistributedDataParallel takes the mean of the processes' gradients. This hook
+        # replaces the mean by a sum. It gets the gradients of some layers (a bucket) as soon as
+        # they are computed, and _start_sum returns a future of their sum over all processes.
         self.parallel.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))
 
     def __call__(self, batch: Any) -> Any:
@@ -138,10 +135,14 @@ class SharedLoss:
 
 
 class _Loss(nn.Module):
-    """A model with its loss as ``forward``, the function that DistributedDataParallel wraps."""
+    """A module whose ``forward`` returns the loss of a model.
+
+    DistributedDataParallel needs such a module: it calls ``forward``, and sums the gradients of the
+    module's parameters, which are those of the model.
+    """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
-        """Hold a model, whose parameters torch then finds, and the function that computes its loss.
+        """Keep the model and its loss, and prevent a warning of DistributedDataParallel.
 
         Args:
             model: the model.
@@ -149,9 +150,11 @@ class _Loss(nn.Module):
         """
         super().__init__()
         self.model, self.loss = model, loss
-        # SharedLoss sets find_unused_parameters, of which torch warns if every parameter is used.
-        # On a CPU an unused one is added, which prevents the warning. On a GPU that would cost a
-        # wait in every step, so the warning is hidden.
+
+        # DistributedDataParallel is told to expect parameters that a step does not use
+        # (``find_unused_parameters``), and warns if there are none. On a CPU a parameter that is
+        # never used prevents the warning. On a GPU every step would have to wait for the number of
+        # unused parameters, so that the warning is hidden there.
         if next(model.parameters()).device.type == "cpu":
             self.unused = nn.Parameter(torch.zeros(()))
         else:
@@ -177,8 +180,9 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
     """Make a loss that sees the rows of all processes, from one that compares rows of a batch.
 
     Such a loss uses, for example, the targets of other rows as negatives, and would miss those of
-    other processes. So each process gathers the hidden states of all processes, and computes the
-    same loss with the same random numbers. Gradients reach only its own states.
+    other processes. So each process gathers the rows of all processes, and computes the same loss
+    of the whole batch with the same random numbers. Its gradients reach only the process's own
+    hidden states; those of the other states are computed by the other processes.
 
     Args:
         loss: function of states [m, d], item embeddings and targets [m] that returns a scalar.
@@ -188,80 +192,38 @@ def make_global_loss(loss: Callable[..., Tensor], shard: Shard) -> Callable[...,
         A function with the arguments of ``loss``: states and targets of this process's part.
     """
 
-    def compute(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of the rows of all processes, with gradients for this process's states.
-
-        ``shard`` is this process's part of the batch, and ``loss`` the loss of any rows.
-
-        Args:
-            states: [m, d] hidden states of this process's part.
-            items: item embeddings, which all processes have.
-            targets: [m] the item to predict from each state.
-        """
-        # Tell all processes how many rows this one has, and a seed. A process without targets
-        # holds one row all the same, which does not count.
-        seed = int(torch.randint(2**62, ()))
+    def compute_global_loss(states: Tensor, items: Tensor, targets: Tensor) -> Tensor:
+        # Tell all processes how many rows this one has, and a seed. A process without targets has
+        # a row as well (``Shard.take_rows``), which is left out here.
         num_rows = len(states) if shard.num_targets else 0
+        own_states = states[:num_rows]
+        seed = int(torch.randint(2**62, ()))
         header = torch.tensor([num_rows, seed], device=states.device)
         headers = [torch.empty_like(header) for _ in range(shard.size)]
         dist.all_gather(headers, header)
-
-        # Join the rows of all processes, in their order; gradients reach only this process's rows.
-        # The loss below is that of the whole batch already, but the caller multiplies it by the
-        # weight of this process. So ``apply`` divides the gradients by that weight.
         sizes = [int(size) for size, _ in headers]
-        gathered = _GatheredRows.apply(states, sizes, shard.rank, shard.weight)
-        all_targets = torch.cat(_gather(targets, sizes))
+        first_seed = int(headers[0][1])
+
+        # Join the rows of all processes. What comes from other processes has no gradient.
+        parts = _gather(own_states.detach(), sizes)
+        parts[shard.rank] = own_states
+        all_states, all_targets = torch.cat(parts), torch.cat(_gather(targets[:num_rows], sizes))
+
+        # This loss is that of the whole batch, and so is its gradient for a state of this process.
+        # The caller multiplies the loss by ``shard.weight``, as for a loss of this part only. For
+        # the states that is taken back here. For the items it is right: all processes compute the
+        # same gradient, and the sum of their weights is 1.
+        if own_states.requires_grad:
+            own_states.register_hook(lambda gradient: gradient / shard.weight)
 
         # All processes draw the same negatives, from the seed of process 0. The random state of
         # the model itself, on CPU and GPU, is left as it was.
         devices = [states.device] if states.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(int(headers[0][1]))
-            return loss(gathered, items, all_targets)
+            torch.manual_seed(first_seed)
+            return loss(all_states, items, all_targets)
 
-    return compute
-
-
-class _GatheredRows(torch.autograd.Function):
-    """Joins the rows of all processes to one tensor; gradients reach only this process's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int, weight: float) -> Tensor:
-        """Return [total, d], the rows of all processes in the order of ranks.
-
-        Args:
-            ctx: torch's storage for ``backward``.
-            rows: [m, d] this process's rows.
-            sizes: number of rows of each process.
-            rank: number of this process.
-            weight: this process's share of the batch's targets, by which the caller will multiply
-                the loss.
-        """
-        # what ``backward`` needs: where this process's rows begin in the result, how many they are
-        # (0 for a process whose one row does not count), and how many it has passed
-        ctx.start = sum(sizes[:rank])
-        ctx.size = sizes[rank]
-        ctx.weight = weight
-        ctx.num_rows = len(rows)
-        return torch.cat(_gather(rows, sizes))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the arguments of ``forward``: that of the rows, and None thrice.
-
-        Args:
-            ctx: what ``forward`` has stored: where this process's rows begin, their number, and the
-                weight of its loss.
-            grad: [total, d] gradient of the joined rows of all processes.
-        """
-        # A process without targets holds one row all the same, which is no part of the loss.
-        if not ctx.size:
-            return grad.new_zeros(ctx.num_rows, grad.size(1)), None, None, None
-        # Every process has computed the loss of all rows, so the gradient is whole already; the
-        # caller's weight, meant for the loss of a part, is taken out again.
-        own_grad = grad[ctx.start : ctx.start + ctx.size] / ctx.weight
-        return own_grad, None, None, None
+    return compute_global_loss
 
 
 def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -271,8 +233,7 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
 
     Args:
         rows: this process's rows.
-        sizes: number of rows of each process, by its number (rank); 0 for one whose rows do not
-            count.
+        sizes: number of rows of each process, by its number (rank).
 
     Returns:
         A tensor [size, ...] for each process.
@@ -280,7 +241,7 @@ def _gather(rows: Tensor, sizes: list[int]) -> list[Tensor]:
     # Pad all to one length, since gloo sends tensors of one size only.
     longest = max(sizes)
     padded = rows.new_zeros(longest, *rows.shape[1:])
-    padded[: len(rows)].copy_(rows[:longest])  # a process of size 0 may hold a row all the same
+    padded[: len(rows)] = rows
 
     received = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(received, padded)
