@@ -33,48 +33,58 @@ def _get_model(get_model: Any, model_name: str) -> type:
 
 
 @patch_module("recbole.data.dataset")
-@patch_module("recbole.trainer")
-def _add_class(module: ModuleType) -> None:
-    """Let RecBole find the plugin's data and trainer where it looks for those of a model by name.
+def _add_datasets(module: ModuleType) -> None:
+    """Let RecBole find the plugin's data where it looks for a dataset class by a model's name."""
+    _add_class(module, "Dataset", "recbole_pos.data.recbole_view", "read_view")
 
-    For ``FPARec`` RecBole looks for ``FPARecDataset`` in ``recbole.data.dataset``, and for
-    ``FPARecTrainer`` in ``recbole.trainer``, and calls what it finds. Both modules get a
-    ``__getattr__`` that returns the plugin's if the name begins with a model that the plugin
-    serves.
+
+@patch_module("recbole.trainer")
+def _add_trainers(module: ModuleType) -> None:
+    """Let RecBole find the plugin's trainer where it looks for a trainer class by a model's name."""
+    _add_class(module, "Trainer", "recbole_pos.experiment.trainer", "PosTrainer")
+
+
+def _add_class(module: ModuleType, suffix: str, home: str, class_name: str) -> None:
+    """Add names such as ``FPARecTrainer`` to a module of RecBole, for every model of the plugin.
+
+    The module gets a function ``__getattr__``, which Python calls for names that it lacks (PEP
+    562). RecBole calls what it finds under the name, as a class or a function.
 
     Args:
-        module: one of these two modules.
+        module: the module.
+        suffix: what follows the name of the model, such as ``Trainer``.
+        home: full name of the module that has what is returned for such a name.
+        class_name: its name there.
     """
-    suffix = "Trainer" if module.__name__ == "recbole.trainer" else "Dataset"
 
     def find_class(name: str) -> Any:
-        """Return what RecBole calls for a name such as FPARecTrainer, of a model and the suffix.
-
-        The suffix is ``Trainer`` or ``Dataset``, by the module in which RecBole looks.
-        """
         from recbole_pos.model.models import is_served
 
-        # is_served: whether the plugin has the data and trainer of the model of this name
-        if not (name.endswith(suffix) and is_served(name.removesuffix(suffix))):
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-        if suffix == "Trainer":
-            return import_module("recbole_pos.experiment.trainer").PosTrainer
-        return import_module("recbole_pos.data.recbole_view").read_view
+        # Only models of which the plugin makes the data and the training are served.
+        if name.endswith(suffix) and is_served(name.removesuffix(suffix)):
+            return getattr(import_module(home), class_name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-    vars(module)["__getattr__"] = find_class  # called for names that the module lacks (PEP 562)
+    vars(module)["__getattr__"] = find_class
 
 
 @wrap_function("recbole.config.configurator", "Config._load_internal_config_dict")
 def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: str) -> None:
-    """Add the plugin's defaults to a configuration of RecBole, and check the user's options.
+    """Add the plugin's defaults to a configuration while RecBole makes it.
 
     A configuration has the defaults in ``internal_config_dict``, and what the user gave in
-    ``external_config_dict``. A model that the plugin does not serve (RecBole's own, or a custom one
-    in RecBole's form) gets only the defaults that it was registered with, and no checks.
+    ``external_config_dict``. Three kinds of configurations come here:
+
+    - of a model that the plugin does not serve (RecBole's own, or a custom one in RecBole's form):
+      it gets the defaults that the model was registered with, and is not checked;
+    - of a served model, made by this package (``PosConfig``, a subclass of RecBole's ``Config``):
+      it gets the defaults, and checks the user's options itself;
+    - of a served model, made by RecBole's ``run_recbole`` (``Config``): the user's options are
+      checked here as well.
 
     Args:
         load: RecBole's method, which fills ``self.internal_config_dict`` with its own defaults.
-        self: RecBole's Config, or a PosConfig, which merges and checks its options itself.
+        self: the configuration.
         model: name of the model.
         model_class: its class.
         dataset: name of the dataset.
@@ -90,19 +100,19 @@ def _add_defaults(load: Any, self: Any, model: str, model_class: type, dataset: 
         internal.update(own_defaults(model))
         return
 
-    # ``is_served`` told that the plugin trains the model on its own data. Its defaults depend on
-    # the position schemes and the loss, which have options of their own.
+    # The defaults depend on the position schemes and the loss, which have options of their own.
     defaults = plugin_defaults(model, options.get("position"), options.get("loss_type"))
     internal.update(defaults)
-    if type(self) is Config:  # and no PosConfig, which does this itself
-        if isinstance(options.get("eval_args"), dict):  # RecBole would drop the keys not given
+    if type(self) is Config:
+        # RecBole would replace the whole default of eval_args by the keys that are given.
+        if isinstance(options.get("eval_args"), dict):
             options["eval_args"] = {**defaults["eval_args"], **options["eval_args"]}
         _check_options(options, defaults, model)
 
-    # Models of the plugin need the time column, too, which RecBole reads only if ``load_col`` lists
-    # it. add_time_field returns that list with the column added.
-    load_col = internal.get("load_col")
-    internal["load_col"] = add_time_field({**internal, **options, "load_col": load_col})
+    # ``load_col`` lists the columns to read by default. RecBole leaves out the time, which models of
+    # the plugin need; add_time_field returns the list with it, by its name in the user's options.
+    default_columns = {"load_col": internal.get("load_col")}
+    internal["load_col"] = add_time_field({**internal, **options, **default_columns})
 
 
 def _check_options(options: dict[str, Any], defaults: dict[str, Any], model: str) -> None:
@@ -152,16 +162,17 @@ def _save_checkpoint(save: Any, self: Any, *args: Any, **options: Any) -> None:
 
 
 def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, Any]:
-    """Return the content of a checkpoint in RecBole's form, and run no code of strangers.
+    """Return the content of a checkpoint in RecBole's form, without running code of strangers.
 
-    There are two kinds of files. Those of RecBole's trainer are pickled, so reading one may run
-    code; they are read only if this process has written them, or the user trusts them. Checkpoints
-    of this package hold tensors and plain values only, and are always read.
+    There are two kinds of files. A checkpoint of this package has only tensors and plain values,
+    and is always read. One of RecBole's trainer is pickled, so that reading it may run code; it is
+    read only if this process has written it, or the user trusts it.
 
     Args:
         file: path of the checkpoint.
         trust: whether the user allows that code in the file is run.
-        device: device for the tensors of a file of RecBole's; by default where they were saved.
+        device: device for the tensors of a pickled file; by default where they were saved. Those of
+            a file of this package are on the CPU.
 
     Returns:
         ``config``, ``state_dict`` (the weights), ``other_parameter`` and so on, by name.
@@ -173,38 +184,35 @@ def _read_checkpoint(file: Any, trust: bool, device: Any = None) -> dict[str, An
 
     from recbole_pos.experiment import checkpoint
 
-    # _WRITTEN has the paths that RecBole's trainer has written in this process. The kind of a file
-    # is seen only when it is loaded. A trusted file may be one of this package (FORMAT), too, whose
-    # values still have to be brought into RecBole's form, as below.
     if trust or os.path.realpath(file) in _WRITTEN:
         state = torch.load(file, map_location=device, weights_only=False)
-        if state.get("format") != checkpoint.FORMAT:
-            return state
-    return _read_own_checkpoint(file)
+        is_of_recbole = state.get("format") != checkpoint.FORMAT  # the mark of this package's files
+        return state if is_of_recbole else _convert_to_recbole(state, file)
+    # ``load`` refuses a pickled file, and names the argument ``trust``.
+    return _convert_to_recbole(checkpoint.load(file), file)
 
 
-def _read_own_checkpoint(file: Any) -> dict[str, Any]:
+def _convert_to_recbole(state: dict[str, Any], file: Any) -> dict[str, Any]:
     """Return a checkpoint of this package in the form of one of RecBole's, with the best weights.
 
     Args:
-        file: path of the checkpoint.
+        state: content of the checkpoint.
+        file: its path.
 
     Returns:
-        What the file has, with RecBole's names added: ``config``, ``state_dict`` (the weights) and
+        The content with RecBole's names added: ``config``, ``state_dict`` (the weights) and
         ``other_parameter`` (what a model keeps beside weights, such as counts).
 
     Raises:
-        CheckpointError: if it is no such file, or of a model whose data RecBole would not split as
-            the plugin has split them.
+        CheckpointError: if RecBole would split the data of the model in another way than the run.
     """
     from recbole_pos.config.posconfig import PosConfig
     from recbole_pos.errors import CheckpointError
-    from recbole_pos.experiment import checkpoint
     from recbole_pos.model.models import is_served
     from recbole_pos.plain import from_plain
 
-    # is_served is true for models that RecBole can train with the plugin's data.
-    state = checkpoint.load(file)
+    # For a served model RecBole gets the plugin's data, and so the split of the run. Data of other
+    # models, such as RecBole's SASRec, it would read and split itself.
     config = PosConfig(config_dict=state["config"], strict=False)
     if not is_served(config["model"]):
         raise CheckpointError(
@@ -212,18 +220,17 @@ def _read_own_checkpoint(file: Any) -> dict[str, Any]:
             "RecBole does not make; load it with recbole_pos.load"
         )
 
-    # RecBole unpickles the files that these two options name, and without the options it looks for
-    # such files in its usual folder. A pickled file could run code. So the options name a path that
-    # cannot exist, since it treats the checkpoint as a folder, and nothing is unpickled.
+    # RecBole would unpickle data that it finds in its usual folder, or at these two paths; that
+    # could run code. Nothing can be found within a checkpoint, which is a file and no folder.
     for key in ("dataset_save_path", "dataloaders_save_path"):
         config[key] = os.path.join(file, "nothing")
+
     weights = state["best_weights"] or state["weights"]
-    others = from_plain(weights["other"])
     return {
         **state,
         "config": config,
         "state_dict": weights["state_dict"],
-        "other_parameter": others,
+        "other_parameter": from_plain(weights["other"]),
     }
 
 
